@@ -1,0 +1,46 @@
+# `make` prints what there is. Everything runs in .venv, which `make setup` makes from requirements.lock.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help setup check format test test-fast bench lock clean
+
+help: ## Print this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(READY) ## Make .venv with everything in it, and .venv/bin/codeq
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "codeQ needs Python 3.11 or newer; run: make PYTHON=python3.12 setup")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $(READY)
+
+check: setup ## Format, lint, types, imports, style
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest tests/tidy
+
+format: setup ## Put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: setup ## All tests
+	$(BIN)/pytest
+
+test-fast: setup ## The tests to run while working, in under a minute
+	$(BIN)/pytest -m "not slow"
+
+bench: setup ## Measure the engine against raw RocksDB in the same run
+	$(BIN)/python benchmarks/engine.py
+
+lock: setup ## Choose the newest versions and write requirements.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --generate-hashes --no-header \
+		--no-emit-index-url --no-annotate pyproject.toml -o requirements.lock
+
+clean: ## Remove what was built and measured
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache benchmarks/results
