@@ -1,0 +1,39 @@
+"""How long a failed task waits before it is tried again."""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from msgspec import Struct
+
+from codeq.domain.limits import BACKOFF_MS_MAX
+
+
+class BackoffKind(StrEnum):
+    FIXED = "fixed"
+    LINEAR = "linear"
+    EXPONENTIAL = "exponential"
+    EXP_EQUAL_JITTER = "exp_equal_jitter"
+    EXP_FULL_JITTER = "exp_full_jitter"
+
+
+class Backoff(Struct, frozen=True, array_like=True, gc=False):
+    kind: BackoffKind = BackoffKind.EXP_FULL_JITTER
+    base_ms: int = 5_000
+    max_ms: int = 900_000
+
+    def delay_ms(self, attempts: int, random: Callable[[], float]) -> int:
+        """The wait after the `attempts`-th failure (1 or more). `random` answers uniformly in [0, 1)."""
+        ceiling = min(self.max_ms, BACKOFF_MS_MAX)
+        # Doubling stops at 2**40 ms, far above any ceiling, so the power stays small whatever the attempt.
+        grown = min(self.base_ms << min(attempts - 1, 40), ceiling)
+        match self.kind:
+            case BackoffKind.FIXED:
+                return min(self.base_ms, ceiling)
+            case BackoffKind.LINEAR:
+                return min(self.base_ms * attempts, ceiling)
+            case BackoffKind.EXPONENTIAL:
+                return grown
+            case BackoffKind.EXP_EQUAL_JITTER:
+                return grown // 2 + int(random() * (grown - grown // 2 + 1))
+            case BackoffKind.EXP_FULL_JITTER:
+                return int(random() * (grown + 1))

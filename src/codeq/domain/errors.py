@@ -1,0 +1,105 @@
+"""Every error that codeQ raises on purpose, each with the code that HTTP, SDK and CLI show.
+
+CodeqError
+├── InvalidRequest           invalid               a value breaks a limit or a pattern
+│   └── IdempotencyMismatch  idempotency-mismatch  the key was used before, for another task
+├── NotFound                 not-found             no such task for this tenant
+├── Refused                                        the task is not in a state that allows the move
+│   ├── NotOwner             not-owner             another worker, or an older lease token
+│   ├── NotInProgress        not-in-progress       no lease is held on the task
+│   │   └── Cancelled        cancelled             because the task was cancelled
+│   ├── NotDead              not-dead              only dead-lettered tasks can be replayed
+│   ├── AlreadyFinal         already-final         the task has ended and cannot be cancelled
+│   ├── NotFinal             not-final             the task has not ended and cannot be purged
+│   └── StaleTask            stale-task            the task kept changing under this call
+└── StoreError
+    ├── StoreBusy            busy                  too many calls wait for the disk
+    ├── StoreFull            full                  the disk is nearly full; new tasks are refused
+    ├── StoreFailed          failed                a write or fsync failed; reopen the store
+    ├── StoreClosed          closed                the store was closed
+    ├── StoreLocked          locked                another process has the directory open
+    ├── StoreCorrupt         corrupt               the files are damaged or shorter than acknowledged
+    └── StoreMismatch        mismatch              another format version or number of shards
+"""
+
+
+class CodeqError(Exception):
+    """The root of the tree; `code` is the word that travels over the wire."""
+
+    code = "error"
+
+
+class InvalidRequest(CodeqError):
+    code = "invalid"
+
+
+class IdempotencyMismatch(InvalidRequest):
+    code = "idempotency-mismatch"
+
+
+class NotFound(CodeqError):
+    code = "not-found"
+
+
+class Refused(CodeqError):
+    code = "refused"
+
+
+class NotOwner(Refused):
+    code = "not-owner"
+
+
+class NotInProgress(Refused):
+    code = "not-in-progress"
+
+
+class Cancelled(NotInProgress):
+    code = "cancelled"
+
+
+class NotDead(Refused):
+    code = "not-dead"
+
+
+class AlreadyFinal(Refused):
+    code = "already-final"
+
+
+class NotFinal(Refused):
+    code = "not-final"
+
+
+class StaleTask(Refused):
+    code = "stale-task"
+
+
+class StoreError(CodeqError):
+    code = "store"
+
+
+class StoreBusy(StoreError):
+    code = "busy"
+
+
+class StoreFull(StoreError):
+    code = "full"
+
+
+class StoreFailed(StoreError):
+    code = "failed"
+
+
+class StoreClosed(StoreError):
+    code = "closed"
+
+
+class StoreLocked(StoreError):
+    code = "locked"
+
+
+class StoreCorrupt(StoreError):
+    code = "corrupt"
+
+
+class StoreMismatch(StoreError):
+    code = "mismatch"

@@ -1,0 +1,257 @@
+"""How a task may move. One pure function per move; nothing else in codeQ decides a status.
+
+    (new)                --enqueue-->  PENDING
+    PENDING              --promote-->  PENDING
+    PENDING              --claim-->    IN_PROGRESS
+    PENDING              --cancel-->   CANCELLED
+    IN_PROGRESS          --complete--> COMPLETED
+    IN_PROGRESS          --fail-->     FAILED
+    IN_PROGRESS          --nack-->     PENDING | FAILED
+    IN_PROGRESS          --expire-->   PENDING | FAILED
+    IN_PROGRESS          --abandon-->  PENDING | FAILED
+    IN_PROGRESS          --cancel-->   CANCELLED
+    FAILED               --replay-->   PENDING
+    COMPLETED            --purge-->    (gone)
+    FAILED               --purge-->    (gone)
+    CANCELLED            --purge-->    (gone)
+
+A heartbeat extends a lease and changes nothing else, so it is a move without an event. A task that is FAILED
+by nack, expire or abandon is dead: it stands in the dead-letter queue, and only such a task can be replayed.
+"""
+
+from typing import Final
+
+from codeq.domain.errors import AlreadyFinal, Cancelled, NotDead, NotFinal, NotInProgress, NotOwner, StaleTask
+from codeq.domain.queue import Index
+from codeq.domain.task import Body, Change, Holder, Move, Status, Task
+
+MAX_ATTEMPTS: Final = "MAX_ATTEMPTS"
+MAX_DELIVERIES: Final = "MAX_DELIVERIES"
+LEASE_EXPIRED: Final = "LEASE_EXPIRED"
+
+# Reading a member of an enum costs five times as much as reading a module's name, and moves do little else.
+_PENDING, _IN_PROGRESS, _COMPLETED, _FAILED, _CANCELLED = Status
+(_ENQUEUE, _CLAIM, _COMPLETE, _FAIL, _NACK, _EXPIRE, _ABANDON, _PROMOTE, _CANCEL, _REPLAY, _PURGE, _HEARTBEAT) = Move
+_AT_PENDING, _AT_DELAYED, _AT_IN_PROGRESS, _AT_DEAD, _AT_NONE = Index
+
+
+def enqueue(task: Task, body: Body) -> Change:
+    """Admit a task made by `new`."""
+    return Change(_ENQUEUE, None, task, body)
+
+
+def new(
+    task_id: str,
+    tenant: str,
+    command: str,
+    *,
+    now_ms: int,
+    priority: int,
+    visible_ms: int,
+    max_attempts: int,
+    max_deliveries: int,
+    payload_bytes: int,
+    trace_id: str | None,
+    backoff: object,
+    has_webhook: bool,
+) -> Task:
+    """A task that no store has seen yet."""
+    visible_ms = visible_ms if visible_ms > now_ms else 0
+    return Task(
+        task_id, tenant, command, priority, _PENDING, 0, 0, _ENQUEUE, None, now_ms, now_ms, visible_ms,
+        0, max_attempts, 0, max_deliveries, 0, None, 0, None, None, 0, 0, payload_bytes, trace_id,
+        backoff, has_webhook,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def promote(task: Task, now_ms: int) -> Change:
+    """Make a delayed task visible once its time has come."""
+    if task.status is not _PENDING or not task.visible_ms or task.visible_ms > now_ms:
+        raise StaleTask(f"task {task.id} is not due for promotion")
+    return Change(_PROMOTE, task, _moved(task, _PROMOTE, now_ms, status=_PENDING))
+
+
+def claim(task: Task, worker: str, now_ms: int, *, lease_ms: int) -> Change:
+    """Hand a visible task to a worker, under a lease token higher than any before."""
+    if task.status is not _PENDING or task.visible_ms:
+        raise StaleTask(f"task {task.id} is not ready to be claimed")
+    t = task
+    # Written out in full: this runs once per delivery and a keyword call would double its cost.
+    after = Task(
+        t.id, t.tenant, t.command, t.priority, _IN_PROGRESS, 0, t.version, _CLAIM, _PENDING, t.created_ms, now_ms, 0,
+        t.attempts, t.max_attempts, t.deliveries + 1, t.max_deliveries, t.lease_token + 1, worker, now_ms + lease_ms,
+        None, t.last_error, 0, 0, t.payload_bytes, t.trace_id, t.backoff, t.has_webhook,
+    )  # fmt: skip
+    return Change(_CLAIM, task, after)
+
+
+def heartbeat(task: Task, holder: Holder, now_ms: int, *, lease_ms: int) -> Change:
+    """Let the holder keep the task until `lease_ms` from now. Never shortens a lease, makes no event."""
+    _check_held(task, holder)
+    return Change(_HEARTBEAT, task, _extended(task, max(task.lease_until_ms, now_ms + lease_ms)))
+
+
+def complete(task: Task, holder: Holder, now_ms: int, *, keep_ms: int, result: bytes | None = None) -> Change:
+    """End the task with success."""
+    _check_held(task, holder)
+    t = task
+    # The last worker and token stay on the record: they tell a repeated submit from a late one.
+    after = Task(
+        t.id, t.tenant, t.command, t.priority, _COMPLETED, 0, t.version, _COMPLETE, _IN_PROGRESS, t.created_ms,
+        now_ms, 0, t.attempts, t.max_attempts, t.deliveries, t.max_deliveries, t.lease_token, t.worker, 0,
+        None, t.last_error, now_ms, now_ms + keep_ms, t.payload_bytes, t.trace_id, t.backoff, t.has_webhook,
+    )  # fmt: skip
+    return Change(_COMPLETE, task, after, None, result)
+
+
+def fail(task: Task, holder: Holder, now_ms: int, *, error: str, keep_ms: int, result: bytes | None = None) -> Change:
+    """End the task by the worker's verdict. It is not retried and not dead-lettered."""
+    _check_held(task, holder)
+    after = _moved(
+        task, _FAIL, now_ms, status=_FAILED, worker=task.worker, error=error, last_error=error,
+        ended_ms=now_ms, purge_ms=now_ms + keep_ms,
+    )  # fmt: skip
+    return Change(_FAIL, task, after, None, result)
+
+
+def nack(task: Task, holder: Holder, now_ms: int, *, retry_ms: int, reason: str, keep_ms: int) -> Change:
+    """Count a failed delivery: retry after `retry_ms`, or dead-letter at the limit."""
+    _check_held(task, holder)
+    return _retry_or_bury(_NACK, task, now_ms, failed=1, retry_ms=retry_ms, reason=reason, keep_ms=keep_ms)
+
+
+def expire(task: Task, now_ms: int, *, retry_ms: int, keep_ms: int) -> Change:
+    """Take the task back from a worker whose lease has run out. Counts like a nack."""
+    if task.status is not _IN_PROGRESS or task.lease_until_ms > now_ms:
+        raise StaleTask(f"the lease of task {task.id} has not expired")
+    return _retry_or_bury(_EXPIRE, task, now_ms, failed=1, retry_ms=retry_ms, reason=LEASE_EXPIRED, keep_ms=keep_ms)
+
+
+def abandon(task: Task, holder: Holder, now_ms: int, *, keep_ms: int) -> Change:
+    """Hand the task back unharmed: to the back of the queue at once, without counting an attempt."""
+    _check_held(task, holder)
+    return _retry_or_bury(_ABANDON, task, now_ms, failed=0, retry_ms=0, reason=None, keep_ms=keep_ms)
+
+
+def cancel(task: Task, now_ms: int, *, keep_ms: int) -> Change:
+    """End a task that has not ended. A worker that holds it learns so at its next call."""
+    if task.status.is_final:
+        raise AlreadyFinal(f"task {task.id} is {task.status} and cannot be cancelled")
+    after = _moved(
+        task, _CANCEL, now_ms, status=_CANCELLED, worker=task.worker,
+        ended_ms=now_ms, purge_ms=now_ms + keep_ms,
+    )  # fmt: skip
+    return Change(_CANCEL, task, after)
+
+
+def replay(task: Task, now_ms: int) -> Change:
+    """Give a dead task a fresh set of attempts. Its history and its lease tokens go on."""
+    if not task.is_dead:
+        raise NotDead(f"task {task.id} is {task.status}, not in the dead-letter queue")
+    after = _moved(task, _REPLAY, now_ms, status=_PENDING, attempts=0, deliveries=0)
+    return Change(_REPLAY, task, after)
+
+
+def purge(task: Task, now_ms: int) -> Change:
+    """Forget an ended task. The change is its last event; the record, body, result and key go away."""
+    if not task.status.is_final:
+        raise NotFinal(f"task {task.id} is {task.status} and cannot be purged")
+    after = _moved(
+        task, _PURGE, now_ms, status=task.status, worker=task.worker, error=task.error,
+        ended_ms=task.ended_ms, purge_ms=task.purge_ms,
+    )  # fmt: skip
+    return Change(_PURGE, task, after)
+
+
+def is_repeat(task: Task, holder: Holder, status: Status) -> bool:
+    """Whether a submit with this status is the one that already ended the task, sent again."""
+    ended_by_worker = task.move is _COMPLETE or task.move is _FAIL
+    return ended_by_worker and task.status is status and _is_holder(task, holder)
+
+
+def position(task: Task) -> Index:
+    """Where the task stands. Engines file tasks by this and by nothing else."""
+    status = task.status
+    if status is _IN_PROGRESS:
+        return _AT_IN_PROGRESS
+    if status is _PENDING:
+        return _AT_DELAYED if task.visible_ms else _AT_PENDING
+    return _AT_DEAD if status is _FAILED and task.is_dead else _AT_NONE
+
+
+def with_grace(task: Task, least_ms: int) -> Task:
+    """A task in progress whose lease lasts at least until then: workers could not reach a store that was down."""
+    if task.lease_until_ms >= least_ms:
+        return task
+    return _extended(task, least_ms)
+
+
+def _retry_or_bury(
+    move: Move, task: Task, now_ms: int, *, failed: int, retry_ms: int, reason: str | None, keep_ms: int
+) -> Change:
+    attempts = task.attempts + failed
+    verdict = None
+    if attempts >= task.max_attempts:
+        verdict = MAX_ATTEMPTS
+    elif task.deliveries >= task.max_deliveries:
+        verdict = MAX_DELIVERIES
+    if verdict:
+        after = _moved(
+            task, move, now_ms, status=_FAILED, attempts=attempts, worker=task.worker, error=verdict,
+            last_error=reason, ended_ms=now_ms, purge_ms=now_ms + keep_ms,
+        )  # fmt: skip
+    else:
+        visible_ms = now_ms + retry_ms if retry_ms > 0 else 0
+        after = _moved(task, move, now_ms, status=_PENDING, attempts=attempts, visible_ms=visible_ms, last_error=reason)
+    return Change(move, task, after)
+
+
+def _moved(
+    task: Task,
+    move: Move,
+    now_ms: int,
+    *,
+    status: Status,
+    visible_ms: int = 0,
+    attempts: int | None = None,
+    deliveries: int | None = None,
+    worker: str | None = None,
+    error: str | None = None,
+    last_error: str | None = None,
+    ended_ms: int = 0,
+    purge_ms: int = 0,
+) -> Task:
+    """The task after a move: what is not named here is kept if it is fixed for life, and cleared if it is not."""
+    t = task
+    return Task(
+        t.id, t.tenant, t.command, t.priority, status, 0, t.version, move, t.status, t.created_ms, now_ms, visible_ms,
+        t.attempts if attempts is None else attempts, t.max_attempts,
+        t.deliveries if deliveries is None else deliveries, t.max_deliveries,
+        t.lease_token, worker, 0, error, last_error or t.last_error, ended_ms, purge_ms,
+        t.payload_bytes, t.trace_id, t.backoff, t.has_webhook,
+    )  # fmt: skip
+
+
+def _extended(task: Task, until_ms: int) -> Task:
+    t = task
+    return Task(
+        t.id, t.tenant, t.command, t.priority, t.status, t.version, t.previous, t.move, t.status_before, t.created_ms,
+        t.updated_ms, 0, t.attempts, t.max_attempts, t.deliveries, t.max_deliveries, t.lease_token, t.worker, until_ms,
+        t.error, t.last_error, 0, 0, t.payload_bytes, t.trace_id, t.backoff, t.has_webhook,
+    )  # fmt: skip
+
+
+def _check_held(task: Task, holder: Holder) -> None:
+    if task.status is _IN_PROGRESS:
+        if not _is_holder(task, holder):
+            raise NotOwner(f"task {task.id} is leased to another worker or under a newer token")
+    elif task.status is _CANCELLED:
+        raise Cancelled(f"task {task.id} was cancelled; stop working on it")
+    elif task.status.is_final and not _is_holder(task, holder):
+        raise NotOwner(f"task {task.id} was ended by another delivery")
+    else:
+        raise NotInProgress(f"task {task.id} is {task.status}, not in progress")
+
+
+def _is_holder(task: Task, holder: Holder) -> bool:
+    return task.worker == holder.worker and (holder.token is None or holder.token == task.lease_token)

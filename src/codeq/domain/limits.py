@@ -1,0 +1,100 @@
+"""How large, how many, how long: every hard limit of codeQ, each with the reason for its number."""
+
+PAYLOAD_BYTES_MAX = 1 << 20
+"""A queue moves references, not files; one megabyte keeps a batch of claims in memory."""
+
+RESULT_BYTES_MAX = 1 << 20
+"""As for payloads: larger outcomes belong in artifacts."""
+
+BATCH_TASKS_MAX = 1000
+"""Past this a batch gains nothing: the shared fsync is already paid a thousandfold."""
+
+BATCH_BYTES_MAX = 32 << 20
+"""Payload bytes in one batch or one answer; bounds what a single call may hold in memory."""
+
+CLAIM_COMMANDS_MAX = 64
+"""A claim looks at each command's head; more commands than this are better served by several workers."""
+
+NAME_PATTERN = r"[A-Za-z0-9_.\-]{1,64}"
+"""Commands and tenants: safe in keys, URLs, metric labels and file names without escaping."""
+
+WORKER_CHARS_MAX = 256
+"""A worker is named by its token's subject; longer subjects are not names."""
+
+IDEMPOTENCY_KEY_CHARS_MAX = 255
+"""Holds a URL or three UUIDs; longer keys should be hashed by the caller."""
+
+ERROR_CHARS_MAX = 2000
+"""The head of a stack trace. It is copied into every later event of the task, so it must stay small."""
+
+WEBHOOK_CHARS_MAX = 2000
+"""What browsers and proxies accept as a URL."""
+
+TRACE_CHARS_MAX = 512
+"""The limit that W3C Trace Context sets for `tracestate`."""
+
+PRIORITY_MIN, PRIORITY_MAX = 0, 9
+"""One decimal digit, 9 first: ten tiers can be told apart by a person and looked through in one claim."""
+
+ATTEMPTS_MIN, ATTEMPTS_DEFAULT, ATTEMPTS_MAX = 1, 5, 100
+"""Five tries outlast a deploy with the default backoff; a hundred is a loop, not a retry."""
+
+DELIVERIES_DEFAULT, DELIVERIES_MAX = 100, 10_000
+"""Deliveries count abandons too; a task handed back a hundred times is going round in circles."""
+
+LEASE_MS_MIN, LEASE_MS_DEFAULT, LEASE_MS_MAX = 100, 300_000, 12 * 3_600_000
+"""Below 100 ms a lease ends before its reply arrives; twelve hours is what SQS allows, and a heartbeat extends it."""
+
+DELAY_MS_MAX = 366 * 86_400_000
+"""A year: schedules further out belong in a calendar."""
+
+BACKOFF_MS_MAX = 86_400_000
+"""A retry later than a day from now is a new task."""
+
+RETENTION_MS_DEFAULT, RETENTION_MS_MAX = 86_400_000, 366 * 86_400_000
+"""A day to fetch a result, as in the original; a year for those who keep books."""
+
+CLAIM_WAIT_MS_MAX = 30_000
+"""Shorter than the idle timeout of common proxies."""
+
+RESULT_WAIT_MS_MAX = 60_000
+"""As in the original: longer waits are better served by a webhook."""
+
+INSPECT_TASKS_MAX = 200
+"""How many due or expired tasks one claim may move first, so that no claim pays for a storm."""
+
+SWEEP_TASKS_MAX = 1000
+"""How many tasks one background sweep moves before it lets other calls in."""
+
+LIST_TASKS_MAX = 1000
+"""The longest page."""
+
+LIST_SCAN_MAX = 5000
+"""How many records one page may look at; a page that finds few says where to go on."""
+
+EVENTS_READ_MAX = 50_000
+"""Events in one read: about seven megabytes."""
+
+EVENT_SEGMENT_MAX = 256
+"""Events stored under one key: finding one event decodes at most this many."""
+
+WINDOW_TASKS_MAX = 1024
+"""Pending tasks read ahead for one queue and priority: one iterator serves eight batches of 128."""
+
+WINDOWS_TASKS_MAX = 65_536
+"""Pending tasks read ahead in all queues together: about 60 MB, whatever the backlog."""
+
+WINDOW_BODY_BYTES_MAX = 16 << 20
+"""Payload bytes kept beside them, so that a queue that keeps up is served without reading."""
+
+COMMITS_WAITING_MAX = 10_000
+"""Calls that may wait for one fsync; past this the disk is not keeping up and callers are told so."""
+
+DISK_RESERVE_BYTES = 64 << 20
+"""Free space below which new tasks are refused, so that running ones can still be finished."""
+
+RESTART_GRACE_MS = 10_000
+"""What every live lease has left at least after a restart: time for healthy workers to reconnect and heartbeat."""
+
+SHARDS_MAX = 4096
+"""The shard number has sixteen bits in the task id; more directories than this help nobody."""

@@ -1,0 +1,57 @@
+"""What a queue is: one tenant's tasks of one command, where they stand, and the rules they follow."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from codeq.domain.backoff import Backoff
+from codeq.domain.limits import ATTEMPTS_DEFAULT, DELIVERIES_DEFAULT, LEASE_MS_DEFAULT, RETENTION_MS_DEFAULT
+
+
+class QueueKey(NamedTuple):
+    tenant: str
+    command: str
+
+
+class Index(StrEnum):
+    """Where a task stands. Each task is in exactly one, and which one follows from its record."""
+
+    PENDING = "pending"
+    DELAYED = "delayed"
+    IN_PROGRESS = "in_progress"
+    DEAD = "dead"
+    NONE = "none"
+    """Ended, and waiting only for its retention to pass."""
+
+
+class OnExpiry(StrEnum):
+    BACKOFF = "backoff"
+    IMMEDIATE = "immediate"
+
+
+class QueuePolicy(Struct, frozen=True, kw_only=True, gc=False):
+    """The rules of one queue. Defaults are the server's; a stored policy replaces them as a whole."""
+
+    max_attempts: int = ATTEMPTS_DEFAULT
+    max_deliveries: int = DELIVERIES_DEFAULT
+    lease_ms: int = LEASE_MS_DEFAULT
+    backoff: Backoff = Backoff()
+    on_expiry: OnExpiry = OnExpiry.BACKOFF
+    retention_ms: int = RETENTION_MS_DEFAULT
+    dead_retention_ms: int = RETENTION_MS_DEFAULT
+    max_consumers: int = 0
+    """How many tasks of the queue may be in progress at once; 0 for no limit."""
+    paused: bool = False
+    """A paused queue takes new tasks and hands out none."""
+
+
+class QueueCounts(Struct, frozen=True, kw_only=True, gc=False):
+    """How many tasks stand where. Exact at the moment of the answer, and read in constant time."""
+
+    pending: int = 0
+    delayed: int = 0
+    in_progress: int = 0
+    dead: int = 0
+    oldest_ms: int | None = None
+    """When the pending task that waits longest became visible; None when none waits."""

@@ -1,0 +1,118 @@
+"""What a task is: a small record that moves, and a body that never changes."""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from codeq.domain.backoff import Backoff
+
+
+class Status(StrEnum):
+    PENDING = "PENDING"
+    IN_PROGRESS = "IN_PROGRESS"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_final(self) -> bool:
+        return self in FINAL
+
+
+FINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
+
+
+class Move(StrEnum):
+    """The named transitions. They are also event kinds, metric labels and lake columns."""
+
+    ENQUEUE = "enqueue"
+    CLAIM = "claim"
+    COMPLETE = "complete"
+    FAIL = "fail"
+    NACK = "nack"
+    EXPIRE = "expire"
+    ABANDON = "abandon"
+    PROMOTE = "promote"
+    CANCEL = "cancel"
+    REPLAY = "replay"
+    PURGE = "purge"
+    HEARTBEAT = "heartbeat"
+
+
+_FAILED, _FAIL = Status.FAILED, Move.FAIL
+
+
+class Task(Struct, frozen=True, array_like=True, gc=False):
+    """A task as its last move left it. The same record is the task's state and the event of that move.
+
+    Stored by position: fields may be appended with a default, never removed or reordered.
+    """
+
+    id: str
+    tenant: str
+    command: str
+    priority: int
+    status: Status
+    version: int
+    """The number of the event that made this record, given by the shard at commit; 0 before."""
+    previous: int
+    """The version before this move: the events of one task form a chain, which is its history."""
+    move: Move
+    status_before: Status | None
+    created_ms: int
+    updated_ms: int
+    """When the move was made."""
+    visible_ms: int
+    """While pending: not before this time; 0 for at once."""
+    attempts: int
+    max_attempts: int
+    deliveries: int
+    max_deliveries: int
+    lease_token: int
+    """Counts claims over the whole life of the task, so each delivery has a higher one."""
+    worker: str | None
+    lease_until_ms: int
+    error: str | None
+    last_error: str | None
+    ended_ms: int
+    purge_ms: int
+    """Once final: kept until then."""
+    payload_bytes: int
+    trace_id: str | None
+    backoff: Backoff | None
+    """The task's own policy; None leaves it to the queue."""
+    has_webhook: bool
+
+    @property
+    def is_dead(self) -> bool:
+        """In the dead-letter queue: failed by running out of tries, not by a worker's verdict."""
+        return self.status is _FAILED and self.move is not _FAIL
+
+
+class Body(Struct, frozen=True, array_like=True, gc=False):
+    """What the producer handed over. Written once, read when the task is delivered or shown."""
+
+    payload: bytes
+    idempotency_key: str | None = None
+    webhook: str | None = None
+    trace_parent: str | None = None
+    trace_state: str | None = None
+
+
+class Change(Struct, frozen=True, gc=False):
+    """One applied move. The engine stores `after`, files it under its new position and takes away the old one."""
+
+    move: Move
+    before: Task | None
+    after: Task
+    body: Body | None = None
+    """Given with `enqueue` only."""
+    result: bytes | None = None
+    """JSON, given with `complete` and `fail` only."""
+
+
+class Holder(Struct, frozen=True, gc=False):
+    """Who claims to hold a lease. Without a token the worker's name decides."""
+
+    worker: str
+    token: int | None = None
