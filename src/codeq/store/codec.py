@@ -1,0 +1,64 @@
+"""Tasks as bytes. MessagePack arrays by position: small, quick, and readable by any MessagePack library.
+
+A record is encoded once per change. The same bytes are the task's state, its entry in an index and its event.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Raw, Struct
+
+from codeq.domain.queue import QueuePolicy
+from codeq.domain.task import Body, Task
+
+FORMAT = 1
+"""The layout of everything on disk. A store written by a newer format is refused, never overwritten."""
+
+
+class Opened(Struct, frozen=True, array_like=True, gc=False):
+    """What is written once: the task as it was enqueued, and its body."""
+
+    task: Raw
+    body: Raw
+
+
+class Kept(Struct, frozen=True, array_like=True, gc=False):
+    """What is written at every later move but the claim: the task, and its result once it has one."""
+
+    task: Raw
+    result: bytes | None
+
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+decode_task = msgspec.msgpack.Decoder(Task).decode
+decode_tasks = msgspec.msgpack.Decoder(list[Task]).decode
+decode_body = msgspec.msgpack.Decoder(Body).decode
+decode_opened = msgspec.msgpack.Decoder(Opened).decode
+decode_kept = msgspec.msgpack.Decoder(Kept).decode
+decode_policy = msgspec.msgpack.Decoder(QueuePolicy).decode
+decode_pairs = msgspec.msgpack.Decoder(list[tuple[str, str]]).decode
+
+_set = msgspec.structs.force_setattr
+
+
+def stamp(task: Task, version: int) -> bytes:
+    """Give the task its version and encode it. The only place where a frozen task is touched: its version is
+    the number of its event, which the shard knows only at commit."""
+    _set(task, "version", version)
+    return encode(task)
+
+
+def opened(task: bytes, body: Body) -> bytes:
+    """An `Opened` around a task that is encoded already."""
+    return b"\x92" + task + encode(body)
+
+
+def kept(task: bytes, result: bytes | None) -> bytes:
+    """A `Kept` around a task that is encoded already."""
+    return b"\x92" + task + encode(result)
+
+
+def joined(tasks: Sequence[bytes]) -> bytes:
+    """Many encoded tasks as one MessagePack array, without decoding them."""
+    return b"\xdd" + len(tasks).to_bytes(4, "big") + b"".join(tasks)

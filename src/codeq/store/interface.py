@@ -1,0 +1,156 @@
+"""What a store must do: the seam between the rules of the queue and the engine that keeps the tasks.
+
+Engines obey, they do not decide. They compare versions, file records by `lifecycle.position`, append one event per
+change, and never look at a status otherwise. Verbs are batches; an empty batch is legal and does nothing.
+
+Verbs act at once and are visible to the next verb at once, but an effect is promised to nobody until `settle` has
+returned: every use case settles before it answers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from msgspec import Struct
+
+from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
+from codeq.domain.task import Body, Change, Status, Task
+
+
+class Delivery(Struct, frozen=True, gc=False):
+    """A task just leased, with what the producer handed over."""
+
+    task: Task
+    body: Body
+
+
+class Record(Struct, frozen=True, gc=False):
+    """All that is kept of a task."""
+
+    task: Task
+    body: Body
+    result: bytes | None
+    """The JSON its worker left behind, if any."""
+
+
+class ClaimOrder(Struct, frozen=True, kw_only=True, gc=False):
+    """Who wants how many tasks of which queues. `limits` caps a queue's tasks in progress; absent means no cap."""
+
+    queues: Sequence[QueueKey]
+    worker: str
+    lease_ms: int
+    limit: int
+    limits: Mapping[QueueKey, int] = {}
+
+
+class Filter(Struct, frozen=True, kw_only=True, gc=False):
+    """Which tasks of a tenant to list. Everything given must hold."""
+
+    command: str | None = None
+    status: Status | None = None
+    index: Index | None = None
+    error: str | None = None
+    """A piece of text that `error` or `last_error` must contain."""
+    created_from_ms: int = 0
+    created_to_ms: int = 1 << 62
+
+
+class Page(Struct, frozen=True, gc=False):
+    tasks: list[Task]
+    cursor: str | None
+    """Where the next page starts; None when there is nothing left."""
+
+
+class Events(NamedTuple):
+    """A stretch of a shard's events, and what the shard has: `first` to `next - 1`."""
+
+    events: list[Task]
+    first: int
+    next: int
+
+
+class Listener(Protocol):
+    """What the store tells while it works. Called on the event loop, must not block or raise."""
+
+    def ready(self, queue: QueueKey, tasks: int) -> None:
+        """`tasks` tasks of the queue have just become claimable."""
+
+    def ended(self, tasks: Sequence[Task]) -> None:
+        """The tasks have just reached a final status."""
+
+
+class Store(Protocol):
+    listener: Listener
+
+    @property
+    def shards(self) -> int:
+        """How many shards the ids of new tasks may name (see `domain.ids`)."""
+
+    def now_ms(self) -> int:
+        """The store's clock, in Unix milliseconds. It never runs backwards while the store is open."""
+
+    async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
+        """Apply each change whole or not at all: record, body, result, index, counts and event in one atomic step.
+
+        Answers per change: `change.after`, now with its version; None where the stored task is no longer
+        `change.before`; or, for an enqueue whose idempotency key the tenant has used, the task that has the key.
+        A heartbeat extends the lease in memory and is written lazily. The changes of one shard are applied in order.
+        """
+
+    async def take(self, order: ClaimOrder) -> list[Delivery]:
+        """Lease up to `limit` ready tasks, by `lifecycle.claim`: highest priority first over all queues, equal
+        priorities in rotation over the queues, first in first out inside one. No task is given to two callers.
+
+        Costs the same whatever the backlog and however many tasks were served before.
+        """
+
+    async def load(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
+        """The tasks as they stand; None for an id that does not exist or belongs to another tenant."""
+
+    async def read(self, tenant: str, ids: Sequence[str]) -> list[Record | None]:
+        """As `load`, with body and result. Stops early, answering None for the rest, at BATCH_BYTES_MAX of payload."""
+
+    async def due(self, index: Index, now_ms: int, limit: int) -> list[Task]:
+        """Tasks whose time has come, earliest first: DELAYED by visibility, IN_PROGRESS by lease, NONE by retention.
+
+        NONE covers the dead as well. Costs in proportion to what it returns, not to what it keeps.
+        """
+
+    async def find(self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
+        """A page of the tenant's tasks, newest first (dead ones oldest id first). Looks at a bounded number of records:
+        a page may come back short, even empty, with a cursor to go on from. Raises InvalidRequest for a bad cursor.
+        """
+
+    async def counts(self, tenant: str | None, *, ages: bool = False) -> dict[QueueKey, QueueCounts]:
+        """Every queue of the tenant (of all tenants for None) that holds a task, with exact counts.
+
+        `oldest_ms` is filled in with `ages` only: it may read a record per queue and priority.
+        """
+
+    async def events(self, shard: int, start: int, limit: int) -> Events:
+        """Events `start`, `start + 1`, ... of the shard. Where `start` was trimmed away, from the first one left."""
+
+    async def trim(self, *, before_ms: int, keep_max: int) -> int:
+        """Forget events older than `before_ms`, and the oldest beyond `keep_max` per shard. Answers how many."""
+
+    def policies(self) -> Mapping[QueueKey, QueuePolicy]:
+        """The stored policies, of every tenant."""
+
+    async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None) -> None:
+        """Store the policy, or with None forget it."""
+
+    async def settle(self) -> None:
+        """Return once everything that any verb has done or shown is on disk. At once if it already is.
+
+        Raises StoreFailed if it may not be: then nothing is known of the calls that waited, and the store
+        refuses everything until it is opened again.
+        """
+
+    async def checkpoint(self, target: Path) -> None:
+        """Write a consistent copy into the new directory `target`, while the store goes on working."""
+
+    async def close(self) -> None:
+        """Settle, release the files, refuse every later call."""
+
+
+Clock = Callable[[], int]

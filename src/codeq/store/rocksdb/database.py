@@ -1,0 +1,139 @@
+"""The RocksDB files of one shard: how they are opened, read and written, and what their errors mean."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    Checkpoint,
+    DBRecoveryMode,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteBatch,
+    WriteOptions,
+)
+
+from codeq.domain.errors import StoreCorrupt, StoreError, StoreFailed, StoreLocked
+
+
+class Database:
+    def __init__(self, path: Path, *, recover: bool = False) -> None:
+        """Open or create. With `recover`, damaged write-ahead logs are read up to the damage instead of refused."""
+        self.path = path
+        try:
+            self._db = Rdict(str(path), _options(recover=recover))
+        except Exception as fault:  # rocksdict raises bare Exceptions; their text is all there is
+            raise _meaning(path, str(fault)) from fault
+        self._write_options = WriteOptions()
+
+    def get(self, key: bytes) -> bytes | None:
+        try:
+            return self._db.get(key)  # type: ignore[no-any-return]
+        except Exception as fault:
+            raise _meaning(self.path, str(fault)) from fault
+
+    def get_many(self, wanted: Sequence[bytes]) -> list[bytes | None]:
+        try:
+            return self._db.get(list(wanted))  # type: ignore[no-any-return]
+        except Exception as fault:
+            raise _meaning(self.path, str(fault)) from fault
+
+    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Entries from `start` up to but not including `end`, in order."""
+        options = ReadOptions()
+        options.set_iterate_upper_bound(end)
+        return iter(self._db.items(from_key=start, read_opt=options))
+
+    def scan_back(self, start: bytes, end: bytes) -> Iterator[bytes]:
+        """Keys from just before `end` down to and including `start`."""
+        options = ReadOptions()
+        options.set_iterate_lower_bound(start)
+        options.set_iterate_upper_bound(end)
+        cursor = self._db.iter(options)
+        cursor.seek_for_prev(end)
+        while cursor.valid():
+            yield cursor.key()
+            cursor.prev()
+
+    def last(self, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
+        """The last entry from `start` up to but not including `end`."""
+        options = ReadOptions()
+        options.set_iterate_lower_bound(start)
+        options.set_iterate_upper_bound(end)
+        cursor = self._db.iter(options)
+        cursor.seek_for_prev(end)
+        return (cursor.key(), cursor.value()) if cursor.valid() else None
+
+    def write(self, batch: WriteBatch) -> None:
+        """Apply the batch atomically. It survives the process, and the machine once `flush` has returned."""
+        try:
+            self._db.write(batch, self._write_options)
+        except Exception as fault:
+            raise StoreFailed(f"cannot write to {self.path}: {fault}") from fault
+
+    def flush(self) -> int:
+        """Force everything written before this call to disk; answers RocksDB's sequence number of then.
+
+        `flush_wal` releases the interpreter lock while the disk works, which `write(sync=True)` does not.
+        """
+        sequence: int = self._db.latest_sequence_number()
+        try:
+            self._db.flush_wal(True)
+        except Exception as fault:
+            raise StoreFailed(f"cannot force writes of {self.path} to disk: {fault}") from fault
+        return sequence
+
+    def sequence(self) -> int:
+        return self._db.latest_sequence_number()  # type: ignore[no-any-return]
+
+    def checkpoint(self, target: Path) -> None:
+        try:
+            Checkpoint(self._db).create_checkpoint(str(target))
+        except Exception as fault:
+            raise StoreError(f"cannot copy {self.path} to {target}: {fault}") from fault
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def batch() -> WriteBatch:
+    return WriteBatch(raw_mode=True)
+
+
+def _options(*, recover: bool) -> Options:
+    options = Options(raw_mode=True)  # bytes only: the default mode unpickles what it reads
+    options.create_if_missing(True)
+    options.set_paranoid_checks(True)
+    modes = DBRecoveryMode
+    # RocksDB's own default drops acknowledged records behind a damaged one without a word.
+    options.set_wal_recovery_mode(modes.point_in_time() if recover else modes.tolerate_corrupted_tail_records())
+    options.set_allow_concurrent_memtable_write(False)  # one writer: saves a fifth of every write
+    options.set_write_buffer_size(32 << 20)
+    options.set_max_total_wal_size(128 << 20)  # bounds what a restart must replay
+    options.set_max_background_jobs(2)
+    options.set_bytes_per_sync(1 << 20)
+    options.set_keep_log_file_num(5)
+    options.set_max_open_files(512)
+    options.set_level_compaction_dynamic_level_bytes(True)
+    # Served tasks leave deletion marks; files full of them are compacted early, so that scans stay short.
+    options.add_compact_on_deletion_collector_factory(4096, 2048, 0.5)
+    table = BlockBasedOptions()
+    table.set_block_cache(Cache(64 << 20))
+    table.set_bloom_filter(10, False)
+    table.set_cache_index_and_filter_blocks(True)
+    options.set_block_based_table_factory(table)
+    return options
+
+
+def _meaning(path: Path, text: str) -> StoreError:
+    if "lock" in text.lower() and ("LOCK" in text or "hold" in text):
+        return StoreLocked(f"{path} is open in another process (or twice in this one); close that first")
+    if "Corruption" in text or "checksum" in text.lower():
+        return StoreCorrupt(
+            f"{path} is damaged: {text}. Restore a backup, or open it with recover=True to keep what precedes it"
+        )
+    if "No space" in text:
+        return StoreFailed(f"the disk of {path} is full: {text}")
+    return StoreFailed(f"cannot use {path}: {text}")

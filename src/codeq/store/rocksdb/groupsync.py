@@ -1,0 +1,116 @@
+"""One fsync for all calls that wait for one: the calls of a group are written, forced to disk and answered together."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from codeq.domain.errors import StoreBusy, StoreClosed, StoreError, StoreFailed, StoreFull
+from codeq.domain.limits import COMMITS_WAITING_MAX, DISK_RESERVE_BYTES
+from codeq.store.rocksdb.database import Database
+from codeq.store.rocksdb.journal import Journal
+from codeq.store.rocksdb.witness import Witness
+
+
+class GroupSync:
+    """A group is whatever arrived while the disk was busy with the last one, so it grows with the load by itself."""
+
+    def __init__(self, database: Database, journal: Journal, witness: Witness, *, fsync: bool) -> None:
+        self._database = database
+        self._journal = journal
+        self._witness = witness
+        self._fsync = fsync
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="codeq-fsync")
+        self._next: list[asyncio.Future[None]] = []
+        self._current: list[asyncio.Future[None]] = []
+        self._flushing = False
+        self._fault: StoreError | None = None
+        self._is_full = False
+        self._started_s = 0.0
+        self.on_flush: Callable[[int, float], None] = lambda *_: None
+        """Told after every fsync: how many calls it served and how long it took."""
+
+    def check(self, *, growing: bool) -> None:
+        """Refuse a call that cannot be kept. `growing` calls add tasks; they are refused first when space runs out."""
+        if self._fault:
+            raise type(self._fault)(*self._fault.args)
+        if len(self._next) >= COMMITS_WAITING_MAX:
+            raise StoreBusy(f"{len(self._next)} calls wait for the disk; try again in a moment")
+        if growing and self._is_full:
+            raise StoreFull(f"less than {DISK_RESERVE_BYTES >> 20} MB free at {self._database.path}; free some space")
+
+    async def settle(self) -> None:
+        if self._fault:
+            raise type(self._fault)(*self._fault.args)
+        if self._journal.is_dirty:
+            if not self._fsync:
+                self._write()
+                return
+            group = self._next
+        elif self._flushing:
+            group = self._current
+        else:
+            return
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        group.append(done)
+        if not self._flushing:
+            # Calls that are ready to run in this turn of the loop still join the group.
+            self._flushing = True
+            loop.call_soon(self._start, loop)
+        await done
+
+    def fail(self, fault: BaseException) -> None:
+        """Stop for good. After a failed write or fsync nobody knows what is on disk, so nothing more is promised."""
+        if self._fault is None:
+            self._fault = fault if isinstance(fault, StoreError) else StoreFailed(f"{type(fault).__name__}: {fault}")
+        waiting, self._next, self._current = self._current + self._next, [], []
+        for done in waiting:
+            if not done.done():
+                done.set_exception(self._fault)
+
+    async def close(self) -> None:
+        try:
+            await self.settle()
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._flush)
+            self._witness.record(self._database.sequence())
+        finally:
+            self.fail(StoreClosed(f"the store at {self._database.path} is closed"))
+            self._thread.shutdown(wait=True)
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._current, self._next = self._next, []
+        try:
+            self._write()
+        except StoreError:
+            return
+        self._started_s = time.perf_counter()
+        flush = self._thread.submit(self._flush)
+        flush.add_done_callback(lambda f: loop.call_soon_threadsafe(self._finish, loop, f.exception()))
+
+    def _write(self) -> None:
+        try:
+            self._journal.write()
+        except Exception as fault:
+            self.fail(fault)
+            raise
+
+    def _flush(self) -> None:
+        self._witness.record_now_and_then(self._database.flush())
+        space = os.statvfs(self._database.path)
+        self._is_full = space.f_bavail * space.f_frsize < DISK_RESERVE_BYTES
+
+    def _finish(self, loop: asyncio.AbstractEventLoop, fault: BaseException | None) -> None:
+        if fault:
+            self.fail(fault)
+            return
+        group, self._current = self._current, []
+        self.on_flush(len(group), time.perf_counter() - self._started_s)
+        for done in group:
+            if not done.done():
+                done.set_result(None)
+        if self._next:
+            self._start(loop)
+        else:
+            self._flushing = False

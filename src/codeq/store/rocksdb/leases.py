@@ -1,0 +1,81 @@
+"""Which tasks are in progress, in memory: a result or a heartbeat finds its task here and reads nothing."""
+
+import heapq
+
+from codeq.domain.task import Task
+from codeq.store.codec import encode, joined, kept
+from codeq.store.rocksdb import keys
+from codeq.store.rocksdb.journal import Journal
+
+
+class Leases:
+    """A claim writes all it leased under one key, its hand-out. The key goes when the last of those tasks has left."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._held: dict[str, Task] = {}
+        self._handout: dict[str, int] = {}
+        self._left: dict[int, int] = {}
+        self._expiries: list[tuple[int, str]] = []
+        self._extended: dict[str, Task] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, task_id: str) -> Task | None:
+        return self._held.get(task_id)
+
+    def tasks(self) -> list[Task]:
+        return list(self._held.values())
+
+    def hand_out(self, tasks: list[Task], data: list[bytes]) -> None:
+        handout = tasks[0].version
+        self._journal.put(keys.handout(handout), joined(data))
+        self.restore(handout, tasks)
+
+    def restore(self, handout: int, tasks: list[Task]) -> None:
+        if len(self._expiries) > 2 * len(self._held) + 4096:
+            # Tasks that ended in time leave their expiry behind; the heap would grow to a lease's worth of them.
+            self._expiries = [(task.lease_until_ms, task.id) for task in self._held.values()]
+            heapq.heapify(self._expiries)
+        self._left[handout] = len(tasks)
+        for task in tasks:
+            self._held[task.id] = task
+            self._handout[task.id] = handout
+            heapq.heappush(self._expiries, (task.lease_until_ms, task.id))
+
+    def extend(self, task: Task) -> None:
+        self._held[task.id] = task
+        self._extended[task.id] = task
+
+    def remove(self, task_id: str) -> None:
+        del self._held[task_id]
+        handout = self._handout.pop(task_id)
+        self._extended.pop(task_id, None)
+        left = self._left[handout] - 1
+        if left:
+            self._left[handout] = left
+        else:
+            del self._left[handout]
+            self._journal.delete(keys.handout(handout))
+
+    def expired(self, now_ms: int, limit: int) -> list[Task]:
+        found: dict[str, Task] = {}
+        while self._expiries and self._expiries[0][0] <= now_ms and len(found) < limit:
+            _, task_id = heapq.heappop(self._expiries)
+            task = self.get(task_id)
+            if task is None:
+                continue
+            if task.lease_until_ms <= now_ms:
+                found[task_id] = task
+            else:
+                heapq.heappush(self._expiries, (task.lease_until_ms, task_id))
+        for task in found.values():  # they stay until a change takes them away
+            heapq.heappush(self._expiries, (task.lease_until_ms, task.id))
+        return list(found.values())
+
+    def save_extended(self) -> None:
+        """Write the leases that heartbeats have extended since the last call, to be forced to disk when convenient."""
+        for task in self._extended.values():
+            self._journal.put(keys.kept(task.tenant, task.id), kept(encode(task), None))
+        self._extended.clear()

@@ -1,0 +1,175 @@
+"""Which pending task comes next, in memory: a window on the head of each queue and priority.
+
+A queue kept as sorted keys grows slower with every task served, because the deleted keys stay in the way of a scan
+that starts at the front. A window remembers where its queue begins, so no scan ever passes what was served; and while
+its end has been seen, new tasks are appended in memory and delivered without being read at all.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from codeq.domain.limits import WINDOW_BODY_BYTES_MAX, WINDOW_TASKS_MAX, WINDOWS_TASKS_MAX
+from codeq.domain.queue import QueueKey
+from codeq.domain.task import Body, Task
+from codeq.store.codec import decode_task
+from codeq.store.rocksdb import keys
+from codeq.store.rocksdb.journal import Journal
+
+Entry = tuple[Task, Body | None]
+
+
+class Window:
+    """The pending tasks of one queue and priority: how many there are, and the first of them."""
+
+    __slots__ = ("budget", "count", "entries", "floor", "prefix", "queue", "sees_end")
+
+    def __init__(self, queue: "Queue", priority: int) -> None:
+        self.queue = queue
+        self.budget = queue.budget
+        self.prefix = keys.pending_prefix(queue.key, priority)
+        self.count = 0
+        self.entries: OrderedDict[int, Entry] = OrderedDict()
+        self.floor = 0
+        """Unless the end is in sight: what is not in `entries` stands on disk from this version on."""
+        self.sees_end = True
+
+    def append(self, task: Task, body: Body | None) -> None:
+        self.count += 1
+        if self.sees_end:
+            if len(self.entries) < WINDOW_TASKS_MAX:
+                self.entries[task.version] = (task, body if self.budget.admit(self, task, body) else None)
+            else:
+                self.sees_end = False
+                self.floor = task.version
+
+    def remove(self, version: int) -> None:
+        """Forget a task that left by another way than `pop`."""
+        self.count -= 1
+        entry = self.entries.pop(version, None)
+        if entry:
+            self.budget.release(entry)
+
+    def must_read(self, limit: int) -> bool:
+        """Whether the next `limit` pops will have to read from disk."""
+        return len(self.entries) < min(limit, self.count)
+
+    def pop(self, journal: Journal) -> Entry:
+        """Take the first task out. Only call while `count` is above zero."""
+        if not self.entries:
+            self._read_ahead(journal, WINDOW_TASKS_MAX)
+        _, entry = self.entries.popitem(last=False)
+        self.count -= 1
+        self.budget.release(entry)
+        return entry
+
+    def pop_many(self, journal: Journal, limit: int) -> list[Entry]:
+        """Take out the first `limit` tasks, or all there are."""
+        popped: list[Entry] = []
+        pop_first = self.entries.popitem
+        wanted = min(limit, self.count)
+        while len(popped) < wanted:
+            if not self.entries:
+                self._read_ahead(journal, WINDOW_TASKS_MAX)
+            popped += [pop_first(False)[1] for _ in range(min(wanted - len(popped), len(self.entries)))]
+        self.count -= wanted
+        for entry in popped:
+            self.budget.release(entry)
+        return popped
+
+    def peek(self, journal: Journal) -> Task:
+        if not self.entries:
+            self._read_ahead(journal, 16)
+        return next(iter(self.entries.values()))[0]
+
+    def head(self) -> int:
+        """A version that no pending task of this window is below."""
+        return next(iter(self.entries)) if self.entries else self.floor
+
+    def drop(self) -> None:
+        """Forget what was read ahead, to make room."""
+        if self.entries:
+            self.floor = next(iter(self.entries))
+            self.sees_end = False
+            for entry in self.entries.values():
+                self.budget.release(entry)
+            self.entries.clear()
+
+    def _read_ahead(self, journal: Journal, limit: int) -> None:
+        last = self.floor - 1
+        found = 0
+        for key, value in journal.scan(self.prefix + keys.number(self.floor), keys.after(self.prefix)):
+            last = int.from_bytes(key[-8:], "big")
+            task = decode_task(value)
+            self.entries[last] = (task, None)
+            self.budget.admit(self, task, None)
+            found += 1
+            if found == limit:
+                break
+        self.sees_end = found < limit
+        self.floor = last + 1
+
+
+class Budget:
+    """Bounds what all windows hold together; the windows used longest ago give way."""
+
+    def __init__(self) -> None:
+        self.tasks = 0
+        self.body_bytes = 0
+        self._used: OrderedDict[int, Window] = OrderedDict()
+        self._latest: Window | None = None
+
+    def admit(self, window: Window, task: Task, body: Body | None) -> bool:
+        """Count a task in; answers whether its body may stay with it."""
+        self.tasks += 1
+        if window is not self._latest:
+            self._latest = window
+            self._used[id(window)] = window
+            self._used.move_to_end(id(window))
+        while self.tasks > WINDOWS_TASKS_MAX and len(self._used) > 1:
+            _, other = self._used.popitem(last=False)
+            other.drop()
+        if body is None or self.body_bytes + task.payload_bytes > WINDOW_BODY_BYTES_MAX:
+            return False
+        self.body_bytes += task.payload_bytes
+        return True
+
+    def release(self, entry: Entry) -> None:
+        self.tasks -= 1
+        if entry[1] is not None:
+            self.body_bytes -= entry[0].payload_bytes
+
+
+class Queue:
+    """What one shard knows of one queue, whatever its length."""
+
+    __slots__ = ("_windows", "budget", "dead", "delayed", "in_progress", "key")
+
+    def __init__(self, budget: Budget, key: QueueKey) -> None:
+        self.budget = budget
+        self.key = key
+        self.delayed = 0
+        self.in_progress = 0
+        self.dead = 0
+        self._windows: list[Window | None] = [None] * 10
+
+    def window(self, priority: int) -> Window:
+        window = self._windows[priority]
+        if window is None:
+            window = self._windows[priority] = Window(self, priority)
+        return window
+
+    def ready(self, priority: int) -> Window | None:
+        """The window of a priority that has tasks."""
+        window = self._windows[priority]
+        return window if window is not None and window.count else None
+
+    def windows(self) -> Iterator[tuple[int, Window]]:
+        return ((priority, window) for priority, window in enumerate(self._windows) if window and window.count)
+
+    @property
+    def pending(self) -> int:
+        return sum(window.count for _, window in self.windows())
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.delayed or self.in_progress or self.dead or self.pending)

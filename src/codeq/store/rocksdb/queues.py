@@ -1,0 +1,93 @@
+"""The queues of one shard: exact counts in constant time, kept on disk in the same batch as the changes they count."""
+
+from collections import defaultdict
+
+import msgspec
+from msgspec import Struct
+
+from codeq.domain.queue import QueueCounts, QueueKey
+from codeq.store.codec import encode
+from codeq.store.rocksdb import keys
+from codeq.store.rocksdb.journal import Journal
+from codeq.store.rocksdb.pending import Budget, Queue
+
+
+class _Saved(Struct, frozen=True, array_like=True, gc=False):
+    delayed: int
+    in_progress: int
+    dead: int
+    pending: list[tuple[int, int, int]]
+    """Priority, number of tasks, and a version that none of them is below."""
+
+
+_decode = msgspec.msgpack.Decoder(_Saved).decode
+
+
+class Queues:
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._budget = Budget()
+        self._queues: dict[tuple[str, str], Queue] = {}
+        self._commands: defaultdict[str, set[QueueKey]] = defaultdict(set)
+        self._changed: set[Queue] = set()
+        for key, value in journal.scan(keys.COUNTS, keys.after(keys.COUNTS)):
+            self._load(QueueKey(*keys.split_names(key[len(keys.COUNTS) :])), _decode(value))
+        journal.before_write(self._save)
+
+    def get(self, tenant: str, command: str) -> Queue:
+        """The queue, about to be changed: its counts go with the next write."""
+        queue = self._queues.get((tenant, command))  # a plain tuple equals the key and is quicker to make
+        if queue is None:
+            queue = self._add(QueueKey(tenant, command))
+        self._changed.add(queue)
+        return queue
+
+    def changed(self, queue: Queue) -> None:
+        self._changed.add(queue)
+
+    def peek(self, key: QueueKey) -> Queue | None:
+        return self._queues.get(key)
+
+    def of_tenant(self, tenant: str) -> set[QueueKey]:
+        return self._commands.get(tenant, set())
+
+    def counts(self, tenant: str | None, *, ages: bool = False) -> dict[QueueKey, QueueCounts]:
+        wanted = self._queues.values() if tenant is None else [self._queues[key] for key in self.of_tenant(tenant)]
+        return {queue.key: self._count(queue, ages=ages) for queue in wanted if not queue.is_empty}
+
+    def _count(self, queue: Queue, *, ages: bool) -> QueueCounts:
+        heads = [window.peek(self._journal) for _, window in queue.windows()] if ages else []
+        return QueueCounts(
+            pending=queue.pending,
+            delayed=queue.delayed,
+            in_progress=queue.in_progress,
+            dead=queue.dead,
+            oldest_ms=min((task.updated_ms for task in heads), default=None),
+        )
+
+    def _add(self, key: QueueKey) -> Queue:
+        queue = self._queues[key] = Queue(self._budget, key)
+        self._commands[key.tenant].add(key)
+        return queue
+
+    def _load(self, key: QueueKey, saved: _Saved) -> None:
+        queue = self._add(key)
+        queue.delayed, queue.in_progress, queue.dead = saved.delayed, saved.in_progress, saved.dead
+        for priority, count, head in saved.pending:
+            window = queue.window(priority)
+            window.count, window.floor, window.sees_end = count, head, False
+
+    def _save(self) -> None:
+        for queue in self._changed:
+            key = queue.key
+            if queue.is_empty:
+                self._journal.delete(keys.counts(key))
+                del self._queues[key]
+                self._commands[key.tenant].discard(key)
+                if not self._commands[key.tenant]:
+                    del self._commands[key.tenant]
+            else:
+                pending = [(priority, window.count, window.head()) for priority, window in queue.windows()]
+                saved = _Saved(queue.delayed, queue.in_progress, queue.dead, pending)
+                self._journal.put(keys.counts(key), encode(saved))
+        self._changed.clear()

@@ -1,0 +1,392 @@
+"""One shard on RocksDB: the unit of atomicity, order and event numbers. All calls come from one event loop."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from codeq.domain import lifecycle
+from codeq.domain.errors import CodeqError, StoreMismatch
+from codeq.domain.ids import is_task_id
+from codeq.domain.limits import BATCH_BYTES_MAX, RESTART_GRACE_MS
+from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
+from codeq.domain.task import Body, Change, Move, Task
+from codeq.store import codec
+from codeq.store.interface import ClaimOrder, Clock, Delivery, Events, Filter, Listener, Page, Record
+from codeq.store.rocksdb import keys
+from codeq.store.rocksdb.database import Database
+from codeq.store.rocksdb.eventlog import EventLog
+from codeq.store.rocksdb.find import find
+from codeq.store.rocksdb.groupsync import GroupSync
+from codeq.store.rocksdb.journal import Journal
+from codeq.store.rocksdb.leases import Leases
+from codeq.store.rocksdb.pending import Queue, Window
+from codeq.store.rocksdb.queues import Queues
+from codeq.store.rocksdb.timed import Delayed, Retention
+from codeq.store.rocksdb.witness import Witness
+
+_PENDING, _DELAYED, _IN_PROGRESS, _DEAD, _ = Index
+_HEARTBEAT, _PURGE = Move.HEARTBEAT, Move.PURGE
+
+Chosen = tuple[Window, tuple[Task, Body | None]]
+
+
+class RocksShard:
+    """Implements `store.interface.Store` for the tasks of one shard."""
+
+    shards = 1
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        listener: Listener,
+        clock: Clock,
+        fsync: bool = True,
+        recover: bool = False,
+        grace_ms: int = RESTART_GRACE_MS,
+    ) -> None:
+        self.listener = listener
+        self._clock = clock
+        self._last_ms = 0
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._database = Database(path / "rocksdb", recover=recover)
+        try:
+            _check_format(self._database)
+            self._witness = Witness(path / "witness")
+            if not recover:
+                self._witness.verify(self._database.sequence())
+            self._events = EventLog(self._database)
+            self._journal = Journal(self._database, self._events.next_version)
+            self._events.journal = self._journal
+            self._queues = Queues(self._journal)
+            self._leases = Leases(self._journal)
+            self._delayed = Delayed(self._journal)
+            self._retention = Retention(self._journal)
+            self._policies = dict(_stored_policies(self._database))
+            self._restore_leases(grace_ms)
+        except BaseException:
+            self._database.close()
+            raise
+        self.sync = GroupSync(self._database, self._journal, self._witness, fsync=fsync)
+        self._readied: defaultdict[Queue, int] = defaultdict(int)
+        self._ended: list[Task] = []
+        self._turn = 0
+
+    def now_ms(self) -> int:
+        self._last_ms = max(self._last_ms, self._clock())
+        return self._last_ms
+
+    async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
+        self.sync.check(growing=any(change.before is None for change in changes))
+        try:
+            return [self._apply(change) for change in changes]
+        except CodeqError:
+            raise
+        except Exception as fault:  # half of a change may be in the journal: it must never be written
+            self.sync.fail(fault)
+            raise
+        finally:
+            self._tell()
+
+    async def take(self, order: ClaimOrder) -> list[Delivery]:
+        self.sync.check(growing=False)
+        chosen = self._choose(order)
+        if not chosen:
+            return []
+        now_ms = self.now_ms()
+        journal = self._journal
+        tasks: list[Task] = []
+        data: list[bytes] = []
+        bodies: list[Body | None] = []
+        for window, (before, body) in chosen:
+            after = lifecycle.claim(before, order.worker, now_ms, lease_ms=order.lease_ms).after
+            data.append(journal.event(after))
+            tasks.append(after)
+            bodies.append(body)
+            journal.delete(window.prefix + keys.number(before.version))
+            window.queue.in_progress += 1
+            self._queues.changed(window.queue)
+        self._leases.hand_out(tasks, data)
+        return self._with_bodies(tasks, bodies)
+
+    async def load(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
+        self.sync.check(growing=False)
+        return [self._current(tenant, task_id) for task_id in ids]
+
+    async def read(self, tenant: str, ids: Sequence[str]) -> list[Record | None]:
+        self.sync.check(growing=False)
+        records: list[Record | None] = []
+        size = 0
+        for task_id in ids:
+            record = self._record(tenant, task_id) if size < BATCH_BYTES_MAX else None
+            size += record.task.payload_bytes if record else 0
+            records.append(record)
+        return records
+
+    async def due(self, index: Index, now_ms: int, limit: int) -> list[Task]:
+        self.sync.check(growing=False)
+        match index:
+            case Index.DELAYED:
+                return self._delayed.due(now_ms, limit)
+            case Index.IN_PROGRESS:
+                self._leases.save_extended()
+                return self._leases.expired(now_ms, limit)
+            case Index.NONE:
+                return self._retention.due(now_ms, limit)
+        raise ValueError(f"tasks in {index} wait for no time")
+
+    async def find(self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
+        self.sync.check(growing=False)
+        return find(self._journal, self._current, tenant, wanted, cursor=cursor, limit=limit)
+
+    async def counts(self, tenant: str | None, *, ages: bool = False) -> dict[QueueKey, QueueCounts]:
+        self.sync.check(growing=False)
+        return self._queues.counts(tenant, ages=ages)
+
+    async def events(self, shard: int, start: int, limit: int) -> Events:  # noqa: ARG002 - there is only one here
+        self.sync.check(growing=False)
+        return Events(self._events.read(start, limit), self._events.first, self._journal.next_version)
+
+    async def trim(self, *, before_ms: int, keep_max: int) -> int:
+        self.sync.check(growing=False)
+        return self._events.trim(before_ms=before_ms, keep_max=keep_max)
+
+    def policies(self) -> dict[QueueKey, QueuePolicy]:
+        return self._policies
+
+    async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None) -> None:
+        self.sync.check(growing=False)
+        if policy is None:
+            self._policies.pop(queue, None)
+            self._journal.delete(keys.policy(queue))
+        else:
+            self._policies[queue] = policy
+            self._journal.put(keys.policy(queue), codec.encode(policy))
+
+    async def settle(self) -> None:
+        await self.sync.settle()
+
+    async def checkpoint(self, target: Path) -> None:
+        self.sync.check(growing=False)
+        self._journal.write()
+        target.mkdir(mode=0o700, parents=True)
+        self._database.checkpoint(target / "rocksdb")
+
+    async def close(self) -> None:
+        try:
+            await self.sync.close()
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Let go of the files without settling."""
+        self._database.close()
+        self._witness.close()
+
+    def in_progress(self, queue: QueueKey) -> int:
+        known = self._queues.peek(queue)
+        return known.in_progress if known else 0
+
+    # -- changes -------------------------------------------------------------------------------------------------
+
+    def _apply(self, change: Change) -> Task | None:
+        before, after, move = change.before, change.after, change.move
+        if before is None:
+            return self._admit(change)
+        current = self._leases.get(before.id) or self._current(before.tenant, before.id)
+        if current is None or current.version != before.version:
+            return None
+        if move is _HEARTBEAT:
+            self._leases.extend(after)
+            return after
+        data = self._journal.event(after)
+        self._leave(before)
+        if move is _PURGE:
+            self._forget(after)
+            return after
+        self._journal.put(keys.kept(after.tenant, after.id), codec.kept(data, change.result))
+        self._enter(after, data, None)
+        return after
+
+    def _admit(self, change: Change) -> Task | None:
+        task, body = change.after, change.body
+        assert body is not None  # noqa: S101 - the lifecycle gives every new task a body
+        if body.idempotency_key is not None:
+            key = keys.idempotency(task.tenant, body.idempotency_key)
+            holder = self._journal.get(key)
+            existing = self._current(task.tenant, holder.decode()) if holder is not None else None
+            if existing is not None:
+                return existing
+            self._journal.put(key, task.id.encode())
+        data = self._journal.event(task)
+        self._journal.put(keys.body(task.tenant, task.id), codec.opened(data, body))
+        self._enter(task, data, body)
+        return task
+
+    def _leave(self, task: Task) -> None:
+        queue = self._queues.get(task.tenant, task.command)
+        place = lifecycle.position(task)
+        if place is _IN_PROGRESS:
+            queue.in_progress -= 1
+            self._leases.remove(task.id)
+        elif place is _PENDING:
+            window = queue.window(task.priority)
+            self._journal.delete(window.prefix + keys.number(task.version))
+            window.remove(task.version)
+        elif place is _DELAYED:
+            queue.delayed -= 1
+            self._delayed.remove(task)
+        elif place is _DEAD:
+            queue.dead -= 1
+            self._journal.delete(keys.dead_prefix(queue.key) + keys.number(task.version))
+
+    def _enter(self, task: Task, data: bytes, body: Body | None) -> None:
+        queue = self._queues.get(task.tenant, task.command)
+        place = lifecycle.position(task)
+        if place is _PENDING:
+            window = queue.window(task.priority)
+            self._journal.put(window.prefix + keys.number(task.version), data)
+            window.append(task, body)
+            self._readied[queue] += 1
+        elif place is _DELAYED:
+            queue.delayed += 1
+            self._delayed.add(task, data)
+        else:
+            if place is _DEAD:
+                queue.dead += 1
+                self._journal.put(keys.dead_prefix(queue.key) + keys.number(task.version), task.id.encode())
+            self._retention.add(task)
+            self._ended.append(task)
+
+    def _forget(self, task: Task) -> None:
+        opened = self._journal.get(keys.body(task.tenant, task.id))
+        if opened is not None:
+            key = codec.decode_body(codec.decode_opened(opened).body).idempotency_key
+            if key is not None:
+                self._journal.delete(keys.idempotency(task.tenant, key))
+        self._journal.delete(keys.body(task.tenant, task.id))
+        self._journal.delete(keys.kept(task.tenant, task.id))
+
+    def _tell(self) -> None:
+        if self._readied:
+            readied, self._readied = self._readied, defaultdict(int)
+            for queue, tasks in readied.items():
+                self.listener.ready(queue.key, tasks)
+        if self._ended:
+            ended, self._ended = self._ended, []
+            self.listener.ended(ended)
+
+    # -- claims --------------------------------------------------------------------------------------------------
+
+    def _choose(self, order: ClaimOrder) -> list[Chosen]:
+        queues = [queue for key in order.queues if (queue := self._queues.peek(key))]
+        if not queues:
+            return []
+        if any(window.must_read(order.limit) for queue in queues for _, window in queue.windows()):
+            # Scans write the journal out. That must not happen between the pops below and the changes that match
+            # them: a crash would leave counts on disk that miss tasks which are still pending.
+            self._journal.write()
+        self._turn += 1
+        shift = self._turn % len(queues)
+        queues = queues[shift:] + queues[:shift]
+        limits = order.limits
+        room = {q.key: max(0, limits[q.key] - q.in_progress) for q in queues if q.key in limits} if limits else {}
+        chosen: list[Chosen] = []
+        for priority in range(9, -1, -1):
+            ready = [window for queue in queues if (window := queue.ready(priority))]
+            while ready and len(chosen) < order.limit:
+                ready = self._one_round(ready, room, chosen, order.limit)
+            if len(chosen) == order.limit:
+                break
+        return chosen
+
+    def _one_round(
+        self, ready: list[Window], room: dict[QueueKey, int], chosen: list[Chosen], limit: int
+    ) -> list[Window]:
+        """Take one task of each window, and answer those that may give another."""
+        if len(ready) == 1 and not room:
+            window = ready[0]
+            chosen += [(window, entry) for entry in window.pop_many(self._journal, limit - len(chosen))]
+            return []
+        going_on = []
+        for window in ready:
+            key = window.queue.key
+            if len(chosen) == limit or room.get(key) == 0:
+                continue
+            chosen.append((window, window.pop(self._journal)))
+            if key in room:
+                room[key] -= 1
+            if window.count:
+                going_on.append(window)
+        return going_on
+
+    def _with_bodies(self, tasks: list[Task], bodies: list[Body | None]) -> list[Delivery]:
+        missing = [i for i, body in enumerate(bodies) if body is None]
+        if missing:
+            read = self._journal.get_many([keys.body(tasks[i].tenant, tasks[i].id) for i in missing])
+            for i, opened in zip(missing, read, strict=True):
+                assert opened is not None, f"task {tasks[i].id} has no body"  # noqa: S101 - written with the task
+                bodies[i] = codec.decode_body(codec.decode_opened(opened).body)
+        return [Delivery(task, body) for task, body in zip(tasks, bodies, strict=True) if body is not None]
+
+    # -- reads ---------------------------------------------------------------------------------------------------
+
+    def _current(self, tenant: str, task_id: str) -> Task | None:
+        held = self._leases.get(task_id)
+        if held is not None:
+            return held if held.tenant == tenant else None
+        if not is_task_id(task_id):
+            return None
+        kept, opened = self._journal.get_many([keys.kept(tenant, task_id), keys.body(tenant, task_id)])
+        if kept is not None:
+            return codec.decode_task(codec.decode_kept(kept).task)
+        return codec.decode_task(codec.decode_opened(opened).task) if opened is not None else None
+
+    def _record(self, tenant: str, task_id: str) -> Record | None:
+        task = self._current(tenant, task_id)
+        if task is None:
+            return None
+        kept, opened = self._journal.get_many([keys.kept(tenant, task_id), keys.body(tenant, task_id)])
+        assert opened is not None, f"task {task_id} has no body"  # noqa: S101 - written with the task
+        body = codec.decode_body(codec.decode_opened(opened).body)
+        return Record(task, body, codec.decode_kept(kept).result if kept is not None else None)
+
+    # -- opening -------------------------------------------------------------------------------------------------
+
+    def _restore_leases(self, grace_ms: int) -> None:
+        """Find what was in progress, and give every lease a little time so that healthy workers keep their tasks."""
+        least_ms = self.now_ms() + grace_ms
+        for key, value in self._database.scan(keys.HANDOUTS, keys.after(keys.HANDOUTS)):
+            tasks = [task for claimed in codec.decode_tasks(value) if (task := self._still_leased(claimed))]
+            patient = [lifecycle.with_grace(task, least_ms) for task in tasks]
+            if patient:
+                self._leases.restore(int.from_bytes(key[2:], "big"), patient)
+
+    def _still_leased(self, claimed: Task) -> Task | None:
+        kept, opened = self._database.get_many(
+            [keys.kept(claimed.tenant, claimed.id), keys.body(claimed.tenant, claimed.id)]
+        )
+        if opened is None:
+            return None  # purged since
+        task = codec.decode_task(codec.decode_kept(kept).task) if kept is not None else claimed
+        if task.version > claimed.version:
+            return None  # moved on since
+        return task if task.version == claimed.version else claimed
+
+
+def _check_format(database: Database) -> None:
+    stored = database.get(keys.FORMAT)
+    if stored is None:
+        first = Journal(database, 1)
+        first.put(keys.FORMAT, keys.number(codec.FORMAT))
+        first.write()
+    elif int.from_bytes(stored, "big") > codec.FORMAT:
+        raise StoreMismatch(
+            f"{database.path} was written by a newer codeQ (format {int.from_bytes(stored, 'big')}, this one knows "
+            f"{codec.FORMAT}); use that version, nothing was changed"
+        )
+
+
+def _stored_policies(database: Database) -> list[tuple[QueueKey, QueuePolicy]]:
+    found = database.scan(keys.POLICIES, keys.after(keys.POLICIES))
+    return [(QueueKey(*keys.split_names(key[2:])), codec.decode_policy(value)) for key, value in found]
