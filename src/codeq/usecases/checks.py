@@ -1,0 +1,58 @@
+"""Whether a value that came from outside keeps to the limits. Each check answers the value or raises InvalidRequest."""
+
+import re
+from functools import lru_cache
+
+from codeq.domain.errors import InvalidRequest
+from codeq.domain.limits import (
+    ERROR_CHARS_MAX,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    NAME_PATTERN,
+    WORKER_CHARS_MAX,
+)
+
+_NAME = re.compile(NAME_PATTERN)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@lru_cache(maxsize=4096)
+def name(value: str, what: str) -> str:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise InvalidRequest(f"{what} must be 1 to 64 letters, digits, '_', '.' or '-', not {str(value)[:80]!r}")
+    return value
+
+
+def whole(value: int, what: str, least: int, most: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidRequest(f"{what} must be a whole number from {least} to {most}, not {str(value)[:40]}")
+    return value
+
+
+@lru_cache(maxsize=4096)
+def worker(value: str) -> str:
+    return text(value, "worker", WORKER_CHARS_MAX, least=1)
+
+
+def lease_ms(value: int) -> int:
+    return whole(value, "lease in milliseconds", LEASE_MS_MIN, LEASE_MS_MAX)
+
+
+def text(value: str, what: str, most: int, *, least: int = 0) -> str:
+    """A line of text: no control characters, which have no place in names, keys and headers."""
+    if not isinstance(value, str) or not least <= len(value) <= most or _CONTROL.search(value):
+        raise InvalidRequest(f"{what} must be text of {least} to {most} characters without control characters")
+    return _encodable(value, what)
+
+
+def message(value: str) -> str:
+    """An error's text. Cut rather than refused: a long stack trace is no reason to lose a result."""
+    return _encodable(value[:ERROR_CHARS_MAX], "error")
+
+
+def _encodable(value: str, what: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{what} holds half of a surrogate pair, which is not text") from None
+    return value

@@ -1,0 +1,156 @@
+"""Take tasks in. Each is on disk before it is acknowledged, and a repeated idempotency key answers the first one."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from codeq.domain import lifecycle
+from codeq.domain.backoff import Backoff
+from codeq.domain.errors import CodeqError, IdempotencyMismatch, InvalidRequest, StoreFailed
+from codeq.domain.ids import shard_for
+from codeq.domain.limits import (
+    ATTEMPTS_MAX,
+    ATTEMPTS_MIN,
+    BACKOFF_MS_MAX,
+    BATCH_BYTES_MAX,
+    BATCH_TASKS_MAX,
+    DELAY_MS_MAX,
+    IDEMPOTENCY_KEY_CHARS_MAX,
+    PAYLOAD_BYTES_MAX,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    TRACE_CHARS_MAX,
+    WEBHOOK_CHARS_MAX,
+)
+from codeq.domain.task import Body, Change, Task
+from codeq.usecases import checks
+from codeq.usecases.core import Core, durable
+
+
+class NewTask(Struct, frozen=True, kw_only=True, gc=False):
+    """What a producer may say of a task. `payload` is JSON and is kept byte for byte."""
+
+    command: str
+    payload: bytes = b"null"
+    priority: int = 0
+    delay_ms: int = 0
+    run_at_ms: int | None = None
+    """Unix milliseconds; wins over `delay_ms`, and a time in the past means at once."""
+    max_attempts: int | None = None
+    idempotency_key: str | None = None
+    webhook: str | None = None
+    backoff: Backoff | None = None
+    trace_parent: str | None = None
+    trace_state: str | None = None
+
+
+class Enqueued(Struct, frozen=True, gc=False):
+    task: Task
+    is_replay: bool
+    """The idempotency key was used before; `task` is the task that has it."""
+
+
+@durable
+async def enqueue(core: Core, tenant: str, orders: Sequence[NewTask]) -> list[Enqueued | CodeqError]:
+    """Per order: the task, or why it was refused. One order's refusal leaves the others alone."""
+    _check_batch(orders)
+    checks.name(tenant, "tenant")
+    answers: list[Enqueued | CodeqError | None] = [_refusal(order) for order in orders]
+    places = [place for place, refusal in enumerate(answers) if refusal is None]
+    changes = _changes(core, tenant, [orders[place] for place in places])
+    for place, change, stored in zip(places, changes, await core.store.commit(changes), strict=True):
+        if stored is change.after:
+            answers[place] = Enqueued(change.after, is_replay=False)
+        else:
+            answers[place] = await _replayed(core, change, stored)
+    return [answer for answer in answers if answer is not None]
+
+
+def _check_batch(orders: Sequence[NewTask]) -> None:
+    if len(orders) > BATCH_TASKS_MAX:
+        raise InvalidRequest(f"a batch has at most {BATCH_TASKS_MAX} tasks, not {len(orders)}")
+    size = sum([len(order.payload) for order in orders])
+    if size > BATCH_BYTES_MAX:
+        raise InvalidRequest(f"a batch has at most {BATCH_BYTES_MAX} bytes of payload, not {size}")
+
+
+def _changes(core: Core, tenant: str, orders: Sequence[NewTask]) -> list[Change]:
+    now_ms = core.store.now_ms()
+    shards = core.store.shards
+    homes = [
+        None if order.idempotency_key is None else shard_for(tenant, order.idempotency_key, shards) for order in orders
+    ]
+    changes = []
+    for task_id, order in zip(core.ids.mint(now_ms, shards, homes), orders, strict=True):
+        policy = core.policy(tenant, order.command)
+        trace = order.trace_parent
+        task = lifecycle.new(
+            task_id,
+            tenant,
+            order.command,
+            now_ms=now_ms,
+            priority=order.priority,
+            visible_ms=now_ms + order.delay_ms if order.run_at_ms is None else order.run_at_ms,
+            max_attempts=order.max_attempts or policy.max_attempts,
+            max_deliveries=policy.max_deliveries,
+            payload_bytes=len(order.payload),
+            trace_id=trace[3:35] if trace else None,
+            backoff=order.backoff,
+            has_webhook=order.webhook is not None,
+        )
+        body = Body(order.payload, order.idempotency_key, order.webhook, trace, order.trace_state)
+        changes.append(lifecycle.enqueue(task, body))
+    return changes
+
+
+async def _replayed(core: Core, change: Change, stored: Task | None) -> Enqueued | CodeqError:
+    asked = change.after
+    [record] = await core.store.read(asked.tenant, [stored.id]) if stored else [None]
+    if record is None or change.body is None:
+        return StoreFailed(f"the task that holds the idempotency key of {asked.id} cannot be read")
+    if record.task.command != asked.command or record.body.payload != change.body.payload:
+        return IdempotencyMismatch(
+            f"idempotency key {record.body.idempotency_key!r} was used for task {record.task.id}, which has another "
+            "command or payload; use a new key for a new task"
+        )
+    return Enqueued(record.task, is_replay=True)
+
+
+def _refusal(order: NewTask) -> CodeqError | None:
+    try:
+        _check(order)
+    except CodeqError as refusal:
+        return refusal
+    return None
+
+
+def _check(order: NewTask) -> None:
+    checks.name(order.command, "command")
+    if len(order.payload) > PAYLOAD_BYTES_MAX:
+        raise InvalidRequest(
+            f"the payload has {len(order.payload)} bytes, at most {PAYLOAD_BYTES_MAX} are taken; store it elsewhere "
+            "and send a reference"
+        )
+    if order.priority:
+        checks.whole(order.priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
+    if order.delay_ms:
+        checks.whole(order.delay_ms, "delay in milliseconds", 0, DELAY_MS_MAX)
+    if order.run_at_ms is not None:
+        checks.whole(order.run_at_ms, "run time in Unix milliseconds", 0, 1 << 52)
+    if order.max_attempts is not None:
+        checks.whole(order.max_attempts, "max attempts", ATTEMPTS_MIN, ATTEMPTS_MAX)
+    if order.backoff is not None:
+        checks.whole(order.backoff.base_ms, "backoff base in milliseconds", 0, BACKOFF_MS_MAX)
+        checks.whole(order.backoff.max_ms, "backoff maximum in milliseconds", 0, BACKOFF_MS_MAX)
+    _check_texts(order)
+
+
+def _check_texts(order: NewTask) -> None:
+    if order.idempotency_key is not None:
+        checks.text(order.idempotency_key, "idempotency key", IDEMPOTENCY_KEY_CHARS_MAX, least=1)
+    if order.webhook is not None:
+        checks.text(order.webhook, "webhook", WEBHOOK_CHARS_MAX, least=1)
+    if order.trace_parent is not None:
+        checks.text(order.trace_parent, "trace parent", TRACE_CHARS_MAX)
+    if order.trace_state is not None:
+        checks.text(order.trace_state, "trace state", TRACE_CHARS_MAX)

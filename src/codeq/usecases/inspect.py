@@ -1,0 +1,56 @@
+"""Look without touching: a task, its result, its history, the tasks that match, the state of the queues."""
+
+from codeq.domain.errors import NotFound
+from codeq.domain.ids import shard_of
+from codeq.domain.limits import DELIVERIES_MAX, LIST_TASKS_MAX, RESULT_WAIT_MS_MAX
+from codeq.domain.queue import QueueCounts, QueueKey
+from codeq.domain.task import Task
+from codeq.store.interface import Filter, Page, Record
+from codeq.usecases import checks
+from codeq.usecases.core import Core, durable
+
+
+@durable
+async def get(core: Core, tenant: str, task_id: str, *, wait_ms: int = 0) -> Record:
+    """All that is kept of the task. With `wait_ms`, not before it has ended or that time has passed."""
+    checks.whole(wait_ms, "wait in milliseconds", 0, RESULT_WAIT_MS_MAX)
+    record = await _read(core, tenant, task_id)
+    if wait_ms and not record.task.status.is_final:
+        await core.lobby.wait_for_end(task_id, wait_ms)
+        record = await _read(core, tenant, task_id)
+    return record
+
+
+@durable
+async def history(core: Core, tenant: str, task_id: str) -> list[Task]:
+    """The task after each of its moves, oldest first, as far back as events are kept."""
+    [task] = await core.store.load(tenant, [task_id])
+    if task is None:
+        raise NotFound(f"there is no task {task_id[:64]!r}")
+    moves: list[Task] = []
+    version = task.version
+    while version and len(moves) < DELIVERIES_MAX:
+        found = await core.store.events(shard_of(task_id), version, 1)
+        if not found.events or found.events[0].version != version:
+            break  # trimmed away
+        moves.append(found.events[0])
+        version = found.events[0].previous
+    return moves[::-1]
+
+
+@durable
+async def find(core: Core, tenant: str, wanted: Filter, *, cursor: str | None = None, limit: int = 100) -> Page:
+    checks.whole(limit, "limit", 1, LIST_TASKS_MAX)
+    return await core.store.find(tenant, wanted, cursor=cursor, limit=limit)
+
+
+@durable
+async def counts(core: Core, tenant: str | None) -> dict[QueueKey, QueueCounts]:
+    return await core.store.counts(tenant, ages=True)
+
+
+async def _read(core: Core, tenant: str, task_id: str) -> Record:
+    [record] = await core.store.read(tenant, [task_id])
+    if record is None:
+        raise NotFound(f"there is no task {task_id[:64]!r}")
+    return record

@@ -1,0 +1,83 @@
+"""What operators do to tasks: cancel, replay from the dead-letter queue, purge; one by one or all that match."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from codeq.domain import lifecycle
+from codeq.domain.errors import CodeqError
+from codeq.domain.limits import LIST_TASKS_MAX
+from codeq.domain.queue import Index
+from codeq.domain.task import Change, Task
+from codeq.store.interface import Filter
+from codeq.usecases.core import Core, durable
+from codeq.usecases.moving import move_each
+
+
+class Swept(Struct, frozen=True, gc=False):
+    """What an operation on all that match has done: how many tasks, and the first of their ids."""
+
+    matched: int
+    changed: int
+    ids: list[str]
+
+
+@durable
+async def cancel(core: Core, tenant: str, ids: Sequence[str]) -> list[Task | CodeqError]:
+    """Pending and delayed tasks end at once; a worker that holds one learns so at its next heartbeat."""
+    now_ms = core.store.now_ms()
+    answers = await move_each(
+        core, tenant, ids, lambda _, task: lifecycle.cancel(task, now_ms, keep_ms=core.keep_ms(task))
+    )
+    for answer in answers:
+        if isinstance(answer, Task):
+            core.freed(answer)
+    return answers
+
+
+@durable
+async def replay(core: Core, tenant: str, ids: Sequence[str]) -> list[Task | CodeqError]:
+    """Put dead tasks back into their queues with a fresh set of attempts."""
+    now_ms = core.store.now_ms()
+    return await move_each(core, tenant, ids, lambda _, task: lifecycle.replay(task, now_ms))
+
+
+@durable
+async def purge(core: Core, tenant: str, ids: Sequence[str]) -> list[Task | CodeqError]:
+    """Forget ended tasks before their retention has passed."""
+    now_ms = core.store.now_ms()
+    return await move_each(core, tenant, ids, lambda _, task: lifecycle.purge(task, now_ms))
+
+
+@durable
+async def replay_matching(core: Core, tenant: str, wanted: Filter, *, limit: int, dry_run: bool = False) -> Swept:
+    """Replay up to `limit` dead tasks that match."""
+    return await _each_dead(core, tenant, wanted, lifecycle.replay, limit=limit, dry_run=dry_run)
+
+
+@durable
+async def purge_matching(core: Core, tenant: str, wanted: Filter, *, limit: int, dry_run: bool = False) -> Swept:
+    """Forget up to `limit` dead tasks that match."""
+    return await _each_dead(core, tenant, wanted, lifecycle.purge, limit=limit, dry_run=dry_run)
+
+
+async def _each_dead(
+    core: Core, tenant: str, wanted: Filter, move: Callable[[Task, int], Change], *, limit: int, dry_run: bool
+) -> Swept:
+    now_ms = core.store.now_ms()
+    dead = msgspec.structs.replace(wanted, index=Index.DEAD)
+    matched: list[str] = []
+    changed = 0
+    cursor: str | None = None
+    while len(matched) < limit:
+        page = await core.store.find(tenant, dead, cursor=cursor, limit=min(LIST_TASKS_MAX, limit - len(matched)))
+        matched += [task.id for task in page.tasks]
+        if not dry_run and page.tasks:
+            moved = await move_each(core, tenant, [t.id for t in page.tasks], lambda _, task: move(task, now_ms))
+            changed += sum(isinstance(answer, Task) for answer in moved)
+            await core.store.settle()
+        cursor = page.cursor
+        if cursor is None:
+            break
+    return Swept(len(matched), changed, matched[:LIST_TASKS_MAX])
