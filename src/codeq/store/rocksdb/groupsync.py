@@ -24,7 +24,10 @@ class GroupSync:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="codeq-fsync")
         self._next: list[asyncio.Future[None]] = []
         self._current: list[asyncio.Future[None]] = []
-        self._flushing = False
+        self._is_called = False
+        self._is_flushing = False
+        self._covered = journal.writes
+        """What was written up to here is on disk, or under way to it by the present flush."""
         self._fault: StoreError | None = None
         self._is_full = False
         self._started_s = 0.0
@@ -43,21 +46,22 @@ class GroupSync:
     async def settle(self) -> None:
         if self._fault:
             raise type(self._fault)(*self._fault.args)
-        if self._journal.is_dirty:
+        if self._journal.is_dirty or self._journal.writes > self._covered:
             if not self._fsync:
                 self._write()
+                self._covered = self._journal.writes
                 return
             group = self._next
-        elif self._flushing:
+        elif self._is_flushing:
             group = self._current
         else:
             return
         loop = asyncio.get_running_loop()
         done = loop.create_future()
         group.append(done)
-        if not self._flushing:
-            # Calls that are ready to run in this turn of the loop still join the group.
-            self._flushing = True
+        if not self._is_flushing and not self._is_called:
+            # Not at once: calls that are ready to run in this turn of the loop still join the group.
+            self._is_called = True
             loop.call_soon(self._start, loop)
         await done
 
@@ -80,11 +84,14 @@ class GroupSync:
             self._thread.shutdown(wait=True)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_called = False
         self._current, self._next = self._next, []
         try:
             self._write()
         except StoreError:
-            return
+            return  # everyone who waits has been told
+        self._covered = self._journal.writes
+        self._is_flushing = True
         self._started_s = time.perf_counter()
         flush = self._thread.submit(self._flush)
         flush.add_done_callback(lambda f: loop.call_soon_threadsafe(self._finish, loop, f.exception()))
@@ -110,7 +117,6 @@ class GroupSync:
         for done in group:
             if not done.done():
                 done.set_result(None)
+        self._is_flushing = False
         if self._next:
             self._start(loop)
-        else:
-            self._flushing = False

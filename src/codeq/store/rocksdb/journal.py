@@ -14,6 +14,8 @@ class Journal:
 
     def __init__(self, database: Database, next_version: int) -> None:
         self.next_version = next_version
+        self.writes = 0
+        """How many batches RocksDB was given. A flush covers those given before it began."""
         self._database = database
         self._batch = batch()
         self._recent: dict[bytes, bytes | None] = {}
@@ -84,6 +86,7 @@ class Journal:
         for i in range(0, len(self._events), EVENT_SEGMENT_MAX):
             self._batch.put(keys.events(first + i), joined(self._events[i : i + EVENT_SEGMENT_MAX]))
         self._database.write(self._batch)
+        self.writes += 1
         self._batch = batch()
         self._recent = {}
         self._events = []

@@ -6,7 +6,6 @@ its end has been seen, new tasks are appended in memory and delivered without be
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
 
 from codeq.domain.limits import WINDOW_BODY_BYTES_MAX, WINDOW_TASKS_MAX, WINDOWS_TASKS_MAX
 from codeq.domain.queue import QueueKey
@@ -21,10 +20,11 @@ Entry = tuple[Task, Body | None]
 class Window:
     """The pending tasks of one queue and priority: how many there are, and the first of them."""
 
-    __slots__ = ("budget", "count", "entries", "floor", "prefix", "queue", "sees_end")
+    __slots__ = ("budget", "count", "entries", "floor", "prefix", "priority", "queue", "sees_end")
 
     def __init__(self, queue: "Queue", priority: int) -> None:
         self.queue = queue
+        self.priority = priority
         self.budget = queue.budget
         self.prefix = keys.pending_prefix(queue.key, priority)
         self.count = 0
@@ -44,25 +44,16 @@ class Window:
 
     def remove(self, version: int) -> None:
         """Forget a task that left by another way than `pop`."""
-        self.count -= 1
         entry = self.entries.pop(version, None)
         if entry:
             self.budget.release(entry)
+        self._shrink(1)
 
     def must_read(self, limit: int) -> bool:
-        """Whether the next `limit` pops will have to read from disk."""
+        """Whether `limit` pops will have to read from disk."""
         return len(self.entries) < min(limit, self.count)
 
-    def pop(self, journal: Journal) -> Entry:
-        """Take the first task out. Only call while `count` is above zero."""
-        if not self.entries:
-            self._read_ahead(journal, WINDOW_TASKS_MAX)
-        _, entry = self.entries.popitem(last=False)
-        self.count -= 1
-        self.budget.release(entry)
-        return entry
-
-    def pop_many(self, journal: Journal, limit: int) -> list[Entry]:
+    def pop(self, journal: Journal, limit: int) -> list[Entry]:
         """Take out the first `limit` tasks, or all there are."""
         popped: list[Entry] = []
         pop_first = self.entries.popitem
@@ -71,9 +62,9 @@ class Window:
             if not self.entries:
                 self._read_ahead(journal, WINDOW_TASKS_MAX)
             popped += [pop_first(False)[1] for _ in range(min(wanted - len(popped), len(self.entries)))]
-        self.count -= wanted
         for entry in popped:
             self.budget.release(entry)
+        self._shrink(wanted)
         return popped
 
     def peek(self, journal: Journal) -> Task:
@@ -93,6 +84,11 @@ class Window:
             for entry in self.entries.values():
                 self.budget.release(entry)
             self.entries.clear()
+
+    def _shrink(self, tasks: int) -> None:
+        self.count -= tasks
+        if not self.count:
+            del self.queue.windows[self.priority]
 
     def _read_ahead(self, journal: Journal, limit: int) -> None:
         last = self.floor - 1
@@ -142,7 +138,7 @@ class Budget:
 class Queue:
     """What one shard knows of one queue, whatever its length."""
 
-    __slots__ = ("_windows", "budget", "dead", "delayed", "in_progress", "key")
+    __slots__ = ("budget", "dead", "delayed", "in_progress", "key", "windows")
 
     def __init__(self, budget: Budget, key: QueueKey) -> None:
         self.budget = budget
@@ -150,26 +146,20 @@ class Queue:
         self.delayed = 0
         self.in_progress = 0
         self.dead = 0
-        self._windows: list[Window | None] = [None] * 10
+        self.windows: dict[int, Window] = {}
+        """By priority; only those that have tasks."""
 
     def window(self, priority: int) -> Window:
-        window = self._windows[priority]
+        """The window of a priority that is about to get a task."""
+        window = self.windows.get(priority)
         if window is None:
-            window = self._windows[priority] = Window(self, priority)
+            window = self.windows[priority] = Window(self, priority)
         return window
-
-    def ready(self, priority: int) -> Window | None:
-        """The window of a priority that has tasks."""
-        window = self._windows[priority]
-        return window if window is not None and window.count else None
-
-    def windows(self) -> Iterator[tuple[int, Window]]:
-        return ((priority, window) for priority, window in enumerate(self._windows) if window and window.count)
 
     @property
     def pending(self) -> int:
-        return sum(window.count for _, window in self.windows())
+        return sum([window.count for window in self.windows.values()])
 
     @property
     def is_empty(self) -> bool:
-        return not (self.delayed or self.in_progress or self.dead or self.pending)
+        return not (self.delayed or self.in_progress or self.dead or self.windows)

@@ -56,7 +56,7 @@ class Queues:
         return {queue.key: self._count(queue, ages=ages) for queue in wanted if not queue.is_empty}
 
     def _count(self, queue: Queue, *, ages: bool) -> QueueCounts:
-        heads = [window.peek(self._journal) for _, window in queue.windows()] if ages else []
+        heads = [window.peek(self._journal) for window in queue.windows.values()] if ages else []
         return QueueCounts(
             pending=queue.pending,
             delayed=queue.delayed,
@@ -87,7 +87,7 @@ class Queues:
                 if not self._commands[key.tenant]:
                     del self._commands[key.tenant]
             else:
-                pending = [(priority, window.count, window.head()) for priority, window in queue.windows()]
+                pending = [(priority, window.count, window.head()) for priority, window in queue.windows.items()]
                 saved = _Saved(queue.delayed, queue.in_progress, queue.dead, pending)
                 self._journal.put(keys.counts(key), encode(saved))
         self._changed.clear()

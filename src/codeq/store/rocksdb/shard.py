@@ -1,11 +1,12 @@
 """One shard on RocksDB: the unit of atomicity, order and event numbers. All calls come from one event loop."""
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from codeq.domain import lifecycle
-from codeq.domain.errors import CodeqError, StoreMismatch
+from codeq.domain.errors import StoreMismatch
 from codeq.domain.ids import is_task_id
 from codeq.domain.limits import BATCH_BYTES_MAX, RESTART_GRACE_MS
 from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
@@ -13,21 +14,20 @@ from codeq.domain.task import Body, Change, Move, Task
 from codeq.store import codec
 from codeq.store.interface import ClaimOrder, Clock, Delivery, Events, Filter, Listener, Page, Record
 from codeq.store.rocksdb import keys
+from codeq.store.rocksdb.choosing import Chosen, choose
 from codeq.store.rocksdb.database import Database
 from codeq.store.rocksdb.eventlog import EventLog
 from codeq.store.rocksdb.find import find
 from codeq.store.rocksdb.groupsync import GroupSync
 from codeq.store.rocksdb.journal import Journal
 from codeq.store.rocksdb.leases import Leases
-from codeq.store.rocksdb.pending import Queue, Window
+from codeq.store.rocksdb.pending import Queue
 from codeq.store.rocksdb.queues import Queues
 from codeq.store.rocksdb.timed import Delayed, Retention
 from codeq.store.rocksdb.witness import Witness
 
 _PENDING, _DELAYED, _IN_PROGRESS, _DEAD, _ = Index
 _HEARTBEAT, _PURGE = Move.HEARTBEAT, Move.PURGE
-
-Chosen = tuple[Window, tuple[Task, Body | None]]
 
 
 class RocksShard:
@@ -80,8 +80,6 @@ class RocksShard:
         self.sync.check(growing=any(change.before is None for change in changes))
         try:
             return [self._apply(change) for change in changes]
-        except CodeqError:
-            raise
         except Exception as fault:  # half of a change may be in the journal: it must never be written
             self.sync.fail(fault)
             raise
@@ -90,24 +88,12 @@ class RocksShard:
 
     async def take(self, order: ClaimOrder) -> list[Delivery]:
         self.sync.check(growing=False)
-        chosen = self._choose(order)
-        if not chosen:
-            return []
-        now_ms = self.now_ms()
-        journal = self._journal
-        tasks: list[Task] = []
-        data: list[bytes] = []
-        bodies: list[Body | None] = []
-        for window, (before, body) in chosen:
-            after = lifecycle.claim(before, order.worker, now_ms, lease_ms=order.lease_ms).after
-            data.append(journal.event(after))
-            tasks.append(after)
-            bodies.append(body)
-            journal.delete(window.prefix + keys.number(before.version))
-            window.queue.in_progress += 1
-            self._queues.changed(window.queue)
-        self._leases.hand_out(tasks, data)
-        return self._with_bodies(tasks, bodies)
+        try:
+            chosen = choose(self._journal, order, self._in_turn(order.queues))
+            return self._lease(order, chosen) if chosen else []
+        except Exception as fault:  # as in commit
+            self.sync.fail(fault)
+            raise
 
     async def load(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
         self.sync.check(growing=False)
@@ -170,7 +156,7 @@ class RocksShard:
         self.sync.check(growing=False)
         self._journal.write()
         target.mkdir(mode=0o700, parents=True)
-        self._database.checkpoint(target / "rocksdb")
+        await asyncio.to_thread(self._database.checkpoint, target / "rocksdb")
 
     async def close(self) -> None:
         try:
@@ -278,47 +264,30 @@ class RocksShard:
 
     # -- claims --------------------------------------------------------------------------------------------------
 
-    def _choose(self, order: ClaimOrder) -> list[Chosen]:
-        queues = [queue for key in order.queues if (queue := self._queues.peek(key))]
-        if not queues:
-            return []
-        if any(window.must_read(order.limit) for queue in queues for _, window in queue.windows()):
-            # Scans write the journal out. That must not happen between the pops below and the changes that match
-            # them: a crash would leave counts on disk that miss tasks which are still pending.
-            self._journal.write()
-        self._turn += 1
-        shift = self._turn % len(queues)
-        queues = queues[shift:] + queues[:shift]
-        limits = order.limits
-        room = {q.key: max(0, limits[q.key] - q.in_progress) for q in queues if q.key in limits} if limits else {}
-        chosen: list[Chosen] = []
-        for priority in range(9, -1, -1):
-            ready = [window for queue in queues if (window := queue.ready(priority))]
-            while ready and len(chosen) < order.limit:
-                ready = self._one_round(ready, room, chosen, order.limit)
-            if len(chosen) == order.limit:
-                break
-        return chosen
+    def _in_turn(self, wanted: Sequence[QueueKey]) -> list[Queue]:
+        queues = [queue for key in wanted if (queue := self._queues.peek(key)) and queue.windows]
+        if len(queues) > 1:
+            self._turn += 1
+            shift = self._turn % len(queues)
+            queues = queues[shift:] + queues[:shift]
+        return queues
 
-    def _one_round(
-        self, ready: list[Window], room: dict[QueueKey, int], chosen: list[Chosen], limit: int
-    ) -> list[Window]:
-        """Take one task of each window, and answer those that may give another."""
-        if len(ready) == 1 and not room:
-            window = ready[0]
-            chosen += [(window, entry) for entry in window.pop_many(self._journal, limit - len(chosen))]
-            return []
-        going_on = []
-        for window in ready:
-            key = window.queue.key
-            if len(chosen) == limit or room.get(key) == 0:
-                continue
-            chosen.append((window, window.pop(self._journal)))
-            if key in room:
-                room[key] -= 1
-            if window.count:
-                going_on.append(window)
-        return going_on
+    def _lease(self, order: ClaimOrder, chosen: list[Chosen]) -> list[Delivery]:
+        now_ms = self.now_ms()
+        journal = self._journal
+        tasks: list[Task] = []
+        data: list[bytes] = []
+        bodies: list[Body | None] = []
+        for window, (before, body) in chosen:
+            after = lifecycle.claim(before, order.worker, now_ms, lease_ms=order.lease_ms).after
+            data.append(journal.event(after))
+            tasks.append(after)
+            bodies.append(body)
+            journal.delete(window.prefix + keys.number(before.version))
+            window.queue.in_progress += 1
+            self._queues.changed(window.queue)
+        self._leases.hand_out(tasks, data)
+        return self._with_bodies(tasks, bodies)
 
     def _with_bodies(self, tasks: list[Task], bodies: list[Body | None]) -> list[Delivery]:
         missing = [i for i, body in enumerate(bodies) if body is None]
@@ -337,9 +306,10 @@ class RocksShard:
             return held if held.tenant == tenant else None
         if not is_task_id(task_id):
             return None
-        kept, opened = self._journal.get_many([keys.kept(tenant, task_id), keys.body(tenant, task_id)])
+        kept = self._journal.get(keys.kept(tenant, task_id))
         if kept is not None:
             return codec.decode_task(codec.decode_kept(kept).task)
+        opened = self._journal.get(keys.body(tenant, task_id))
         return codec.decode_task(codec.decode_opened(opened).task) if opened is not None else None
 
     def _record(self, tenant: str, task_id: str) -> Record | None:
