@@ -1,4 +1,4 @@
-"""The `codeq` command: look into a data directory, copy it, put it back."""
+"""The `codeq` command: run the service, look into a data directory, copy it, put it back."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,9 +8,14 @@ from rich.console import Console
 from rich.table import Table
 
 import codeq
-from codeq.domain.errors import CodeqError
+from codeq.cli import serving
+from codeq.cli.plain import PlainErrors
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="codeQ, a durable task queue.")
+app.command()(serving.serve)
+app.command()(serving.token)
+app.add_typer(serving.config_app, name="config")
+
 Directory = Annotated[Path, typer.Argument(help="A data directory, as given to codeq.open().")]
 
 
@@ -30,7 +35,7 @@ def stats(
 ) -> None:
     """Show how many tasks stand where. The directory must not be open elsewhere."""
     _existing(directory)
-    with _plain_errors(), codeq.open(directory, tenant=tenant, sweeping=False) as queue:
+    with PlainErrors(), codeq.open(directory, tenant=tenant, sweeping=False) as queue:
         table = Table("command", "pending", "delayed", "in progress", "dead", box=None)
         for command, counts in sorted(queue.queues().items()):
             row = (counts.pending, counts.delayed, counts.in_progress, counts.dead)
@@ -42,7 +47,7 @@ def stats(
 def backup(directory: Directory, target: Annotated[Path, typer.Argument(help="A new directory.")]) -> None:
     """Copy a data directory. A running program copies its own with queue.backup()."""
     _existing(directory)
-    with _plain_errors(), codeq.open(directory, sweeping=False) as queue:
+    with PlainErrors(), codeq.open(directory, sweeping=False) as queue:
         queue.backup(target)
     print(f"copied {directory} to {target}")
 
@@ -52,20 +57,9 @@ def restore(
     source: Annotated[Path, typer.Argument(metavar="BACKUP", help="What `codeq backup` wrote.")], directory: Directory
 ) -> None:
     """Put a backup into a new data directory."""
-    with _plain_errors():
+    with PlainErrors():
         codeq.restore(source, directory)
     print(f"restored {source} to {directory}")
-
-
-class _plain_errors:  # noqa: N801 - used like a function
-    """Turns what the user can mend into one line and exit code 1."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, fault: BaseException | None, trace: object) -> None:
-        if isinstance(fault, CodeqError):
-            print(f"codeq: {fault}")
-            raise typer.Exit(1)
 
 
 def _existing(directory: Path) -> None:

@@ -44,6 +44,12 @@ class QueuePolicy(Struct, frozen=True, kw_only=True, gc=False):
     """How many tasks of the queue may be in progress at once; 0 for no limit."""
     paused: bool = False
     """A paused queue takes new tasks and hands out none."""
+    priority_tiers: tuple[int, ...] = ()
+    dead_letter_ref: str | None = None
+    """These two are kept for the readers of the catalogue, as in the original, and change nothing."""
+    version: int = 1
+    created_ms: int = 0
+    updated_ms: int = 0
 
 
 class QueueCounts(Struct, frozen=True, kw_only=True, gc=False):

@@ -233,10 +233,7 @@ class AsyncQueue:
 
     async def set_policy(self, command: str, policy: QueuePolicy | None) -> None:
         """Rules for one command: attempts, lease, backoff, retention, consumers, pause. None for the defaults."""
-        queue = QueueKey(self.tenant, command)
-        await self.core.store.set_policy(queue, policy)
-        await self.core.store.settle()
-        self.core.lobby.ready(queue, 1)
+        await operate.set_policy(self.core, QueueKey(self.tenant, command), policy)
 
     async def backup(self, target: str | os.PathLike[str]) -> None:
         """Write a consistent copy into a new directory, while the queue goes on working."""

@@ -75,8 +75,8 @@ class Listener(Protocol):
     def ready(self, queue: QueueKey, tasks: int) -> None:
         """`tasks` tasks of the queue have just become claimable."""
 
-    def ended(self, tasks: Sequence[Task]) -> None:
-        """The tasks have just reached a final status."""
+    def moved(self, tasks: Sequence[Task]) -> None:
+        """The tasks have just made a move and stand as given. Heartbeats are not told."""
 
 
 class Store(Protocol):

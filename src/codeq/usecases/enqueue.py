@@ -46,6 +46,7 @@ class NewTask(Struct, frozen=True, kw_only=True, gc=False):
 
 class Enqueued(Struct, frozen=True, gc=False):
     task: Task
+    body: Body
     is_replay: bool
     """The idempotency key was used before; `task` is the task that has it."""
 
@@ -59,8 +60,8 @@ async def enqueue(core: Core, tenant: str, orders: Sequence[NewTask]) -> list[En
     places = [place for place, refusal in enumerate(answers) if refusal is None]
     changes = _changes(core, tenant, [orders[place] for place in places])
     for place, change, stored in zip(places, changes, await core.store.commit(changes), strict=True):
-        if stored is change.after:
-            answers[place] = Enqueued(change.after, is_replay=False)
+        if stored is change.after and change.body is not None:
+            answers[place] = Enqueued(stored, change.body, is_replay=False)
         else:
             answers[place] = await _replayed(core, change, stored)
     return [answer for answer in answers if answer is not None]
@@ -113,7 +114,7 @@ async def _replayed(core: Core, change: Change, stored: Task | None) -> Enqueued
             f"idempotency key {record.body.idempotency_key!r} was used for task {record.task.id}, which has another "
             "command or payload; use a new key for a new task"
         )
-    return Enqueued(record.task, is_replay=True)
+    return Enqueued(record.task, record.body, is_replay=True)
 
 
 def _refusal(order: NewTask) -> CodeqError | None:

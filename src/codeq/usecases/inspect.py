@@ -2,10 +2,10 @@
 
 from codeq.domain.errors import NotFound
 from codeq.domain.ids import shard_of
-from codeq.domain.limits import DELIVERIES_MAX, LIST_TASKS_MAX, RESULT_WAIT_MS_MAX
+from codeq.domain.limits import DELIVERIES_MAX, EVENTS_READ_MAX, LIST_TASKS_MAX, RESULT_WAIT_MS_MAX
 from codeq.domain.queue import QueueCounts, QueueKey
 from codeq.domain.task import Task
-from codeq.store.interface import Filter, Page, Record
+from codeq.store.interface import Events, Filter, Page, Record
 from codeq.usecases import checks
 from codeq.usecases.core import Core, durable
 
@@ -47,6 +47,13 @@ async def find(core: Core, tenant: str, wanted: Filter, *, cursor: str | None = 
 @durable
 async def counts(core: Core, tenant: str | None) -> dict[QueueKey, QueueCounts]:
     return await core.store.counts(tenant, ages=True)
+
+
+@durable
+async def events(core: Core, shard: int, start: int, limit: int) -> Events:
+    checks.whole(shard, "shard", 0, core.store.shards - 1)
+    checks.whole(limit, "limit", 1, EVENTS_READ_MAX)
+    return await core.store.events(shard, start, limit)
 
 
 async def _read(core: Core, tenant: str, task_id: str) -> Record:

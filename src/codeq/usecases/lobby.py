@@ -43,6 +43,7 @@ class Lobby:
         self._serving: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
         self._for_end: dict[str, set[asyncio.Future[None]]] = {}
+        self._for_event: set[asyncio.Future[None]] = set()
 
     def ready(self, queue: QueueKey, tasks: int) -> None:  # noqa: ARG002 - how many is found out by taking them
         if queue in self._waiting or QueueKey(queue.tenant, EVERY) in self._waiting:
@@ -50,9 +51,13 @@ class Lobby:
             if self._serving is None or self._serving.done():
                 self._serving = asyncio.get_running_loop().create_task(self.serve())
 
-    def ended(self, tasks: Sequence[Task]) -> None:
+    def moved(self, tasks: Sequence[Task]) -> None:
+        for waiter in self._for_event:
+            if not waiter.done():
+                waiter.set_result(None)
         if self._for_end:
-            for waiter in [waiter for task in tasks for waiter in self._for_end.pop(task.id, ())]:
+            ended = [task.id for task in tasks if task.status.is_final]
+            for waiter in [waiter for task_id in ended for waiter in self._for_end.pop(task_id, ())]:
                 if not waiter.done():
                     waiter.set_result(None)
 
@@ -114,6 +119,24 @@ class Lobby:
                 waiters.discard(ended)
                 if not waiters:
                     del self._for_end[task_id]
+
+    async def wait_for_event(self, wait_ms: int) -> None:
+        """Return at the next move of any task, or after `wait_ms`."""
+        happened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._for_event.add(happened)
+        try:
+            await asyncio.wait([happened], timeout=wait_ms / 1000)
+        finally:
+            self._for_event.discard(happened)
+
+    def end_waits(self) -> None:
+        """Send everyone home with what there is: the service stops."""
+        for line in list(self._waiting.values()):
+            for waiter in list(line.values()):
+                self._give_up(waiter)
+        for waiting in [*self._for_event, *[waiter for line in self._for_end.values() for waiter in line]]:
+            if not waiting.done():
+                waiting.set_result(None)
 
     def _first(self, queue: QueueKey) -> Waiter | None:
         lines = (self._waiting.get(queue), self._waiting.get(QueueKey(queue.tenant, EVERY)))

@@ -8,9 +8,10 @@ from msgspec import Struct
 from codeq.domain import lifecycle
 from codeq.domain.errors import CodeqError
 from codeq.domain.limits import LIST_TASKS_MAX
-from codeq.domain.queue import Index
+from codeq.domain.queue import Index, QueueKey, QueuePolicy
 from codeq.domain.task import Change, Task
 from codeq.store.interface import Filter
+from codeq.usecases import checks
 from codeq.usecases.core import Core, durable
 from codeq.usecases.moving import move_each
 
@@ -60,6 +61,33 @@ async def replay_matching(core: Core, tenant: str, wanted: Filter, *, limit: int
 async def purge_matching(core: Core, tenant: str, wanted: Filter, *, limit: int, dry_run: bool = False) -> Swept:
     """Forget up to `limit` dead tasks that match."""
     return await _each_dead(core, tenant, wanted, lifecycle.purge, limit=limit, dry_run=dry_run)
+
+
+@durable
+async def purge_before(core: Core, tenant: str, before_ms: int, *, limit: int) -> int:
+    """Forget up to `limit` ended tasks whose retention passes before then. Answers how many."""
+    now_ms = core.store.now_ms()
+    purged = 0
+    cursor: str | None = None
+    while purged < limit:
+        page = await core.store.find(tenant, Filter(), cursor=cursor, limit=LIST_TASKS_MAX)
+        ripe = [task.id for task in page.tasks if task.status.is_final and task.purge_ms <= before_ms]
+        moved = await move_each(core, tenant, ripe[: limit - purged], lambda _, task: lifecycle.purge(task, now_ms))
+        purged += sum(isinstance(answer, Task) for answer in moved)
+        await core.store.settle()
+        cursor = page.cursor
+        if cursor is None:
+            break
+    return purged
+
+
+@durable
+async def set_policy(core: Core, queue: QueueKey, policy: QueuePolicy | None) -> None:
+    """Change the rules of a queue from now on; None for the defaults. Workers that wait look again."""
+    checks.name(queue.tenant, "tenant")
+    checks.name(queue.command, "command")
+    await core.store.set_policy(queue, policy)
+    core.lobby.ready(queue, 1)
 
 
 async def _each_dead(

@@ -69,7 +69,7 @@ class RocksShard:
             raise
         self.sync = GroupSync(self._database, self._journal, self._witness, fsync=fsync)
         self._readied: defaultdict[Queue, int] = defaultdict(int)
-        self._ended: list[Task] = []
+        self._moved: list[Task] = []
         self._turn = 0
 
     def now_ms(self) -> int:
@@ -186,6 +186,7 @@ class RocksShard:
             self._leases.extend(after)
             return after
         data = self._journal.event(after)
+        self._moved.append(after)
         self._leave(before)
         if move is _PURGE:
             self._forget(after)
@@ -205,6 +206,7 @@ class RocksShard:
                 return existing
             self._journal.put(key, task.id.encode())
         data = self._journal.event(task)
+        self._moved.append(task)
         self._journal.put(keys.body(task.tenant, task.id), codec.opened(data, body))
         self._enter(task, data, body)
         return task
@@ -242,7 +244,6 @@ class RocksShard:
                 queue.dead += 1
                 self._journal.put(keys.dead_prefix(queue.key) + keys.number(task.version), task.id.encode())
             self._retention.add(task)
-            self._ended.append(task)
 
     def _forget(self, task: Task) -> None:
         opened = self._journal.get(keys.body(task.tenant, task.id))
@@ -258,9 +259,9 @@ class RocksShard:
             readied, self._readied = self._readied, defaultdict(int)
             for queue, tasks in readied.items():
                 self.listener.ready(queue.key, tasks)
-        if self._ended:
-            ended, self._ended = self._ended, []
-            self.listener.ended(ended)
+        if self._moved:
+            moved, self._moved = self._moved, []
+            self.listener.moved(moved)
 
     # -- claims --------------------------------------------------------------------------------------------------
 
@@ -287,6 +288,7 @@ class RocksShard:
             window.queue.in_progress += 1
             self._queues.changed(window.queue)
         self._leases.hand_out(tasks, data)
+        self.listener.moved(tasks)
         return self._with_bodies(tasks, bodies)
 
     def _with_bodies(self, tasks: list[Task], bodies: list[Body | None]) -> list[Delivery]:

@@ -1,0 +1,1 @@
+"""codeQ as a service: how the verbs of the queue are reached over HTTP."""

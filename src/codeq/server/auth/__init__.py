@@ -1,0 +1,1 @@
+"""Who is calling: tokens, their validators, and the tenant they speak for."""

@@ -1,0 +1,51 @@
+"""What a token says, and the protocol by which plugins read tokens.
+
+A plugin is a factory `(config: dict) -> Validator`, registered under the entry point group `codeq.auth`.
+"""
+
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from codeq.domain.errors import InvalidRequest
+
+
+class Claims(Struct, frozen=True, kw_only=True):
+    subject: str
+    scopes: frozenset[str] = frozenset()
+    event_types: tuple[str, ...] = ()
+    expires_s: float | None = None
+    """Unix seconds; None for tokens that are not bound to a time."""
+    raw: Mapping[str, Any] = {}
+
+
+class Validator(Protocol):
+    async def validate(self, token: str) -> Claims:
+        """The token's claims. Raises Unauthenticated for a bad token, Unavailable if good and bad cannot be told."""
+
+    async def start(self) -> None:
+        """Fetch what is needed beforehand. Must not fail because an issuer is down."""
+
+    async def close(self) -> None: ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether tokens can be told good from bad now."""
+
+    @property
+    def revision(self) -> int:
+        """Changes whenever a verdict given before may no longer hold."""
+
+
+Factory = Callable[[dict[str, Any]], Validator]
+
+
+def make_validator(provider: str, config: dict[str, Any]) -> Validator:
+    found = [point for point in entry_points(group="codeq.auth") if point.name == provider]
+    if not found:
+        known = sorted({point.name for point in entry_points(group="codeq.auth")})
+        raise InvalidRequest(f"there is no auth provider {provider!r}; installed are {', '.join(known)}")
+    factory: Factory = found[0].load()
+    return factory(config)

@@ -1,0 +1,142 @@
+"""The public keys of an issuer: fetched beside the requests, kept while it is down, never fetched in a storm."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import jwt
+
+from codeq.domain.errors import InvalidRequest
+from codeq.server.errors import Unavailable
+
+REFRESH_S = 300.0
+COOL_DOWN_S = 10.0
+"""Between two fetches that unknown key ids ask for, whoever sends them."""
+STALE_S = 3600.0
+"""How long keys serve that could not be refreshed."""
+DOCUMENT_BYTES_MAX = 256 * 1024
+FETCH_S = 5.0
+KEYS_MAX = 100
+
+_ALGORITHMS = {"RSA": ("RS256", "RS384", "RS512"), "EC": ("ES256", "ES384", "ES512"), "OKP": ("EdDSA",)}
+
+Fetch = Callable[[], Awaitable[Any]]
+
+
+class Key:
+    __slots__ = ("algorithms", "material")
+
+    def __init__(self, material: Any, algorithms: tuple[str, ...]) -> None:
+        self.material = material
+        self.algorithms = algorithms
+
+
+class KeySet:
+    def __init__(self, fetch: Fetch, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._fetch = fetch
+        self._clock = clock
+        self._keys: dict[str, Key] = {}
+        self._fetched_s: float | None = None
+        self._asked_s = -COOL_DOWN_S
+        self._fetching: asyncio.Task[None] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
+        self.revision = 0
+
+    @property
+    def is_ready(self) -> bool:
+        return self._fetched_s is not None and self._clock() - self._fetched_s < STALE_S
+
+    async def start(self) -> None:
+        await self._refresh()
+        self._refreshing = asyncio.create_task(self._refresh_forever())
+
+    async def close(self) -> None:
+        if self._refreshing:
+            self._refreshing.cancel()
+
+    async def find(self, kid: str) -> Key | None:
+        """The key of that id. One that is not known is asked of the issuer, at most once per cool-down for all ids."""
+        if not self.is_ready:
+            await self._refresh_once()
+            if not self.is_ready:
+                raise Unavailable("the keys to check tokens with cannot be fetched; try again later")
+        key = self._keys.get(kid)
+        if key is None and self._clock() - self._asked_s >= COOL_DOWN_S:
+            await self._refresh_once()
+            key = self._keys.get(kid)
+        return key
+
+    async def _refresh_once(self) -> None:
+        """One fetch for all who ask at the same time."""
+        if self._fetching is None or self._fetching.done():
+            if self._clock() - self._asked_s < COOL_DOWN_S:
+                return
+            self._asked_s = self._clock()
+            self._fetching = asyncio.create_task(self._refresh())
+        await asyncio.shield(self._fetching)
+
+    async def _refresh_forever(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        try:
+            keys = read_keys(await self._fetch())
+        except (httpx.HTTPError, OSError, ValueError, InvalidRequest):
+            return  # what is known stays in use until it is stale
+        if set(self._keys) - set(keys):
+            self.revision += 1  # a key was withdrawn: verdicts by it must not outlive it
+        self._keys = keys
+        self._fetched_s = self._clock()
+
+
+def read_keys(document: Any) -> dict[str, Key]:
+    """The usable keys of a JWKS document. Raises ValueError if it is none."""
+    entries = document.get("keys") if isinstance(document, dict) else None
+    if not isinstance(entries, list) or len(entries) > KEYS_MAX:
+        raise ValueError("not a set of keys")
+    found = {}
+    for entry in entries:
+        key = _read_key(entry)
+        if key:
+            found[entry["kid"]] = key
+    return found
+
+
+def _read_key(entry: Any) -> Key | None:
+    if not isinstance(entry, dict) or not isinstance(entry.get("kid"), str) or entry.get("use", "sig") != "sig":
+        return None
+    algorithms = _ALGORITHMS.get(str(entry.get("kty")), ())
+    if "alg" in entry:
+        algorithms = tuple(a for a in algorithms if a == entry["alg"])
+    try:
+        material = jwt.PyJWK(entry, algorithm=algorithms[0]).key if algorithms else None
+    except (jwt.PyJWTError, ValueError):
+        return None
+    if material is None or (entry["kty"] == "RSA" and material.key_size < 2048):
+        return None
+    return Key(material, algorithms)
+
+
+def fetch_from(url: str) -> Fetch:
+    if not url.startswith(("https://", "http://")):
+        raise InvalidRequest(f"the address of a key set starts with https://, not {url[:60]!r}")
+
+    async def fetch() -> Any:
+        async with (
+            httpx.AsyncClient(timeout=FETCH_S, follow_redirects=False, trust_env=False) as client,
+            asyncio.timeout(FETCH_S),
+            client.stream("GET", url) as answer,
+        ):
+            answer.raise_for_status()
+            body = b""
+            async for piece in answer.aiter_bytes():
+                body += piece
+                if len(body) > DOCUMENT_BYTES_MAX:
+                    raise ValueError("the key set is too large")
+        return httpx.Response(200, content=body).json()
+
+    return fetch

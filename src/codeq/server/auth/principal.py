@@ -1,0 +1,151 @@
+"""Who a caller is and what it may do: the verdict on a token, remembered while the token is good."""
+
+import re
+import time
+from collections import OrderedDict
+from enum import StrEnum
+
+from msgspec import Struct
+
+from codeq.domain.limits import NAME_PATTERN, WORKER_CHARS_MAX
+from codeq.server.auth.claims import Claims, Validator
+from codeq.server.errors import Forbidden, Unauthenticated
+
+WORKER_SCOPES = frozenset(f"codeq:{verb}" for verb in ("claim", "heartbeat", "abandon", "nack", "result", "subscribe"))
+EVERY_COMMAND = "*"
+_TENANT_CLAIMS = ("tid", "tenantId", "tenant_id", "organizationId", "organization_id")
+_NAME = re.compile(NAME_PATTERN)
+
+CACHE_TOKENS_MAX = 10_000
+CACHE_S = 60.0
+
+
+class Kind(StrEnum):
+    """Which tokens a route accepts."""
+
+    NONE = "none"
+    PRODUCER = "producer"
+    WORKER = "worker"
+    ANY = "any"
+    ADMIN = "admin"
+
+
+class Principal(Struct, frozen=True, kw_only=True, gc=False):
+    tenant: str
+    subject: str
+    scopes: frozenset[str]
+    event_types: frozenset[str]
+    is_worker: bool
+    is_admin: bool
+    is_platform: bool
+    """An admin of the platform, who sees every tenant."""
+
+    def may_see(self, command: str) -> bool:
+        return not self.is_worker or EVERY_COMMAND in self.event_types or command in self.event_types
+
+
+class Gate:
+    """Turns tokens into principals. Verdicts are kept for a minute at most, and never longer than the token."""
+
+    def __init__(self, producers: Validator, workers: Validator, *, producers_may_work: bool) -> None:
+        self._producers = producers
+        self._workers = workers
+        self._producers_may_work = producers_may_work
+        self._verdicts: OrderedDict[tuple[Kind, str], tuple[Principal, float]] = OrderedDict()
+        self._revision = 0
+
+    async def start(self) -> None:
+        await self._producers.start()
+        if self._workers is not self._producers:
+            await self._workers.start()
+
+    async def close(self) -> None:
+        await self._producers.close()
+        if self._workers is not self._producers:
+            await self._workers.close()
+
+    @property
+    def is_ready(self) -> bool:
+        return self._producers.is_ready and self._workers.is_ready
+
+    async def admit(self, kind: Kind, token: str) -> Principal:
+        revision = self._producers.revision + self._workers.revision
+        if revision != self._revision:
+            self._verdicts.clear()
+            self._revision = revision
+        known = self._verdicts.get((kind, token))
+        now_s = time.time()
+        if known is not None and now_s < known[1]:
+            return known[0]
+        principal, expires_s = await self._judge(kind, token)
+        until_s = min(now_s + CACHE_S, expires_s if expires_s is not None else now_s + CACHE_S)
+        self._verdicts[kind, token] = (principal, until_s)
+        while len(self._verdicts) > CACHE_TOKENS_MAX:
+            self._verdicts.popitem(last=False)
+        return principal
+
+    async def _judge(self, kind: Kind, token: str) -> tuple[Principal, float | None]:
+        if kind is Kind.WORKER:
+            claims = await self._worker_claims(token)
+            return principal_of(claims, is_worker=True), claims.expires_s
+        if kind is Kind.ANY:
+            try:
+                claims = await self._workers.validate(token)
+                if claims.event_types:
+                    return principal_of(claims, is_worker=True), claims.expires_s
+            except Unauthenticated:
+                pass
+        claims = await self._producers.validate(token)
+        principal = principal_of(claims, is_worker=False)
+        if kind is Kind.ADMIN and not principal.is_admin:
+            raise Forbidden("this is for admins: the token needs the scope codeq:admin")
+        return principal, claims.expires_s
+
+    async def _worker_claims(self, token: str) -> Claims:
+        try:
+            claims = await self._workers.validate(token)
+        except Unauthenticated:
+            if not self._producers_may_work:
+                raise
+            claims = await self._producers.validate(token)
+            return Claims(
+                subject=claims.subject,
+                scopes=claims.scopes | WORKER_SCOPES,
+                event_types=(EVERY_COMMAND,),
+                expires_s=claims.expires_s,
+                raw=claims.raw,
+            )
+        if not claims.event_types:
+            raise Unauthenticated("a worker's token needs eventTypes")
+        if not claims.scopes:
+            raise Unauthenticated("a worker's token needs a scope")
+        return claims
+
+
+def principal_of(claims: Claims, *, is_worker: bool) -> Principal:
+    if len(claims.subject) > WORKER_CHARS_MAX:
+        raise Unauthenticated("the token is not accepted")
+    role = claims.raw.get("role")
+    is_admin = (
+        "codeq:admin" in claims.scopes
+        or claims.raw.get("admin") is True
+        or (isinstance(role, str) and role.upper() == "ADMIN")
+    )
+    return Principal(
+        tenant=tenant_of(claims),
+        subject=claims.subject,
+        scopes=claims.scopes,
+        event_types=frozenset(claims.event_types),
+        is_worker=is_worker,
+        is_admin=is_admin,
+        is_platform="codeq:platform" in claims.scopes,
+    )
+
+
+def tenant_of(claims: Claims) -> str:
+    """The tenant that all tenant claims agree on; the subject if there is no such claim."""
+    said = [claims.raw[name] for name in _TENANT_CLAIMS if name in claims.raw] or [claims.subject]
+    first = said[0]
+    if not isinstance(first, str) or not _NAME.fullmatch(first) or any(other != first for other in said):
+        raise Forbidden("the token's tenant claims are missing, malformed or in conflict")
+    return first

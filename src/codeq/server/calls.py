@@ -1,0 +1,170 @@
+"""One HTTP call on its way through the server: what was asked, by whom, and the answer."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import Struct
+
+from codeq.domain.errors import InvalidRequest
+from codeq.server.auth.principal import Principal
+from codeq.server.errors import WrongMedia
+
+if TYPE_CHECKING:
+    from codeq.server.service import Service
+
+JSON, MSGPACK = "application/json", "application/msgpack"
+ARROW = "application/vnd.apache.arrow.stream"
+DEPTH_MAX = 32
+
+Message = TypeVar("Message")
+Handler = Callable[["Service", "Call"], Awaitable["Reply"]]
+
+_json_encode = msgspec.json.Encoder().encode
+_msgpack_encode = msgspec.msgpack.Encoder().encode
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class Reply(Struct, gc=False):
+    status: int
+    body: bytes = b""
+    content_type: str = JSON
+    headers: list[tuple[bytes, bytes]] = []
+
+
+class Parser:
+    """Reads one kind of message from JSON or MessagePack, with decoders built once."""
+
+    def __init__(self, plain: Any, packed: Any = None) -> None:
+        self.message = plain
+        self._json = msgspec.json.Decoder(plain).decode
+        self._msgpack = msgspec.msgpack.Decoder(packed or plain).decode
+
+    def read(self, body: bytes, *, packed: bool) -> Any:
+        try:
+            return self._msgpack(body) if packed else self._json(body)
+        except msgspec.ValidationError as fault:
+            raise InvalidRequest(str(fault)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as fault:
+            raise InvalidRequest(f"the body cannot be read: {fault}") from None
+
+
+class Call:
+    """What a handler needs to know. Made once per request, so it stays small."""
+
+    __slots__ = ("body", "connection", "headers", "params", "path", "principal", "query_string", "request_id", "route")
+
+    def __init__(self, path: str, params: dict[str, str], headers: dict[bytes, bytes], query_string: bytes) -> None:
+        self.path = path
+        self.params = params
+        self.headers = headers
+        self.query_string = query_string
+        self.body = b""
+        self.request_id = ""
+        self.connection: Any = None
+        self.route: Any = None
+        self.principal: Principal = NOBODY
+
+    @property
+    def tenant(self) -> str:
+        return self.principal.tenant
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the body is MessagePack."""
+        kind = self.headers.get(b"content-type")
+        if kind is None or kind.startswith((b"application/json", b"text/", b"application/x-www-form-urlencoded")):
+            return False  # curl -d says "form"; what counts is that it is JSON
+        if kind.startswith((b"application/msgpack", b"application/x-msgpack", b"application/vnd.msgpack")):
+            return True
+        raise WrongMedia(f"send {JSON} or {MSGPACK}")
+
+    @property
+    def wants_packed(self) -> bool:
+        accept = self.headers.get(b"accept")
+        return accept is not None and b"msgpack" in accept
+
+    def read(self, parser: Parser) -> Any:
+        packed = self.is_packed
+        body = self.body
+        if not packed:
+            check_depth(body)
+        return parser.read(body or (b"\x80" if packed else b"{}"), packed=packed)
+
+    def answer(self, status: int, message: Any) -> Reply:
+        if self.wants_packed:
+            return Reply(status, _msgpack_encode(message), MSGPACK)
+        return Reply(status, _json_encode(message))
+
+    def query(self, allowed: tuple[str, ...]) -> dict[str, str]:
+        """The parameters behind the question mark. One that is unknown or given twice is a mistake."""
+        if not self.query_string:
+            return {}
+        try:
+            pairs = parse_qsl(
+                self.query_string.decode("ascii"), keep_blank_values=True, max_num_fields=32, errors="strict"
+            )
+        except ValueError as fault:
+            raise InvalidRequest(f"the query cannot be read: {fault}") from None
+        found: dict[str, str] = {}
+        for name, value in pairs:
+            if name not in allowed or name in found:
+                raise InvalidRequest(
+                    f"query parameter {name[:40]!r} is unknown or given twice; known: {', '.join(allowed)}"
+                )
+            found[name] = value
+        return found
+
+    async def unless_gone(self, waiting: Awaitable[Message]) -> Message:
+        """Wait, but stop when the caller hangs up: a wait for nobody must not hold anything."""
+        if self.connection is None:
+            return await waiting
+        self.connection.waiting = asyncio.current_task()
+        try:
+            return await waiting
+        finally:
+            self.connection.waiting = None
+
+
+NOBODY = Principal(
+    tenant="",
+    subject="",
+    scopes=frozenset(),
+    event_types=frozenset(),
+    is_worker=False,
+    is_admin=False,
+    is_platform=False,
+)
+
+
+def check_depth(body: bytes) -> None:
+    """Refuse JSON nested deeper than DEPTH_MAX. Few brackets mean little depth, so most bodies are only counted."""
+    if body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
+        return
+    depth = 0
+    for bracket in _STRINGS.sub(b"", body).translate(None, _NOT_BRACKETS):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > DEPTH_MAX:
+            raise InvalidRequest(f"the body is nested deeper than {DEPTH_MAX} levels")
+
+
+def json_value(raw: bytes, what: str) -> bytes:
+    """The bytes of a JSON value that every reader will read alike: valid text, numbers in range, no half surrogates."""
+    try:
+        value = msgspec.json.decode(raw)
+        if _SURROGATE.search(raw):
+            msgspec.json.encode(value)
+    except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError) as fault:
+        raise InvalidRequest(f"the {what} is not JSON that can be kept: {fault}") from None
+    return bytes(raw)
+
+
+def whole_number(value: str, what: str, least: int, most: int) -> int:
+    if not value.isascii() or not value.isdigit() or len(value) > 19 or not least <= int(value) <= most:
+        raise InvalidRequest(f"{what} must be a whole number from {least} to {most}, not {value[:40]!r}")
+    return int(value)

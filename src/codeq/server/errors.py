@@ -1,0 +1,99 @@
+"""What the edge refuses by itself, and which HTTP status each error of codeQ becomes. The one table of both.
+
+EdgeError
+├── Unauthenticated   401 unauthenticated     no token, or one that is not accepted
+├── Forbidden         403 forbidden           the token does not allow this
+├── NoRoute           404 not-found           there is nothing at this path
+├── WrongMethod       405 method-not-allowed
+├── TooSlow           408 timeout             the request did not arrive in time
+├── TooLarge          413 too-large
+├── WrongMedia        415 unsupported-media
+├── RateLimited       429 rate-limited
+└── Unavailable       503 unavailable         keys to check tokens with are missing, or the server is stopping
+"""
+
+from codeq.domain import errors as domain
+from codeq.domain.errors import CodeqError
+
+
+class EdgeError(CodeqError):
+    pass
+
+
+class Unauthenticated(EdgeError):
+    code = "unauthenticated"
+
+
+class Forbidden(EdgeError):
+    code = "forbidden"
+
+
+class NoRoute(EdgeError):
+    code = "not-found"
+
+
+class WrongMethod(EdgeError):
+    code = "method-not-allowed"
+
+
+class TooSlow(EdgeError):
+    code = "timeout"
+
+
+class TooLarge(EdgeError):
+    code = "too-large"
+
+
+class WrongMedia(EdgeError):
+    code = "unsupported-media"
+
+
+class RateLimited(EdgeError):
+    code = "rate-limited"
+
+    def __init__(self, message: str, *, scope: str, operation: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.scope = scope
+        self.operation = operation
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(EdgeError):
+    code = "unavailable"
+
+
+STATUS: dict[type[CodeqError], int] = {
+    Unauthenticated: 401,
+    Forbidden: 403,
+    NoRoute: 404,
+    WrongMethod: 405,
+    TooSlow: 408,
+    TooLarge: 413,
+    WrongMedia: 415,
+    RateLimited: 429,
+    Unavailable: 503,
+    domain.InvalidRequest: 400,
+    domain.IdempotencyMismatch: 422,
+    domain.NotFound: 404,
+    domain.NotOwner: 403,
+    domain.NotInProgress: 409,
+    domain.Cancelled: 409,
+    domain.NotDead: 409,
+    domain.AlreadyFinal: 409,
+    domain.NotFinal: 409,
+    domain.StaleTask: 409,
+    domain.StoreBusy: 503,
+    domain.StoreFull: 507,
+    domain.StoreFailed: 503,
+    domain.StoreClosed: 503,
+    domain.StoreLocked: 503,
+    domain.StoreCorrupt: 503,
+    domain.StoreMismatch: 503,
+}
+
+
+def status_of(fault: CodeqError) -> int:
+    for kind in type(fault).__mro__:
+        if kind in STATUS:
+            return STATUS[kind]
+    return 500

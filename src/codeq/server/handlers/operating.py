@@ -1,0 +1,184 @@
+"""What admins call: queues, policies, pauses, dead letters, cleanup."""
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from codeq.domain.errors import CodeqError, InvalidRequest, NotFound
+from codeq.domain.limits import LIST_TASKS_MAX
+from codeq.domain.queue import Index, OnExpiry, QueueCounts, QueueKey, QueuePolicy
+from codeq.domain.task import Task
+from codeq.server.calls import Call, Parser, Reply, whole_number
+from codeq.server.handlers.reading import page_of
+from codeq.server.service import Service
+from codeq.store.interface import Filter
+from codeq.usecases import checks, inspect, operate
+from codeq.wire import queues as wire
+from codeq.wire import times
+
+TOPIC = Parser(wire.PutTopic)
+CLEANUP = Parser(wire.Cleanup)
+SELECTION = Parser(wire.Selection)
+
+
+async def all_queues(service: Service, call: Call) -> Reply:
+    """The original's flat map of key names and counts; an admin of the platform sees every tenant's."""
+    counts = await inspect.counts(service.core, None if call.principal.is_platform else call.tenant)
+    flat: dict[str, int] = {}
+    for (tenant, command), counted in sorted(counts.items()):
+        prefix = f"codeq:q:{command}:{tenant}"
+        flat[f"{prefix}:pending"] = counted.pending
+        flat[f"{prefix}:delayed"] = counted.delayed
+        flat[f"{prefix}:inprog"] = counted.in_progress
+        flat[f"{prefix}:dlq"] = counted.dead
+    return call.answer(200, flat)
+
+
+async def one_queue(service: Service, call: Call) -> Reply:
+    key = QueueKey(call.tenant, checks.name(call.params["command"], "command"))
+    counts = (await inspect.counts(service.core, call.tenant)).get(key, QueueCounts())
+    now_ms = service.core.store.now_ms()
+    return call.answer(200, wire.queue_view(key, counts, now_ms=now_ms, paused=service.core.policy(*key).paused))
+
+
+async def pause(service: Service, call: Call) -> Reply:
+    return await _set_paused(service, call, paused=True)
+
+
+async def resume(service: Service, call: Call) -> Reply:
+    return await _set_paused(service, call, paused=False)
+
+
+async def put_topic(service: Service, call: Call) -> Reply:
+    key = _topic_key(call)
+    asked = call.read(TOPIC).policy
+    if len(set(asked.priority_tiers)) < len(asked.priority_tiers):
+        raise InvalidRequest("policy.priorityTiers holds a tier twice")
+    if asked.dead_letter_topic_ref == key.command:
+        raise InvalidRequest("policy.deadLetterTopicRef must name another topic")
+    before = service.core.store.policies().get(key)
+    policy = _policy(asked, before, service.core.store.now_ms())
+    if policy != before:
+        await _store(service, key, policy)
+    return call.answer(200 if before else 201, wire.topic_view(key, policy))
+
+
+async def get_topic(service: Service, call: Call) -> Reply:
+    key = _topic_key(call)
+    policy = service.core.store.policies().get(key)
+    if policy is None:
+        raise NotFound(f"there is no policy for {key.command!r}; the defaults hold")
+    return call.answer(200, wire.topic_view(key, policy))
+
+
+async def delete_topic(service: Service, call: Call) -> Reply:
+    if call.query(("deletionPolicy",)).get("deletionPolicy", "Delete") != "Delete":
+        raise InvalidRequest("deletionPolicy must be Delete")
+    key = _topic_key(call)
+    if key in service.core.store.policies():
+        await _store(service, key, None)
+    return Reply(204)
+
+
+async def list_dead(service: Service, call: Call) -> Reply:
+    given = call.query(("command", "error", "cursor", "limit"))
+    command = given.get("command")
+    wanted = Filter(
+        command=checks.name(command, "command") if command is not None else None,
+        error=given.get("error"),
+        index=Index.DEAD,
+    )
+    limit = whole_number(given.get("limit", "100"), "limit", 1, LIST_TASKS_MAX)
+    return await page_of(service, call, wanted, given.get("cursor"), limit=limit)
+
+
+async def replay_dead(service: Service, call: Call) -> Reply:
+    return await _on_dead(service, call, operate.replay, operate.replay_matching)
+
+
+async def purge_dead(service: Service, call: Call) -> Reply:
+    return await _on_dead(service, call, operate.purge, operate.purge_matching)
+
+
+async def cleanup(service: Service, call: Call) -> Reply:
+    asked = call.read(CLEANUP)
+    token = call.headers[b"authorization"].decode("latin-1")
+    service.limiter.spend("admin", "cleanup", token=token, tenant=call.tenant)
+    now_ms = service.core.store.now_ms()
+    try:
+        before_ms = times.parse(asked.before) if asked.before else now_ms
+    except (ValueError, OverflowError) as fault:
+        raise InvalidRequest(f"before is {fault}") from None
+    deleted = await operate.purge_before(service.core, call.tenant, before_ms, limit=asked.limit or 1000)
+    return call.answer(200, wire.Cleaned(deleted=deleted, before=times.text(before_ms), limit=asked.limit))
+
+
+async def _on_dead(service: Service, call: Call, by_id: Any, matching: Any) -> Reply:
+    asked = call.read(SELECTION)
+    chosen = [asked.ids is not None, asked.command is not None or asked.error is not None, asked.all]
+    if sum(chosen) != 1:
+        raise InvalidRequest("say which dead tasks: ids, or command and error, or all: true; one of these")
+    if asked.ids is None:
+        wanted = Filter(command=asked.command, error=asked.error)
+        swept = await matching(service.core, call.tenant, wanted, limit=asked.limit, dry_run=asked.dry_run)
+        answer = wire.Selected(matched=swept.matched, changed=swept.changed, dry_run=asked.dry_run, ids=swept.ids)
+        return call.answer(200, answer)
+    if asked.dry_run:
+        found = await service.core.store.load(call.tenant, asked.ids)
+        ids = [task.id for task in found if task is not None and task.is_dead]
+        return call.answer(200, wire.Selected(matched=len(ids), changed=0, dry_run=True, ids=ids))
+    refused = {}
+    ids = []
+    for task_id, answer in zip(asked.ids, await by_id(service.core, call.tenant, asked.ids), strict=True):
+        if isinstance(answer, CodeqError):
+            refused[task_id] = answer.code
+        elif isinstance(answer, Task):
+            ids.append(task_id)
+    return call.answer(200, wire.Selected(matched=len(ids), changed=len(ids), dry_run=False, ids=ids, refused=refused))
+
+
+async def _set_paused(service: Service, call: Call, *, paused: bool) -> Reply:
+    key = QueueKey(call.tenant, checks.name(call.params["command"], "command"))
+    before = service.core.store.policies().get(key)
+    now_ms = service.core.store.now_ms()
+    policy = before or msgspec.structs.replace(service.core.defaults, version=0, created_ms=now_ms)
+    if policy.paused != paused:
+        policy = msgspec.structs.replace(policy, paused=paused, version=policy.version + 1, updated_ms=now_ms)
+        await _store(service, key, policy)
+    return await one_queue(service, call)
+
+
+async def _store(service: Service, key: QueueKey, policy: QueuePolicy | None) -> None:
+    await operate.set_policy(service.core, key, policy)
+
+
+def _topic_key(call: Call) -> QueueKey:
+    return QueueKey(call.tenant, checks.name(call.params["topic"], "topic name"))
+
+
+def _policy(asked: wire.PolicyFields, before: QueuePolicy | None, now_ms: int) -> QueuePolicy:
+    try:
+        backoff, on_expiry = wire.domain_backoff(asked.backoff), OnExpiry(asked.on_expiry)
+    except ValueError as fault:
+        raise InvalidRequest(f"policy: {fault}") from None
+    dead_s = asked.retention_seconds if asked.dead_retention_seconds is UNSET else asked.dead_retention_seconds
+    wanted = QueuePolicy(
+        max_attempts=asked.max_attempts,
+        max_deliveries=asked.max_deliveries,
+        lease_ms=round(asked.lease_seconds * 1000),
+        backoff=backoff,
+        on_expiry=on_expiry,
+        retention_ms=asked.retention_seconds * 1000,
+        dead_retention_ms=int(dead_s) * 1000,
+        max_consumers=asked.max_consumers,
+        paused=asked.paused,
+        priority_tiers=tuple(sorted(asked.priority_tiers)),
+        dead_letter_ref=asked.dead_letter_topic_ref,
+        version=before.version if before else 1,
+        created_ms=before.created_ms if before else now_ms,
+        updated_ms=before.updated_ms if before else now_ms,
+    )
+    if before is None or wanted == before:
+        return wanted
+    return msgspec.structs.replace(wanted, version=before.version + 1, updated_ms=now_ms)

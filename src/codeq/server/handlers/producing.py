@@ -1,0 +1,122 @@
+"""What producers call: create, batch create, cancel."""
+
+from typing import Any
+
+from codeq.domain.errors import CodeqError, InvalidRequest
+from codeq.domain.limits import DELAY_MS_MAX, PRIORITY_MAX, PRIORITY_MIN
+from codeq.server.calls import Call, Parser, Reply, json_value
+from codeq.server.service import Service
+from codeq.usecases import operate
+from codeq.usecases.enqueue import NewTask, enqueue
+from codeq.wire import tasks as wire
+from codeq.wire import times
+from codeq.wire.queues import domain_backoff
+
+CREATE = Parser(wire.CreateTask, wire.PackedTask)
+CREATE_MANY = Parser(wire.CreateTasks)
+
+_REPLAYED = [(b"idempotent-replay", b"true")]
+
+
+async def create(service: Service, call: Call) -> Reply:
+    asked = call.read(CREATE)
+    service.limiter.spend("producer", "create_task", token=_token(call), tenant=call.tenant)
+    order = _order(service, call, asked, call.headers.get(b"idempotency-key"))
+    with service.tracing.verb("create", command=order.command, tenant_id=call.tenant, priority=order.priority):
+        [answer] = await enqueue(service.core, call.tenant, [order])
+    if isinstance(answer, CodeqError):
+        raise answer
+    reply = call.answer(202, wire.view(answer.task, answer.body))
+    if answer.is_replay:
+        reply.headers = _REPLAYED
+    return reply
+
+
+async def create_many(service: Service, call: Call) -> Reply:
+    items = call.read(CREATE_MANY).tasks
+    service.limiter.spend("producer", "create_task", token=_token(call), tenant=call.tenant, items=len(items))
+    packed = call.is_packed
+    orders: list[NewTask] = []
+    answers: list[wire.TaskAnswer | None] = []
+    for item in items:
+        try:
+            orders.append(_order(service, call, CREATE.read(item, packed=packed), None))
+            answers.append(None)
+        except CodeqError as refusal:
+            answers.append(wire.TaskAnswer(error=str(refusal), code=refusal.code))
+    with service.tracing.verb("create", tenant_id=call.tenant, batch=len(orders)):
+        enqueued = iter(await enqueue(service.core, call.tenant, orders))
+    results = []
+    for answer in answers:
+        if answer is None:
+            done = next(enqueued)
+            if isinstance(done, CodeqError):
+                results.append(wire.TaskAnswer(error=str(done), code=done.code))
+            else:
+                results.append(wire.TaskAnswer(task=wire.view(done.task, done.body)))
+        else:
+            results.append(answer)
+    return call.answer(200, wire.TaskAnswers(results=results))
+
+
+async def cancel(service: Service, call: Call) -> Reply:
+    task_id = call.params["id"]
+    [answer] = await operate.cancel(service.core, call.tenant, [task_id])
+    if isinstance(answer, CodeqError):
+        raise answer
+    [record] = await service.core.store.read(call.tenant, [task_id])
+    if record is None:
+        raise InvalidRequest("the task was purged while it was cancelled")
+    return call.answer(200, wire.view(record.task, record.body))
+
+
+def _order(service: Service, call: Call, asked: Any, key_header: bytes | None) -> NewTask:
+    trace_parent, trace_state = service.tracing.context()
+    if trace_parent is None:
+        trace_parent, trace_state = _header(call, b"traceparent"), _header(call, b"tracestate")
+    key = asked.idempotency_key or None
+    if key is None and key_header is not None:
+        key = key_header.decode("latin-1")
+    return NewTask(
+        command=asked.command,
+        payload=_payload(asked.payload),
+        priority=min(max(asked.priority, PRIORITY_MIN), PRIORITY_MAX),
+        delay_ms=min(round(asked.delay_seconds * 1000), DELAY_MS_MAX) if asked.delay_seconds else 0,
+        run_at_ms=_run_at(asked.run_at) if asked.run_at else None,
+        max_attempts=asked.max_attempts if asked.max_attempts > 0 else None,
+        idempotency_key=key,
+        webhook=asked.webhook or None,
+        backoff=_backoff(asked.backoff) if asked.backoff else None,
+        trace_parent=trace_parent,
+        trace_state=trace_state,
+    )
+
+
+def _payload(raw: Any) -> bytes:
+    payload = bytes(raw)
+    if not payload or payload == b"null":
+        raise InvalidRequest("payload is required and must not be null")
+    return json_value(payload, "payload")
+
+
+def _run_at(value: str) -> int:
+    try:
+        return max(0, times.parse(value))
+    except (ValueError, OverflowError) as fault:
+        raise InvalidRequest(f"runAt is {fault}") from None
+
+
+def _backoff(asked: wire.Backoff) -> Any:
+    try:
+        return domain_backoff(asked)
+    except ValueError as fault:
+        raise InvalidRequest(f"backoff: {fault}") from None
+
+
+def _header(call: Call, name: bytes) -> str | None:
+    value = call.headers.get(name)
+    return value.decode("latin-1")[:512] if value else None
+
+
+def _token(call: Call) -> str:
+    return call.headers[b"authorization"].decode("latin-1")

@@ -1,0 +1,239 @@
+"""Start the service and stop it: the one place that knows settings, engine and app together."""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+
+import codeq
+from codeq.domain.errors import InvalidRequest
+from codeq.embedded import make_core
+from codeq.server import dev, logs, openapi, tracing
+from codeq.server.app import App
+from codeq.server.auth.claims import make_validator
+from codeq.server.auth.principal import Gate
+from codeq.server.connection import Connection
+from codeq.server.logs import log
+from codeq.server.metrics import Metrics
+from codeq.server.ratelimit import RateLimiter
+from codeq.server.routes import ROUTES
+from codeq.server.service import Service
+from codeq.server.settings import Settings
+from codeq.server.tracing import Tracing
+from codeq.store.interface import Store
+from codeq.store.opening import open_rocksdb
+from codeq.store.rocksdb.shard import RocksShard
+from codeq.usecases import sweep
+from codeq.usecases.lobby import Lobby
+
+EXIT_STORE_FAILED = 70
+"""What the process exits with after a failed write: start it again, and it comes back with all it acknowledged."""
+
+
+def run(settings: Settings, *, is_dev: bool = False, banner: bool = True) -> int:
+    """Serve until SIGTERM or SIGINT. Answers the exit code."""
+    check(settings, is_dev=is_dev)
+    logs.set_up(settings.log.level, json_lines=settings.log.format == "json")
+    listener = _listen(settings)
+    with contextlib.suppress(ImportError):
+        import uvloop  # noqa: PLC0415 - not on every platform
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(settings, listener, is_dev=is_dev, banner=banner))
+    return asyncio.run(_serve(settings, listener, is_dev=is_dev, banner=banner))
+
+
+def check(settings: Settings, *, is_dev: bool) -> None:
+    """Refuse settings that contradict each other or would be unsafe."""
+    if is_dev:
+        if not _is_loopback(settings.http.host):
+            raise InvalidRequest(
+                f"--dev accepts a well-known token, so it listens on loopback only, not {settings.http.host}"
+            )
+        return
+    missing = [name for name in ("producer", "worker") if not getattr(settings.auth, name).provider]
+    if "producer" in missing or ("worker" in missing and not settings.auth.producers_may_work):
+        raise InvalidRequest(
+            f"auth.{missing[0]}.provider is not set: say who may call (see docs/guides/server.md), or try it with --dev"
+        )
+
+
+async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, banner: bool) -> int:
+    service = await _assemble(settings, is_dev=is_dev)
+    config = uvicorn.Config(
+        _not_yet,
+        http=_bounded(settings),
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_keep_alive=int(settings.http.idle_timeout_seconds),
+        timeout_graceful_shutdown=max(1, int(settings.http.shutdown_seconds)),
+        backlog=2048,
+    )
+    server = _Server(config, service)
+    config.app = App(service, ROUTES, server.store_failed)
+    sweeping = asyncio.create_task(
+        sweep.run(
+            service.core,
+            events_keep_ms=settings.retention.events_seconds * 1000,
+            events_keep_max=settings.retention.events_max,
+        )
+    )
+    if banner:
+        _print_banner(settings, listener, is_dev=is_dev)
+    log(logging.INFO, "started", port=listener.getsockname()[1], durability=settings.store.durability, dev=is_dev)
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        sweeping.cancel()
+        await asyncio.gather(sweeping, return_exceptions=True)
+        await service.gate.close()
+        await service.core.store.close()
+        service.tracing.close()
+        log(logging.INFO, "stopped")
+    return EXIT_STORE_FAILED if server.has_failed else 0
+
+
+async def _assemble(settings: Settings, *, is_dev: bool) -> Service:
+    lobby = Lobby()
+    metrics = Metrics(lobby)
+    data = Path(settings.store.path)
+    jwks = dev.prepare(data) if is_dev else None
+    store = _open_store(settings, metrics)
+    gate = _gate(settings, data, is_dev=is_dev)
+    await gate.start()
+    limits = settings.rate_limit
+    service = Service(
+        core=make_core(store, lobby, settings.policy()),
+        settings=settings,
+        gate=gate,
+        limiter=RateLimiter(
+            {"producer": limits.producer, "worker": limits.worker, "admin": limits.admin},
+            {"producer": limits.tenant_producer, "worker": limits.tenant_worker},
+            on_hit=metrics.rate_limited,
+        ),
+        metrics=metrics,
+        tracing=_tracing(settings),
+        jwks=jwks,
+    )
+    description = openapi.describe(ROUTES, codeq.__version__)
+    service.spec = msgspec.json.encode(description)
+    service.docs = openapi.page(description).encode()
+    return service
+
+
+def _open_store(settings: Settings, metrics: Metrics) -> Store:
+    import time  # noqa: PLC0415 - the only clock of the service is chosen here
+
+    store = open_rocksdb(
+        Path(settings.store.path),
+        clock=lambda: time.time_ns() // 1_000_000,
+        shards=None if (Path(settings.store.path) / "codeq.json").exists() else settings.store.shards,
+        fsync=settings.store.durability == "fsync",
+        grace_ms=round(settings.leases.grace_seconds * 1000),
+        listener=metrics,
+    )
+    for shard in getattr(store, "parts", [store]):
+        if isinstance(shard, RocksShard):
+            shard.sync.on_flush = metrics.flushed
+    return store
+
+
+def _gate(settings: Settings, data: Path, *, is_dev: bool) -> Gate:
+    if is_dev:
+        both = make_validator("multi", dev.auth_config(data))
+        return Gate(both, both, producers_may_work=False)
+    auth = settings.auth
+    producers = make_validator(auth.producer.provider, auth.producer.config)
+    workers = make_validator(auth.worker.provider, auth.worker.config) if auth.worker.provider else producers
+    return Gate(producers, workers, producers_may_work=auth.producers_may_work)
+
+
+def _tracing(settings: Settings) -> Tracing:
+    wanted = settings.tracing
+    if not wanted.enabled:
+        return Tracing()
+    return tracing.set_up(
+        service=wanted.service_name, endpoint=wanted.endpoint, insecure=wanted.insecure, ratio=wanted.sample_ratio
+    )
+
+
+def _bounded(settings: Settings) -> type[Connection]:
+    class Bounded(Connection):
+        header_timeout_s = settings.http.header_timeout_seconds
+        connections_max = settings.http.connections_max
+
+    return Bounded
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self.has_failed = False
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Calls that wait are answered at once; the others have until the bound."""
+        self._service.is_stopping = True
+        asyncio.get_running_loop().call_soon(self._service.core.lobby.end_waits)
+        super().handle_exit(sig, frame)
+
+    def store_failed(self) -> None:
+        if not self.has_failed:
+            self.has_failed = True
+            log(logging.CRITICAL, "the store has failed; stopping, start again to recover")
+            self.handle_exit(signal.SIGTERM, None)
+
+
+def _listen(settings: Settings) -> socket.socket:
+    host, port = settings.http.host, settings.http.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as fault:
+        listener.close()
+        raise InvalidRequest(f"cannot listen on {host}:{port}: {fault.strerror}; choose another --port") from None
+    listener.set_inheritable(True)
+    return listener
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _not_yet(scope: Any, receive: Any, send: Any) -> None:
+    """Stands in until the app is there."""
+
+
+def _print_banner(settings: Settings, listener: socket.socket, *, is_dev: bool) -> None:
+    base = f"http://{settings.http.host}:{listener.getsockname()[1]}"
+    lines = [f"codeQ {codeq.__version__} at {base}, data in {settings.store.path} ({settings.store.durability})"]
+    if is_dev:
+        lines.append(_WALK.replace("@BASE@", base))
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+_WALK = """API description: @BASE@/docs
+
+Try it:
+  curl -s @BASE@/v1/codeq/tasks -H 'Authorization: Bearer dev-token' -d '{"command":"hello","payload":{"to":"world"}}'
+  curl -s @BASE@/v1/codeq/tasks/claim -H 'Authorization: Bearer dev-token' -d '{"commands":["hello"],"waitSeconds":5}'
+
+`dev-token` is producer, worker and admin of tenant `dev`. Other tenants: codeq token --data DIR --tenant T --role ROLE
+"""

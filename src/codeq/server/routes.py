@@ -1,0 +1,109 @@
+"""Every route of the service on one screen: path, who may call it, what it takes and gives."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from codeq.domain.limits import BATCH_BYTES_MAX, PAYLOAD_BYTES_MAX
+from codeq.server.auth.principal import Kind
+from codeq.server.calls import Handler
+from codeq.server.handlers import events, operating, producing, reading, serving, working
+from codeq.wire import events as wire_events
+from codeq.wire import paths, queues, tasks
+
+_SMALL = 64 * 1024
+_ONE = 2 * PAYLOAD_BYTES_MAX
+_MANY = 2 * BATCH_BYTES_MAX
+_NONE, _PRODUCER, _WORKER, _ANY, _ADMIN = Kind
+
+
+class Route(Struct, frozen=True, kw_only=True):
+    method: str
+    path: str
+    kind: Kind
+    handler: Handler
+    summary: str
+    gives: tuple[tuple[int, Any], ...]
+    """What it answers when all is well."""
+    takes: Any = None
+    refuses: tuple[int, ...] = ()
+    """What it answers otherwise, besides what every route may."""
+    scope: str | None = None
+    query: tuple[str, ...] = ()
+    body_max: int = _SMALL
+    media: str = "application/json"
+
+
+def _route(method: str, path: str, kind: Kind, handler: Handler, summary: str, **rest: Any) -> Route:
+    return Route(method=method, path=path, kind=kind, handler=handler, summary=summary, **rest)
+
+
+ROUTES: Sequence[Route] = (
+    _route("POST", paths.TASKS, _PRODUCER, producing.create, "Create a task",
+           takes=tasks.CreateTask, gives=((202, tasks.TaskView),), refuses=(422, 507), body_max=_ONE),
+    _route("POST", paths.TASKS_BATCH, _PRODUCER, producing.create_many, "Create up to 1000 tasks",
+           takes=tasks.CreateTasks, gives=((200, tasks.TaskAnswers),), refuses=(507,), body_max=_MANY),
+    _route("GET", paths.TASKS, _ANY, reading.list_tasks, "List tasks, newest first",
+           gives=((200, tasks.TaskPage),),
+           query=("command", "status", "queue", "error", "createdFrom", "createdTo", "cursor", "limit")),
+    _route("POST", paths.CLAIM, _WORKER, working.claim_one, "Claim a task, waiting for one if asked to",
+           takes=tasks.Claim, gives=((200, tasks.TaskView), (204, None)), scope="codeq:claim"),
+    _route("POST", paths.CLAIM_BATCH, _WORKER, working.claim_many, "Claim up to 1000 tasks",
+           takes=tasks.ClaimBatch, gives=((200, tasks.ClaimedTasks), (204, None)), scope="codeq:claim"),
+    _route("POST", paths.RESULTS_BATCH, _WORKER, working.submit_many, "Submit up to 1000 results",
+           takes=tasks.SubmitBatch, gives=((200, tasks.SubmitAnswers),), scope="codeq:result", body_max=_MANY),
+    _route("GET", paths.TASK, _ANY, reading.get_task, "Get a task", gives=((200, tasks.TaskView),), refuses=(404,)),
+    _route("GET", paths.RESULT, _ANY, reading.get_result, "Get a task's result, waiting for it if asked to",
+           gives=((200, tasks.TaskAndResult),), refuses=(404,), query=("waitSeconds",)),
+    _route("GET", paths.HISTORY, _ANY, reading.get_history, "Get all moves of a task",
+           gives=((200, wire_events.History),), refuses=(404,)),
+    _route("POST", paths.HEARTBEAT, _WORKER, working.heartbeat, "Extend the lease on a task",
+           takes=tasks.Heartbeat, gives=((200, tasks.HeartbeatAnswer),), refuses=(404, 409), scope="codeq:heartbeat"),
+    _route("POST", paths.ABANDON, _WORKER, working.abandon, "Hand a task back unharmed",
+           takes=tasks.LeaseCall, gives=((200, tasks.GiveBackAnswer),), refuses=(404, 409), scope="codeq:abandon"),
+    _route("POST", paths.NACK, _WORKER, working.nack, "Report a failed try",
+           takes=tasks.Nack, gives=((200, tasks.GiveBackAnswer),), refuses=(404, 409), scope="codeq:nack"),
+    _route("POST", paths.RESULT, _WORKER, working.submit_one, "Submit a task's result",
+           takes=tasks.Submit, gives=((200, tasks.ResultView),), refuses=(404, 409), scope="codeq:result",
+           body_max=_ONE),
+    _route("POST", paths.CANCEL, _PRODUCER, producing.cancel, "Cancel a task",
+           gives=((200, tasks.TaskView),), refuses=(404, 409)),
+    _route("GET", paths.QUEUES, _ANY, reading.list_queues, "List queues with exact counts",
+           gives=((200, queues.QueueViews),)),
+    _route("GET", paths.EVENTS, _ANY, events.read_events, "Read the event log by shard and offset (JSON or Arrow)",
+           gives=((200, wire_events.EventPage),), scope="codeq:events",
+           query=("shard", "offset", "limit", "waitSeconds", "tenant")),
+    _route("GET", paths.ADMIN_QUEUES, _ADMIN, operating.all_queues, "Counts of all queues as a flat map",
+           gives=((200, dict[str, int]),)),
+    _route("GET", paths.ADMIN_QUEUE, _ADMIN, operating.one_queue, "Counts of one queue",
+           gives=((200, queues.QueueView),)),
+    _route("POST", paths.PAUSE, _ADMIN, operating.pause, "Stop handing out tasks of a queue",
+           gives=((200, queues.QueueView),)),
+    _route("POST", paths.RESUME, _ADMIN, operating.resume, "Hand out tasks of a queue again",
+           gives=((200, queues.QueueView),)),
+    _route("POST", paths.CLEANUP, _ADMIN, operating.cleanup, "Forget ended tasks before their time",
+           takes=queues.Cleanup, gives=((200, queues.Cleaned),)),
+    _route("PUT", paths.TOPIC, _ADMIN, operating.put_topic, "Set the policy of a queue",
+           takes=queues.PutTopic, gives=((200, queues.Topic), (201, queues.Topic))),
+    _route("GET", paths.TOPIC, _ADMIN, operating.get_topic, "Get the policy of a queue",
+           gives=((200, queues.Topic),), refuses=(404,)),
+    _route("DELETE", paths.TOPIC, _ADMIN, operating.delete_topic, "Forget the policy of a queue",
+           gives=((204, None),), query=("deletionPolicy",)),
+    _route("GET", paths.DLQ, _ADMIN, operating.list_dead, "List dead tasks, oldest first",
+           gives=((200, tasks.TaskPage),), query=("command", "error", "cursor", "limit")),
+    _route("POST", paths.DLQ_REPLAY, _ADMIN, operating.replay_dead, "Put dead tasks back into their queues",
+           takes=queues.Selection, gives=((200, queues.Selected),)),
+    _route("POST", paths.DLQ_PURGE, _ADMIN, operating.purge_dead, "Forget dead tasks",
+           takes=queues.Selection, gives=((200, queues.Selected),)),
+    _route("GET", paths.HEALTHZ, _NONE, serving.healthz, "Whether the process is alive", gives=((200, queues.Health),)),
+    _route("GET", paths.READYZ, _NONE, serving.readyz, "Whether a write reaches the disk",
+           gives=((200, queues.Health), (503, queues.Health))),
+    _route("GET", paths.METRICS, _NONE, serving.metrics, "Metrics for Prometheus", gives=((200, None),),
+           media="text/plain"),
+    _route("GET", paths.OPENAPI, _NONE, serving.openapi, "This description", gives=((200, None),)),
+    _route("GET", paths.DOCS, _NONE, serving.docs, "This description, for people", gives=((200, None),),
+           media="text/html"),
+    _route("GET", paths.JWKS, _NONE, serving.jwks, "Keys of a development server", gives=((200, None),),
+           refuses=(404,)),
+)  # fmt: skip

@@ -1,0 +1,146 @@
+"""An event on the wire: one row per change, with the same columns in JSON, Arrow and Spark."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from codeq.domain.task import Task
+from codeq.wire import times
+from codeq.wire.tasks import Wire
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS: tuple[tuple[str, str, bool], ...] = (
+    ("shard", "int32", False),
+    ("seq", "int64", False),
+    ("at", "timestamp", False),
+    ("move", "string", False),
+    ("tenant", "string", False),
+    ("command", "string", False),
+    ("task_id", "string", False),
+    ("priority", "int32", False),
+    ("status_before", "string", True),
+    ("status_after", "string", False),
+    ("attempts", "int32", False),
+    ("deliveries", "int32", False),
+    ("max_attempts", "int32", False),
+    ("lease_token", "int64", False),
+    ("worker_id", "string", True),
+    ("lease_until", "timestamp", True),
+    ("visible_at", "timestamp", True),
+    ("error", "string", True),
+    ("payload_bytes", "int64", False),
+    ("trace_id", "string", True),
+)
+"""Name, type and whether it may be null. Timestamps are microseconds in UTC."""
+
+
+class Event(Wire, frozen=True, kw_only=True, gc=False):
+    shard: int
+    seq: int
+    at: str
+    move: str
+    tenant: str
+    command: str
+    task_id: str
+    priority: int
+    status_before: str | None
+    status_after: str
+    attempts: int
+    deliveries: int
+    max_attempts: int
+    lease_token: int
+    worker_id: str | None
+    lease_until: str | None
+    visible_at: str | None
+    error: str | None
+    payload_bytes: int
+    trace_id: str | None
+
+
+class EventPage(Wire, frozen=True, kw_only=True, gc=False):
+    shard: int
+    events: list[Event]
+    next_offset: int
+    """Read on from here."""
+    first_offset: int
+    """The oldest event that is still kept."""
+    end_offset: int
+    """One past the newest event of the shard."""
+    shards: int
+
+
+class History(Wire, frozen=True, kw_only=True, gc=False):
+    task_id: str
+    events: list[Event]
+
+
+def event(task: Task, shard: int) -> Event:
+    return Event(
+        shard=shard,
+        seq=task.version,
+        at=times.text(task.updated_ms),
+        move=task.move.value,
+        tenant=task.tenant,
+        command=task.command,
+        task_id=task.id,
+        priority=task.priority,
+        status_before=task.status_before.value if task.status_before else None,
+        status_after=task.status.value,
+        attempts=task.attempts,
+        deliveries=task.deliveries,
+        max_attempts=task.max_attempts,
+        lease_token=task.lease_token,
+        worker_id=task.worker,
+        lease_until=times.optional(task.lease_until_ms),
+        visible_at=times.optional(task.visible_ms),
+        error=task.error or task.last_error,
+        payload_bytes=task.payload_bytes,
+        trace_id=task.trace_id,
+    )
+
+
+def arrow_schema() -> "pa.Schema":
+    import pyarrow as pa  # noqa: PLC0415 - large, and only readers of Arrow need it
+
+    types = {
+        "int32": pa.int32(),
+        "int64": pa.int64(),
+        "string": pa.string(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+    }
+    return pa.schema([pa.field(name, types[kind], nullable=nullable) for name, kind, nullable in COLUMNS])
+
+
+def arrow_stream(tasks: Sequence[Task], shard: int) -> bytes:
+    """The events as one Arrow IPC stream."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    schema = arrow_schema()
+    columns = [
+        [shard] * len(tasks),
+        [t.version for t in tasks],
+        [t.updated_ms * 1000 for t in tasks],
+        [t.move.value for t in tasks],
+        [t.tenant for t in tasks],
+        [t.command for t in tasks],
+        [t.id for t in tasks],
+        [t.priority for t in tasks],
+        [t.status_before.value if t.status_before else None for t in tasks],
+        [t.status.value for t in tasks],
+        [t.attempts for t in tasks],
+        [t.deliveries for t in tasks],
+        [t.max_attempts for t in tasks],
+        [t.lease_token for t in tasks],
+        [t.worker for t in tasks],
+        [t.lease_until_ms * 1000 or None for t in tasks],
+        [t.visible_ms * 1000 or None for t in tasks],
+        [t.error or t.last_error for t in tasks],
+        [t.payload_bytes for t in tasks],
+        [t.trace_id for t in tasks],
+    ]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.record_batch(arrays, schema=schema))
+    return bytes(sink.getvalue())

@@ -1,0 +1,35 @@
+"""Where things are on the server."""
+
+BASE = "/v1/codeq"
+
+TASKS = f"{BASE}/tasks"
+TASKS_BATCH = f"{TASKS}/batch"
+CLAIM = f"{TASKS}/claim"
+CLAIM_BATCH = f"{TASKS}/claim/batch"
+RESULTS_BATCH = f"{TASKS}/batch/results"
+TASK = f"{TASKS}/{{id}}"
+RESULT = f"{TASK}/result"
+HEARTBEAT = f"{TASK}/heartbeat"
+ABANDON = f"{TASK}/abandon"
+NACK = f"{TASK}/nack"
+CANCEL = f"{TASK}/cancel"
+HISTORY = f"{TASK}/history"
+QUEUES = f"{BASE}/queues"
+EVENTS = f"{BASE}/events"
+ADMIN_QUEUES = f"{BASE}/admin/queues"
+ADMIN_QUEUE = f"{ADMIN_QUEUES}/{{command}}"
+PAUSE = f"{ADMIN_QUEUE}/pause"
+RESUME = f"{ADMIN_QUEUE}/resume"
+CLEANUP = f"{BASE}/admin/tasks/cleanup"
+TOPIC = f"{BASE}/admin/topics/{{topic}}"
+DLQ = f"{BASE}/admin/dlq"
+DLQ_REPLAY = f"{DLQ}/replay"
+DLQ_PURGE = f"{DLQ}/purge"
+HEALTHZ, READYZ, METRICS, OPENAPI, DOCS, JWKS = (
+    "/healthz",
+    "/readyz",
+    "/metrics",
+    "/openapi.json",
+    "/docs",
+    "/.well-known/jwks.json",
+)

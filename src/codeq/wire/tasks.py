@@ -1,0 +1,252 @@
+"""Tasks on the wire: what producers and workers send, and what they get. JSON names are camelCase.
+
+In JSON a payload or a result that is sent is any JSON value inside the request. In MessagePack it is a byte string that
+holds JSON, so that neither side decodes it on the way.
+"""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from codeq.domain import lifecycle
+from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX
+from codeq.domain.queue import Index
+from codeq.domain.task import Body, Status, Task
+from codeq.wire import times
+
+Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.\-]+$")]
+Seconds = Annotated[float, Meta(ge=0, le=31_622_400)]
+
+
+class Wire(Struct, rename="camel", frozen=True, kw_only=True, gc=False):
+    """What all messages share."""
+
+
+class Request(Wire, rename="camel", forbid_unknown_fields=True, frozen=True, kw_only=True, gc=False):
+    """What all requests share: a field that we do not know is a mistake, and said to be one."""
+
+
+class Backoff(Request, frozen=True, kw_only=True, gc=False):
+    policy: str = "exp_full_jitter"
+    base_seconds: Seconds = 5
+    max_seconds: Seconds = 900
+
+
+class _NewTask(Request, frozen=True, kw_only=True, gc=False):
+    command: Name
+    priority: int = 0
+    """Values outside 0 to 9 are taken as the nearest of these, as the original does."""
+    webhook: str | None = None
+    max_attempts: Annotated[int, Meta(le=100)] = 0
+    """0 or less for the queue's own."""
+    idempotency_key: Annotated[str, Meta(max_length=255)] | None = None
+    run_at: str | None = None
+    delay_seconds: Seconds = 0
+    backoff: Backoff | None = None
+
+
+class CreateTask(_NewTask, frozen=True, kw_only=True, gc=False):
+    payload: Raw
+
+
+class PackedTask(_NewTask, frozen=True, kw_only=True, gc=False):
+    payload: bytes
+
+
+class CreateTasks(Request, frozen=True, kw_only=True, gc=False):
+    tasks: Annotated[list[Raw], Meta(min_length=1, max_length=BATCH_TASKS_MAX)]
+
+
+class Claim(Request, frozen=True, kw_only=True, gc=False):
+    commands: Annotated[list[Name], Meta(max_length=CLAIM_COMMANDS_MAX)] | None = None
+    lease_seconds: Annotated[float, Meta(le=43_200)] = 0
+    """0 or less for the queue's own."""
+    wait_seconds: float = 0
+    """At most 30; more is taken as 30."""
+    worker_id: str | None = None
+    """Accepted from older clients and ignored: the worker is who the token says."""
+
+
+class ClaimBatch(Claim, frozen=True, kw_only=True, gc=False):
+    count: Annotated[int, Meta(ge=1, le=BATCH_TASKS_MAX)]
+
+
+class LeaseCall(Request, frozen=True, kw_only=True, gc=False):
+    lease_token: Annotated[int, Meta(ge=0)] | None = None
+    worker_id: str | None = None
+
+
+class Heartbeat(LeaseCall, frozen=True, kw_only=True, gc=False):
+    extend_seconds: Annotated[float, Meta(le=43_200)] = 0
+
+
+class Nack(LeaseCall, frozen=True, kw_only=True, gc=False):
+    delay_seconds: Seconds | None = None
+    """0 for the back of the queue now; absent for the backoff."""
+    reason: str = ""
+
+
+class _Submit(LeaseCall, frozen=True, kw_only=True, gc=False):
+    status: str
+    error: str | None = None
+    artifacts: list[Raw] | None = None
+
+
+class Submit(_Submit, frozen=True, kw_only=True, gc=False):
+    result: Raw = msgspec.field(default_factory=Raw)
+    """Any JSON value; a completed task may do without."""
+
+
+class PackedSubmit(_Submit, frozen=True, kw_only=True, gc=False):
+    result: bytes | None = None
+
+
+class SubmitOf(Submit, frozen=True, kw_only=True, gc=False):
+    task_id: str
+
+
+class PackedSubmitOf(PackedSubmit, frozen=True, kw_only=True, gc=False):
+    task_id: str
+
+
+class SubmitBatch(Request, frozen=True, kw_only=True, gc=False):
+    results: Annotated[list[Raw], Meta(min_length=1, max_length=BATCH_TASKS_MAX)]
+
+
+class TaskView(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+    id: str
+    command: str
+    payload: str
+    """JSON text."""
+    status: str
+    tenant_id: str
+    created_at: str
+    updated_at: str
+    attempts: int
+    max_attempts: int
+    deliveries: int
+    priority: int
+    last_known_location: str
+    worker_id: str | None = None
+    lease_until: str | None = None
+    lease_token: int | None = None
+    visible_at: str | None = None
+    ended_at: str | None = None
+    error: str | None = None
+    last_error: str | None = None
+    webhook: str | None = None
+    idempotency_key: str | None = None
+    result_key: str | None = None
+    trace_parent: str | None = None
+    trace_state: str | None = None
+
+
+class ResultView(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+    task_id: str
+    status: str
+    completed_at: str
+    result: Raw | None = None
+    """What the worker left: any JSON value in JSON, a byte string that holds JSON in MessagePack."""
+    error: str | None = None
+    artifacts: list[str] = []
+
+
+class TaskAndResult(Wire, frozen=True, kw_only=True, gc=False):
+    task: TaskView
+    result: ResultView
+
+
+class TaskAnswer(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+    """One item of a batch create: the task, or why not."""
+
+    task: TaskView | None = None
+    error: str | None = None
+    code: str | None = None
+
+
+class TaskAnswers(Wire, frozen=True, kw_only=True, gc=False):
+    results: list[TaskAnswer]
+
+
+class ClaimedTasks(Wire, frozen=True, kw_only=True, gc=False):
+    tasks: list[TaskView]
+
+
+class SubmitAnswer(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+    task_id: str
+    result: ResultView | None = None
+    error: str | None = None
+    code: str | None = None
+
+
+class SubmitAnswers(Wire, frozen=True, kw_only=True, gc=False):
+    results: list[SubmitAnswer]
+
+
+class HeartbeatAnswer(Wire, frozen=True, kw_only=True, gc=False):
+    ok: bool
+    lease_until: str
+
+
+class GiveBackAnswer(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+    status: str
+    """`requeued` or `dlq`."""
+    delay_seconds: float | None = None
+
+
+class TaskPage(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+    tasks: list[TaskView]
+    cursor: str | None = None
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_LOCATIONS = {
+    Index.PENDING: "PENDING_LIST",
+    Index.DELAYED: "DELAYED_ZSET",
+    Index.IN_PROGRESS: "INPROG_SET",
+    Index.DEAD: "DLQ_SET",
+    Index.NONE: "NONE",
+}
+_IN_PROGRESS, _COMPLETED, _FAILED = Status.IN_PROGRESS, Status.COMPLETED, Status.FAILED
+
+
+def view(task: Task, body: Body) -> TaskView:
+    held = task.status is _IN_PROGRESS
+    return TaskView(
+        id=task.id,
+        command=task.command,
+        payload=body.payload.decode(),
+        status=task.status.value,
+        tenant_id=task.tenant,
+        created_at=times.text(task.created_ms),
+        updated_at=times.text(task.updated_ms),
+        attempts=task.attempts,
+        max_attempts=task.max_attempts,
+        deliveries=task.deliveries,
+        priority=task.priority,
+        last_known_location=_LOCATIONS[lifecycle.position(task)],
+        worker_id=task.worker,
+        lease_until=times.text(task.lease_until_ms) if held else None,
+        lease_token=task.lease_token or None,
+        visible_at=times.optional(task.visible_ms),
+        ended_at=times.optional(task.ended_ms),
+        error=task.error,
+        last_error=task.last_error,
+        webhook=body.webhook,
+        idempotency_key=body.idempotency_key,
+        result_key="codeq:results" if task.status is _COMPLETED else None,
+        trace_parent=body.trace_parent,
+        trace_state=body.trace_state,
+    )
+
+
+def result_view(task: Task, result: bytes | None, *, packed: bool = False) -> ResultView:
+    body = None if result is None else Raw(_pack(result) if packed else result)
+    return ResultView(
+        task_id=task.id,
+        status=task.status.value,
+        completed_at=times.text(task.ended_ms),
+        result=body,
+        error=task.error,
+    )
