@@ -41,10 +41,13 @@ class Database:
             raise _meaning(self.path, str(fault)) from fault
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries from `start` up to but not including `end`, in order."""
+        """Entries from `start` up to but not including `end`, in order.
+
+        A generator on purpose: rocksdict borrows the bytes of the bound without keeping them, and the frame does.
+        """
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
-        return iter(self._db.items(from_key=start, read_opt=options))
+        yield from self._db.items(from_key=start, read_opt=options)
 
     def scan_back(self, start: bytes, end: bytes) -> Iterator[bytes]:
         """Keys from just before `end` down to and including `start`."""
