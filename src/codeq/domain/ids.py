@@ -31,15 +31,18 @@ class IdMint:
     def mint(self, now_ms: int, shards: int, homes: Sequence[int | None]) -> list[str]:
         """One id per entry: for the shard given, or for the next of `shards` in turn."""
         tick = max(self._tick, now_ms << 12)
-        noise = self._random_bytes(6 * len(homes)).hex()
+        noise = self._random_bytes(6).hex()  # once per call: within a process the tick alone tells ids apart
+        tail = f"8{noise[:3]}-{noise[3:11]}"
+        head, head_ms = "", -1
         ids = []
-        for i, wanted in enumerate(homes):
+        for wanted in homes:
             home = wanted
             if home is None:
                 home = self._turn = (self._turn + 1) % shards
             tick += 1
-            t = f"{tick:015x}"
-            r = noise[12 * i : 12 * i + 12]
-            ids.append(f"{t[:8]}-{t[8:12]}-7{t[12:]}-8{r[:3]}-{r[3:11]}{home:04x}")
+            if tick >> 12 != head_ms:
+                head_ms = tick >> 12
+                head = f"{head_ms >> 16:08x}-{head_ms & 0xFFFF:04x}"
+            ids.append(f"{head}-7{tick & 0xFFF:03x}-{tail}{home:04x}")
         self._tick = tick
         return ids

@@ -37,6 +37,9 @@ EVENTS_KEEP_MS = 7 * 86_400_000
 EVENTS_KEEP_MAX = 100_000_000
 
 
+_COMPLETED = Status.COMPLETED
+
+
 class Job:
     """A task that was claimed: what to do, and the lease under which to do it."""
 
@@ -168,7 +171,7 @@ class AsyncQueue:
         """End up to 1000 jobs at the price of one. Answers per job: the ended task, or why it was refused."""
         given = [None] * len(jobs) if results is None else results
         outcomes = [
-            Outcome(task_id=job.id, holder=job.holder, status=Status.COMPLETED, result=encode_json(result))
+            Outcome(task_id=job.id, holder=job.holder, status=_COMPLETED, result=encode_json(result))
             for job, result in zip(jobs, given, strict=True)
         ]
         answers = await submit.submit(self.core, self.tenant, outcomes)
@@ -296,6 +299,8 @@ def make_core(store: Store, lobby: Lobby, defaults: QueuePolicy) -> Core:
 
 
 def encode_json(value: Any) -> bytes:
+    if value is None:
+        return b"null"
     try:
         return msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError, UnicodeEncodeError) as fault:

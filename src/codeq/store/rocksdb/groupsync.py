@@ -2,15 +2,19 @@
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 from codeq.domain.errors import StoreBusy, StoreClosed, StoreError, StoreFailed, StoreFull
 from codeq.domain.limits import COMMITS_WAITING_MAX, DISK_RESERVE_BYTES
 from codeq.store.rocksdb.database import Database
 from codeq.store.rocksdb.journal import Journal
 from codeq.store.rocksdb.witness import Witness
+
+_LOOK_EVERY_S = 0.1
+"""How often free space is looked at: far below the reserve's worth of writes."""
 
 
 class GroupSync:
@@ -21,7 +25,10 @@ class GroupSync:
         self._journal = journal
         self._witness = witness
         self._fsync = fsync
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="codeq-fsync")
+        self._orders: SimpleQueue[asyncio.AbstractEventLoop | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._flush_on_order, name="codeq-fsync", daemon=True)
+        self._thread.start()
+        self._looked_s = 0.0
         self._next: list[asyncio.Future[None]] = []
         self._current: list[asyncio.Future[None]] = []
         self._is_called = False
@@ -77,11 +84,16 @@ class GroupSync:
     async def close(self) -> None:
         try:
             await self.settle()
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._flush)
+            await asyncio.to_thread(self._database.flush)
             self._witness.record(self._database.sequence())
         finally:
             self.fail(StoreClosed(f"the store at {self._database.path} is closed"))
-            self._thread.shutdown(wait=True)
+
+    def stop(self) -> None:
+        """End the thread, once the flush under way is done."""
+        if self._thread.is_alive():
+            self._orders.put(None)
+            self._thread.join()
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_called = False
@@ -93,8 +105,7 @@ class GroupSync:
         self._covered = self._journal.writes
         self._is_flushing = True
         self._started_s = time.perf_counter()
-        flush = self._thread.submit(self._flush)
-        flush.add_done_callback(lambda f: loop.call_soon_threadsafe(self._finish, loop, f.exception()))
+        self._orders.put(loop)
 
     def _write(self) -> None:
         try:
@@ -103,10 +114,26 @@ class GroupSync:
             self.fail(fault)
             raise
 
+    def _flush_on_order(self) -> None:
+        """Runs in the thread. A plain queue hands over in half the time of an executor, and every call waits for it."""
+        while (loop := self._orders.get()) is not None:
+            fault: BaseException | None = None
+            try:
+                self._flush()
+            except Exception as raised:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+                fault = raised
+            try:
+                loop.call_soon_threadsafe(self._finish, loop, fault)
+            except RuntimeError:
+                return  # the loop is gone, and everyone who waited with it
+
     def _flush(self) -> None:
         self._witness.record_now_and_then(self._database.flush())
-        space = os.statvfs(self._database.path)
-        self._is_full = space.f_bavail * space.f_frsize < DISK_RESERVE_BYTES
+        now_s = time.monotonic()
+        if self._is_full or now_s - self._looked_s > _LOOK_EVERY_S:
+            self._looked_s = now_s
+            space = os.statvfs(self._database.path)
+            self._is_full = space.f_bavail * space.f_frsize < DISK_RESERVE_BYTES
 
     def _finish(self, loop: asyncio.AbstractEventLoop, fault: BaseException | None) -> None:
         if fault:

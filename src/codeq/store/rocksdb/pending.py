@@ -89,6 +89,7 @@ class Window:
         self.count -= tasks
         if not self.count:
             del self.queue.windows[self.priority]
+            self.budget.forget(self)
 
     def _read_ahead(self, journal: Journal, limit: int) -> None:
         last = self.floor - 1
@@ -128,6 +129,12 @@ class Budget:
             return False
         self.body_bytes += task.payload_bytes
         return True
+
+    def forget(self, window: Window) -> None:
+        """Let go of a window that has no tasks left."""
+        self._used.pop(id(window), None)
+        if window is self._latest:
+            self._latest = None
 
     def release(self, entry: Entry) -> None:
         self.tasks -= 1

@@ -166,6 +166,7 @@ class RocksShard:
 
     def release(self) -> None:
         """Let go of the files without settling."""
+        self.sync.stop()
         self._database.close()
         self._witness.close()
 
