@@ -34,3 +34,43 @@ def test_every_link_between_the_pages_leads_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_curl_walk_through_of_the_readme_runs(tmp_path: Path) -> None:
+    """Against a real server: the block after 'in another terminal', as it stands but for the port."""
+    text = (ROOT / "README.md").read_text()
+    walk = text.partition("in another terminal:")[2].partition("```sh\n")[2].partition("```")[0]
+    server = subprocess.Popen(
+        [Path(sys.executable).parent / "codeq", "serve", "--dev", "--port", "0"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:\d+", server.stdout.readline())
+        assert found
+        program = walk.replace("http://127.0.0.1:8080", found[0])
+        run = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", program],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert run.returncode == 0, run.stderr
+        for expected in (
+            '"status":"PENDING"',
+            '"status":"IN_PROGRESS"',
+            '"ok":true',
+            '{"width": 640}',
+            '"move":"complete"',
+        ):
+            assert expected in run.stdout
+    finally:
+        server.terminate()
+        assert server.wait(20) == 0
+        assert server.stdout is not None
+        server.stdout.close()

@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,14 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self.has_failed = False
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop on SIGTERM and SIGINT, with an exit code of our own: uvicorn would die of the signal in the end."""
+        loop = asyncio.get_running_loop()
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sig, self.handle_exit, sig, None)
+        yield
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Calls that wait are answered at once; the others have until the bound."""
