@@ -50,24 +50,22 @@ class Database:
         yield from self._db.items(from_key=start, read_opt=options)
 
     def scan_back(self, start: bytes, end: bytes) -> Iterator[bytes]:
-        """Keys from just before `end` down to and including `start`."""
+        """Keys from just before `end` down to and including `start`. rocksdict knows no lower bound, so we look."""
         options = ReadOptions()
-        options.set_iterate_lower_bound(start)
         options.set_iterate_upper_bound(end)
         cursor = self._db.iter(options)
         cursor.seek_for_prev(end)
-        while cursor.valid():
-            yield cursor.key()
+        while cursor.valid() and (key := cursor.key()) >= start:
+            yield key
             cursor.prev()
 
     def last(self, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
         """The last entry from `start` up to but not including `end`."""
         options = ReadOptions()
-        options.set_iterate_lower_bound(start)
         options.set_iterate_upper_bound(end)
         cursor = self._db.iter(options)
         cursor.seek_for_prev(end)
-        return (cursor.key(), cursor.value()) if cursor.valid() else None
+        return (cursor.key(), cursor.value()) if cursor.valid() and cursor.key() >= start else None
 
     def write(self, batch: WriteBatch) -> None:
         """Apply the batch atomically. It survives the process, and the machine once `flush` has returned."""
