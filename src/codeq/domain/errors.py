@@ -12,7 +12,7 @@ CodeqError
 │   ├── AlreadyFinal         already-final         the task has ended and cannot be cancelled
 │   ├── NotFinal             not-final             the task has not ended and cannot be purged
 │   └── StaleTask            stale-task            the task kept changing under this call
-└── StoreError
+└── StoreError               store                 the directory cannot be used as asked
     ├── StoreBusy            busy                  too many calls wait for the disk
     ├── StoreFull            full                  the disk is nearly full; new tasks are refused
     ├── StoreFailed          failed                a write or fsync failed; reopen the store

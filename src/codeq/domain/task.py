@@ -39,7 +39,8 @@ class Move(StrEnum):
     HEARTBEAT = "heartbeat"
 
 
-_FAILED, _FAIL = Status.FAILED, Move.FAIL
+_FAILED = Status.FAILED
+_BURYING = frozenset({Move.NACK, Move.EXPIRE, Move.ABANDON})
 
 
 class Task(Struct, frozen=True, array_like=True, gc=False):
@@ -86,7 +87,7 @@ class Task(Struct, frozen=True, array_like=True, gc=False):
     @property
     def is_dead(self) -> bool:
         """In the dead-letter queue: failed by running out of tries, not by a worker's verdict."""
-        return self.status is _FAILED and self.move is not _FAIL
+        return self.status is _FAILED and self.move in _BURYING
 
 
 class Body(Struct, frozen=True, array_like=True, gc=False):

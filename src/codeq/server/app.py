@@ -24,8 +24,8 @@ from codeq.server.errors import (
     status_of,
 )
 from codeq.server.logs import log
+from codeq.server.parts import Parts, request_id
 from codeq.server.routes import Route
-from codeq.server.service import Service, request_id
 from codeq.wire.queues import Problem
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -36,8 +36,8 @@ _NO_SNIFF = (b"x-content-type-options", b"nosniff")
 
 
 class App:
-    def __init__(self, service: Service, routes: Sequence[Route], on_failure: Callable[[], None]) -> None:
-        self._service = service
+    def __init__(self, parts: Parts, routes: Sequence[Route], on_failure: Callable[[], None]) -> None:
+        self._parts = parts
         self._on_failure = on_failure
         self._exact: dict[str, dict[str, Route]] = {}
         self._shaped: dict[int, list[tuple[list[str], dict[str, Route]]]] = {}
@@ -67,11 +67,11 @@ class App:
         try:
             route = self._find(scope["method"], call)
             call.route = route
-            if not self._service.tracing.is_on:
+            if not self._parts.tracing.is_on:
                 return await self._handle(route, call, scope, receive)
-            with self._service.tracing.request(route.method, route.path, call.headers) as span:
+            with self._parts.tracing.request(route.method, route.path, call.headers) as span:
                 reply = await self._handle(route, call, scope, receive)
-                self._service.tracing.answered(span, reply.status)
+                self._parts.tracing.answered(span, reply.status)
                 return reply
         except CodeqError as fault:
             return self._refuse(call, fault)
@@ -85,7 +85,7 @@ class App:
             await self._admit(route, call, scope["headers"])
         if route.method in ("POST", "PUT"):
             call.body = await self._read_body(route, call, receive)
-        return await route.handler(self._service, call)
+        return await route.handler(self._parts, call)
 
     async def _admit(self, route: Route, call: Call, headers: list[tuple[bytes, bytes]]) -> None:
         given = call.headers.get(b"authorization")
@@ -94,7 +94,7 @@ class App:
         text = given.decode("latin-1")
         if text[:7].lower() != "bearer " or len([1 for name, _ in headers if name == b"authorization"]) > 1:
             raise Unauthenticated("invalid Authorization format: one header, `Bearer <token>`")
-        principal = call.principal = await self._service.gate.admit(route.kind, text[7:].strip())
+        principal = call.principal = await self._parts.gate.admit(route.kind, text[7:].strip())
         scope = route.scope
         if scope is None or scope in principal.scopes:
             return
@@ -109,7 +109,7 @@ class App:
             raise TooLarge(f"the body may have at most {route.body_max} bytes")
         body: bytes = b""
         try:
-            async with asyncio.timeout(self._service.settings.http.body_timeout_seconds):
+            async with asyncio.timeout(self._parts.settings.http.body_timeout_seconds):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
@@ -166,9 +166,9 @@ class App:
         name = call.route.path if call.route is not None else "unknown"
         observer = self._seconds.get((name, status))
         if observer is None:
-            observer = self._seconds[name, status] = self._service.metrics.http_seconds.labels(name, status)
+            observer = self._seconds[name, status] = self._parts.metrics.http_seconds.labels(name, status)
         observer.observe(seconds)
-        access = self._service.settings.log.access
+        access = self._parts.settings.log.access
         if access == "all" or (access == "errors" and status >= 500):
             log(
                 logging.INFO,

@@ -14,14 +14,14 @@ from codeq.server.auth.principal import Principal
 from codeq.server.errors import WrongMedia
 
 if TYPE_CHECKING:
-    from codeq.server.service import Service
+    from codeq.server.parts import Parts
 
 JSON, MSGPACK = "application/json", "application/msgpack"
 ARROW = "application/vnd.apache.arrow.stream"
 DEPTH_MAX = 32
 
 Message = TypeVar("Message")
-Handler = Callable[["Service", "Call"], Awaitable["Reply"]]
+Handler = Callable[["Parts", "Call"], Awaitable["Reply"]]
 
 _json_encode = msgspec.json.Encoder().encode
 _msgpack_encode = msgspec.msgpack.Encoder().encode

@@ -24,9 +24,9 @@ from codeq.server.auth.principal import Gate
 from codeq.server.connection import Connection
 from codeq.server.logs import log
 from codeq.server.metrics import Metrics
+from codeq.server.parts import Parts
 from codeq.server.ratelimit import RateLimiter
 from codeq.server.routes import ROUTES
-from codeq.server.service import Service
 from codeq.server.settings import Settings
 from codeq.server.tracing import Tracing
 from codeq.store.interface import Store
@@ -68,7 +68,7 @@ def check(settings: Settings, *, is_dev: bool) -> None:
 
 
 async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, banner: bool) -> int:
-    service = await _assemble(settings, is_dev=is_dev)
+    parts = await _assemble(settings, is_dev=is_dev)
     config = uvicorn.Config(
         _not_yet,
         http=_bounded(settings),
@@ -81,11 +81,11 @@ async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, b
         timeout_graceful_shutdown=max(1, int(settings.http.shutdown_seconds)),
         backlog=2048,
     )
-    server = _Server(config, service)
-    config.app = App(service, ROUTES, server.store_failed)
+    server = _Server(config, parts)
+    config.app = App(parts, ROUTES, server.store_failed)
     sweeping = asyncio.create_task(
         sweep.run(
-            service.core,
+            parts.core,
             events_keep_ms=settings.retention.events_seconds * 1000,
             events_keep_max=settings.retention.events_max,
         )
@@ -98,14 +98,14 @@ async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, b
     finally:
         sweeping.cancel()
         await asyncio.gather(sweeping, return_exceptions=True)
-        await service.gate.close()
-        await service.core.store.close()
-        service.tracing.close()
+        await parts.gate.close()
+        await parts.core.store.close()
+        parts.tracing.close()
         log(logging.INFO, "stopped")
     return EXIT_STORE_FAILED if server.has_failed else 0
 
 
-async def _assemble(settings: Settings, *, is_dev: bool) -> Service:
+async def _assemble(settings: Settings, *, is_dev: bool) -> Parts:
     lobby = Lobby()
     metrics = Metrics(lobby)
     data = Path(settings.store.path)
@@ -114,7 +114,7 @@ async def _assemble(settings: Settings, *, is_dev: bool) -> Service:
     gate = _gate(settings, data, is_dev=is_dev)
     await gate.start()
     limits = settings.rate_limit
-    service = Service(
+    parts = Parts(
         core=make_core(store, lobby, settings.policy()),
         settings=settings,
         gate=gate,
@@ -128,9 +128,9 @@ async def _assemble(settings: Settings, *, is_dev: bool) -> Service:
         jwks=jwks,
     )
     description = openapi.describe(ROUTES, codeq.__version__)
-    service.spec = msgspec.json.encode(description)
-    service.docs = openapi.page(description).encode()
-    return service
+    parts.spec = msgspec.json.encode(description)
+    parts.docs = openapi.page(description).encode()
+    return parts
 
 
 def _open_store(settings: Settings, metrics: Metrics) -> Store:
@@ -178,9 +178,9 @@ def _bounded(settings: Settings) -> type[Connection]:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, parts: Parts) -> None:
         super().__init__(config)
-        self._service = service
+        self._parts = parts
         self.has_failed = False
 
     @contextlib.contextmanager
@@ -193,8 +193,8 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Calls that wait are answered at once; the others have until the bound."""
-        self._service.is_stopping = True
-        asyncio.get_running_loop().call_soon(self._service.core.lobby.end_waits)
+        self._parts.is_stopping = True
+        asyncio.get_running_loop().call_soon(self._parts.core.lobby.end_waits)
         super().handle_exit(sig, frame)
 
     def store_failed(self) -> None:

@@ -76,7 +76,8 @@ class ShardedStore:
         found: list[Task] = []
         for shard in self._shards:
             found += await shard.due(index, now_ms, limit)
-        return found
+        found.sort(key=_DUE[index])
+        return found[:limit]
 
     async def find(self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
         """Shard after shard; the cursor is the shard's number and its own cursor."""
@@ -153,6 +154,13 @@ class ShardedStore:
             queue: max(0, limit - sum(other.in_progress(queue) for other in others))
             for queue, limit in order.limits.items()
         }
+
+
+_DUE: dict[Index, Callable[[Task], int]] = {
+    Index.DELAYED: lambda task: task.visible_ms,
+    Index.IN_PROGRESS: lambda task: task.lease_until_ms,
+    Index.NONE: lambda task: task.purge_ms,
+}
 
 
 def shard_name(number: int) -> str:

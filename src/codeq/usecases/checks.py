@@ -16,20 +16,18 @@ _NAME = re.compile(NAME_PATTERN)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-@lru_cache(maxsize=4096)
 def name(value: str, what: str) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise InvalidRequest(f"{what} must be 1 to 64 letters, digits, '_', '.' or '-', not {str(value)[:80]!r}")
+    if not isinstance(value, str) or not _is_name(value):
+        raise InvalidRequest(f"{what} must be 1 to 64 letters, digits, '_', '.' or '-', not {_shown(value)}")
     return value
 
 
 def whole(value: int, what: str, least: int, most: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidRequest(f"{what} must be a whole number from {least} to {most}, not {str(value)[:40]}")
+        raise InvalidRequest(f"{what} must be a whole number from {least} to {most}, not {_shown(value)}")
     return value
 
 
-@lru_cache(maxsize=4096)
 def worker(value: str) -> str:
     return text(value, "worker", WORKER_CHARS_MAX, least=1)
 
@@ -47,7 +45,21 @@ def text(value: str, what: str, most: int, *, least: int = 0) -> str:
 
 def message(value: str) -> str:
     """An error's text. Cut rather than refused: a long stack trace is no reason to lose a result."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"an error is text, not {_shown(value)}")
     return _encodable(value[:ERROR_CHARS_MAX], "error")
+
+
+@lru_cache(maxsize=4096)
+def _is_name(value: str) -> bool:
+    return _NAME.fullmatch(value) is not None
+
+
+def _shown(value: object) -> str:
+    """A piece of the value for the one who sent it; numbers too long to be written are only called long."""
+    if isinstance(value, int) and abs(value) >= 1 << 64:
+        return "one that is far too large"
+    return repr(value)[:80]
 
 
 def _encodable(value: str, what: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from codeq.domain import lifecycle
-from codeq.domain.backoff import Backoff
+from codeq.domain.backoff import Backoff, BackoffKind
 from codeq.domain.errors import CodeqError, IdempotencyMismatch, InvalidRequest, StoreFailed
 from codeq.domain.ids import shard_for
 from codeq.domain.limits import (
@@ -132,7 +132,7 @@ def _check(order: NewTask) -> None:
             f"the payload has {len(order.payload)} bytes, at most {PAYLOAD_BYTES_MAX} are taken; store it elsewhere "
             "and send a reference"
         )
-    if order.priority:
+    if type(order.priority) is not int or order.priority:
         checks.whole(order.priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
     if order.delay_ms:
         checks.whole(order.delay_ms, "delay in milliseconds", 0, DELAY_MS_MAX)
@@ -141,6 +141,8 @@ def _check(order: NewTask) -> None:
     if order.max_attempts is not None:
         checks.whole(order.max_attempts, "max attempts", ATTEMPTS_MIN, ATTEMPTS_MAX)
     if order.backoff is not None:
+        if order.backoff.kind not in list(BackoffKind):
+            raise InvalidRequest(f"backoff must be one of {', '.join(BackoffKind)}")
         checks.whole(order.backoff.base_ms, "backoff base in milliseconds", 0, BACKOFF_MS_MAX)
         checks.whole(order.backoff.max_ms, "backoff maximum in milliseconds", 0, BACKOFF_MS_MAX)
     _check_texts(order)

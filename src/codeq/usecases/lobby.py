@@ -41,7 +41,6 @@ class Lobby:
         self._waiting: dict[QueueKey, OrderedDict[int, Waiter]] = {}
         self._ringing: OrderedDict[QueueKey, None] = OrderedDict()
         self._serving: asyncio.Task[None] | None = None
-        self._one_at_a_time = asyncio.Lock()
         self._for_end: dict[str, set[asyncio.Future[None]]] = {}
         self._for_event: set[asyncio.Future[None]] = set()
 
@@ -49,7 +48,7 @@ class Lobby:
         if queue in self._waiting or QueueKey(queue.tenant, EVERY) in self._waiting:
             self._ringing[queue] = None
             if self._serving is None or self._serving.done():
-                self._serving = asyncio.get_running_loop().create_task(self.serve())
+                self._serving = asyncio.get_running_loop().create_task(self._serve())
 
     def moved(self, tasks: Sequence[Task]) -> None:
         for waiter in self._for_event:
@@ -62,14 +61,9 @@ class Lobby:
                     waiter.set_result(None)
 
     async def serve(self) -> None:
-        """Serve whoever waits for a queue that has become ready. A newcomer calls this before it takes for itself."""
-        if not self._ringing:
-            return
-        async with self._one_at_a_time:
-            while self._ringing:
-                queue, _ = self._ringing.popitem(last=False)
-                while (waiter := self._first(queue)) is not None and await self._serve_one(waiter):
-                    pass
+        """Return once those who wait have been served. A newcomer calls this before it takes for itself."""
+        if self._serving is not None and not self._serving.done():
+            await asyncio.shield(self._serving)
 
     async def wait(
         self, queues: Sequence[QueueKey], attempt: Attempt, hand_back: HandBack, wait_ms: int
@@ -89,6 +83,13 @@ class Lobby:
         finally:
             timer.cancel()
             self._leave(waiter)
+
+    async def _serve(self) -> None:
+        """Runs by itself, so that no caller who goes away takes the wake-up of another along."""
+        while self._ringing:
+            queue, _ = self._ringing.popitem(last=False)
+            while (waiter := self._first(queue)) is not None and await self._serve_one(waiter):
+                pass
 
     async def _serve_one(self, waiter: Waiter) -> bool:
         """Answers whether there may be more for the next in line."""

@@ -6,13 +6,13 @@ from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import CLAIM_WAIT_MS_MAX, EVENTS_READ_MAX
 from codeq.domain.task import Task
 from codeq.server.calls import ARROW, Call, Reply, whole_number
-from codeq.server.service import Service
+from codeq.server.parts import Parts
 from codeq.store.interface import Events
 from codeq.usecases import inspect
 from codeq.wire.events import EventPage, arrow_stream, event
 
 
-async def read_events(service: Service, call: Call) -> Reply:
+async def read_events(parts: Parts, call: Call) -> Reply:
     given = call.query(("shard", "offset", "limit", "waitSeconds", "tenant"))
     shard = whole_number(given.get("shard", "0"), "shard", 0, 65_535)
     offset = whole_number(given.get("offset", "1"), "offset", 0, 1 << 62)
@@ -23,33 +23,33 @@ async def read_events(service: Service, call: Call) -> Reply:
         tenant = given.get("tenant", "")
     elif "tenant" in given:
         raise InvalidRequest("tenant is for admins of the platform; others see their own events")
-    found = await inspect.events(service.core, shard, offset, limit)
-    if not found.events and wait_ms and not service.is_stopping:
-        arriving = service.core.lobby.wait_for_event(min(wait_ms, CLAIM_WAIT_MS_MAX))
+    found = await inspect.events(parts.core, shard, offset, limit)
+    if not found.events and wait_ms and not parts.is_stopping:
+        arriving = parts.core.lobby.wait_for_event(min(wait_ms, CLAIM_WAIT_MS_MAX))
         await call.unless_gone(arriving)
-        found = await inspect.events(service.core, shard, offset, limit)
+        found = await inspect.events(parts.core, shard, offset, limit)
     mine = [task for task in found.events if not tenant or task.tenant == tenant]
     next_offset = found.events[-1].version + 1 if found.events else max(offset, found.first)
     if ARROW.encode() in call.headers.get(b"accept", b""):
-        return await _arrow(service, mine, shard, found._replace(events=[]), next_offset=next_offset)
+        return await _arrow(parts, mine, shard, found._replace(events=[]), next_offset=next_offset)
     page = EventPage(
         shard=shard,
         events=[event(task, shard) for task in mine],
         next_offset=next_offset,
         first_offset=found.first,
         end_offset=found.next,
-        shards=service.core.store.shards,
+        shards=parts.core.store.shards,
     )
     return call.answer(200, page)
 
 
-async def _arrow(service: Service, tasks: list[Task], shard: int, span: Events, *, next_offset: int) -> Reply:
+async def _arrow(parts: Parts, tasks: list[Task], shard: int, span: Events, *, next_offset: int) -> Reply:
     # In a thread: building Arrow columns takes a while, and workers must not wait for it.
     body = await asyncio.to_thread(arrow_stream, tasks, shard)
     headers = {
         b"codeq-next-offset": next_offset,
         b"codeq-first-offset": span.first,
         b"codeq-end-offset": span.next,
-        b"codeq-shards": service.core.store.shards,
+        b"codeq-shards": parts.core.store.shards,
     }
     return Reply(200, body, ARROW, [(name, str(value).encode()) for name, value in headers.items()])

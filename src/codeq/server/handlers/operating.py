@@ -11,7 +11,7 @@ from codeq.domain.queue import Index, OnExpiry, QueueCounts, QueueKey, QueuePoli
 from codeq.domain.task import Task
 from codeq.server.calls import Call, Parser, Reply, whole_number
 from codeq.server.handlers.reading import page_of
-from codeq.server.service import Service
+from codeq.server.parts import Parts
 from codeq.store.interface import Filter
 from codeq.usecases import checks, inspect, operate
 from codeq.wire import queues as wire
@@ -22,9 +22,9 @@ CLEANUP = Parser(wire.Cleanup)
 SELECTION = Parser(wire.Selection)
 
 
-async def all_queues(service: Service, call: Call) -> Reply:
+async def all_queues(parts: Parts, call: Call) -> Reply:
     """The original's flat map of key names and counts; an admin of the platform sees every tenant's."""
-    counts = await inspect.counts(service.core, None if call.principal.is_platform else call.tenant)
+    counts = await inspect.counts(parts.core, None if call.principal.is_platform else call.tenant)
     flat: dict[str, int] = {}
     for (tenant, command), counted in sorted(counts.items()):
         prefix = f"codeq:q:{command}:{tenant}"
@@ -35,53 +35,53 @@ async def all_queues(service: Service, call: Call) -> Reply:
     return call.answer(200, flat)
 
 
-async def one_queue(service: Service, call: Call) -> Reply:
+async def one_queue(parts: Parts, call: Call) -> Reply:
     key = QueueKey(call.tenant, checks.name(call.params["command"], "command"))
-    counts = (await inspect.counts(service.core, call.tenant)).get(key, QueueCounts())
-    now_ms = service.core.store.now_ms()
-    return call.answer(200, wire.queue_view(key, counts, now_ms=now_ms, paused=service.core.policy(*key).paused))
+    counts = (await inspect.counts(parts.core, call.tenant)).get(key, QueueCounts())
+    now_ms = parts.core.store.now_ms()
+    return call.answer(200, wire.queue_view(key, counts, now_ms=now_ms, paused=parts.core.policy(*key).paused))
 
 
-async def pause(service: Service, call: Call) -> Reply:
-    return await _set_paused(service, call, paused=True)
+async def pause(parts: Parts, call: Call) -> Reply:
+    return await _set_paused(parts, call, paused=True)
 
 
-async def resume(service: Service, call: Call) -> Reply:
-    return await _set_paused(service, call, paused=False)
+async def resume(parts: Parts, call: Call) -> Reply:
+    return await _set_paused(parts, call, paused=False)
 
 
-async def put_topic(service: Service, call: Call) -> Reply:
+async def put_topic(parts: Parts, call: Call) -> Reply:
     key = _topic_key(call)
     asked = call.read(TOPIC).policy
     if len(set(asked.priority_tiers)) < len(asked.priority_tiers):
         raise InvalidRequest("policy.priorityTiers holds a tier twice")
     if asked.dead_letter_topic_ref == key.command:
         raise InvalidRequest("policy.deadLetterTopicRef must name another topic")
-    before = service.core.store.policies().get(key)
-    policy = _policy(asked, before, service.core.store.now_ms())
+    before = parts.core.store.policies().get(key)
+    policy = _policy(asked, before, parts.core.store.now_ms())
     if policy != before:
-        await _store(service, key, policy)
+        await _store(parts, key, policy)
     return call.answer(200 if before else 201, wire.topic_view(key, policy))
 
 
-async def get_topic(service: Service, call: Call) -> Reply:
+async def get_topic(parts: Parts, call: Call) -> Reply:
     key = _topic_key(call)
-    policy = service.core.store.policies().get(key)
+    policy = parts.core.store.policies().get(key)
     if policy is None:
         raise NotFound(f"there is no policy for {key.command!r}; the defaults hold")
     return call.answer(200, wire.topic_view(key, policy))
 
 
-async def delete_topic(service: Service, call: Call) -> Reply:
+async def delete_topic(parts: Parts, call: Call) -> Reply:
     if call.query(("deletionPolicy",)).get("deletionPolicy", "Delete") != "Delete":
         raise InvalidRequest("deletionPolicy must be Delete")
     key = _topic_key(call)
-    if key in service.core.store.policies():
-        await _store(service, key, None)
+    if key in parts.core.store.policies():
+        await _store(parts, key, None)
     return Reply(204)
 
 
-async def list_dead(service: Service, call: Call) -> Reply:
+async def list_dead(parts: Parts, call: Call) -> Reply:
     given = call.query(("command", "error", "cursor", "limit"))
     command = given.get("command")
     wanted = Filter(
@@ -90,47 +90,47 @@ async def list_dead(service: Service, call: Call) -> Reply:
         index=Index.DEAD,
     )
     limit = whole_number(given.get("limit", "100"), "limit", 1, LIST_TASKS_MAX)
-    return await page_of(service, call, wanted, given.get("cursor"), limit=limit)
+    return await page_of(parts, call, wanted, given.get("cursor"), limit=limit)
 
 
-async def replay_dead(service: Service, call: Call) -> Reply:
-    return await _on_dead(service, call, operate.replay, operate.replay_matching)
+async def replay_dead(parts: Parts, call: Call) -> Reply:
+    return await _on_dead(parts, call, operate.replay, operate.replay_matching)
 
 
-async def purge_dead(service: Service, call: Call) -> Reply:
-    return await _on_dead(service, call, operate.purge, operate.purge_matching)
+async def purge_dead(parts: Parts, call: Call) -> Reply:
+    return await _on_dead(parts, call, operate.purge, operate.purge_matching)
 
 
-async def cleanup(service: Service, call: Call) -> Reply:
+async def cleanup(parts: Parts, call: Call) -> Reply:
     asked = call.read(CLEANUP)
     token = call.headers[b"authorization"].decode("latin-1")
-    service.limiter.spend("admin", "cleanup", token=token, tenant=call.tenant)
-    now_ms = service.core.store.now_ms()
+    parts.limiter.spend("admin", "cleanup", token=token, tenant=call.tenant)
+    now_ms = parts.core.store.now_ms()
     try:
         before_ms = times.parse(asked.before) if asked.before else now_ms
     except (ValueError, OverflowError) as fault:
         raise InvalidRequest(f"before is {fault}") from None
-    deleted = await operate.purge_before(service.core, call.tenant, before_ms, limit=asked.limit or 1000)
+    deleted = await operate.purge_before(parts.core, call.tenant, before_ms, limit=asked.limit or 1000)
     return call.answer(200, wire.Cleaned(deleted=deleted, before=times.text(before_ms), limit=asked.limit))
 
 
-async def _on_dead(service: Service, call: Call, by_id: Any, matching: Any) -> Reply:
+async def _on_dead(parts: Parts, call: Call, by_id: Any, matching: Any) -> Reply:
     asked = call.read(SELECTION)
     chosen = [asked.ids is not None, asked.command is not None or asked.error is not None, asked.all]
     if sum(chosen) != 1:
         raise InvalidRequest("say which dead tasks: ids, or command and error, or all: true; one of these")
     if asked.ids is None:
         wanted = Filter(command=asked.command, error=asked.error)
-        swept = await matching(service.core, call.tenant, wanted, limit=asked.limit, dry_run=asked.dry_run)
+        swept = await matching(parts.core, call.tenant, wanted, limit=asked.limit, dry_run=asked.dry_run)
         answer = wire.Selected(matched=swept.matched, changed=swept.changed, dry_run=asked.dry_run, ids=swept.ids)
         return call.answer(200, answer)
     if asked.dry_run:
-        found = await service.core.store.load(call.tenant, asked.ids)
+        found = await parts.core.store.load(call.tenant, asked.ids)
         ids = [task.id for task in found if task is not None and task.is_dead]
         return call.answer(200, wire.Selected(matched=len(ids), changed=0, dry_run=True, ids=ids))
     refused = {}
     ids = []
-    for task_id, answer in zip(asked.ids, await by_id(service.core, call.tenant, asked.ids), strict=True):
+    for task_id, answer in zip(asked.ids, await by_id(parts.core, call.tenant, asked.ids), strict=True):
         if isinstance(answer, CodeqError):
             refused[task_id] = answer.code
         elif isinstance(answer, Task):
@@ -138,19 +138,19 @@ async def _on_dead(service: Service, call: Call, by_id: Any, matching: Any) -> R
     return call.answer(200, wire.Selected(matched=len(ids), changed=len(ids), dry_run=False, ids=ids, refused=refused))
 
 
-async def _set_paused(service: Service, call: Call, *, paused: bool) -> Reply:
+async def _set_paused(parts: Parts, call: Call, *, paused: bool) -> Reply:
     key = QueueKey(call.tenant, checks.name(call.params["command"], "command"))
-    before = service.core.store.policies().get(key)
-    now_ms = service.core.store.now_ms()
-    policy = before or msgspec.structs.replace(service.core.defaults, version=0, created_ms=now_ms)
+    before = parts.core.store.policies().get(key)
+    now_ms = parts.core.store.now_ms()
+    policy = before or msgspec.structs.replace(parts.core.defaults, version=0, created_ms=now_ms)
     if policy.paused != paused:
         policy = msgspec.structs.replace(policy, paused=paused, version=policy.version + 1, updated_ms=now_ms)
-        await _store(service, key, policy)
-    return await one_queue(service, call)
+        await _store(parts, key, policy)
+    return await one_queue(parts, call)
 
 
-async def _store(service: Service, key: QueueKey, policy: QueuePolicy | None) -> None:
-    await operate.set_policy(service.core, key, policy)
+async def _store(parts: Parts, key: QueueKey, policy: QueuePolicy | None) -> None:
+    await operate.set_policy(parts.core, key, policy)
 
 
 def _topic_key(call: Call) -> QueueKey:

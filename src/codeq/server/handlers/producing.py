@@ -5,7 +5,7 @@ from typing import Any
 from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.limits import DELAY_MS_MAX, PRIORITY_MAX, PRIORITY_MIN
 from codeq.server.calls import Call, Parser, Reply, json_value
-from codeq.server.service import Service
+from codeq.server.parts import Parts
 from codeq.usecases import operate
 from codeq.usecases.enqueue import NewTask, enqueue
 from codeq.wire import tasks as wire
@@ -18,12 +18,12 @@ CREATE_MANY = Parser(wire.CreateTasks)
 _REPLAYED = [(b"idempotent-replay", b"true")]
 
 
-async def create(service: Service, call: Call) -> Reply:
+async def create(parts: Parts, call: Call) -> Reply:
     asked = call.read(CREATE)
-    service.limiter.spend("producer", "create_task", token=_token(call), tenant=call.tenant)
-    order = _order(service, call, asked, call.headers.get(b"idempotency-key"))
-    with service.tracing.verb("create", command=order.command, tenant_id=call.tenant, priority=order.priority):
-        [answer] = await enqueue(service.core, call.tenant, [order])
+    parts.limiter.spend("producer", "create_task", token=_token(call), tenant=call.tenant)
+    order = _order(parts, call, asked, call.headers.get(b"idempotency-key"))
+    with parts.tracing.verb("create", command=order.command, tenant_id=call.tenant, priority=order.priority):
+        [answer] = await enqueue(parts.core, call.tenant, [order])
     if isinstance(answer, CodeqError):
         raise answer
     reply = call.answer(202, wire.view(answer.task, answer.body))
@@ -32,20 +32,20 @@ async def create(service: Service, call: Call) -> Reply:
     return reply
 
 
-async def create_many(service: Service, call: Call) -> Reply:
+async def create_many(parts: Parts, call: Call) -> Reply:
     items = call.read(CREATE_MANY).tasks
-    service.limiter.spend("producer", "create_task", token=_token(call), tenant=call.tenant, items=len(items))
+    parts.limiter.spend("producer", "create_task", token=_token(call), tenant=call.tenant, items=len(items))
     packed = call.is_packed
     orders: list[NewTask] = []
     answers: list[wire.TaskAnswer | None] = []
     for item in items:
         try:
-            orders.append(_order(service, call, CREATE.read(item, packed=packed), None))
+            orders.append(_order(parts, call, CREATE.read(item, packed=packed), None))
             answers.append(None)
         except CodeqError as refusal:
             answers.append(wire.TaskAnswer(error=str(refusal), code=refusal.code))
-    with service.tracing.verb("create", tenant_id=call.tenant, batch=len(orders)):
-        enqueued = iter(await enqueue(service.core, call.tenant, orders))
+    with parts.tracing.verb("create", tenant_id=call.tenant, batch=len(orders)):
+        enqueued = iter(await enqueue(parts.core, call.tenant, orders))
     results = []
     for answer in answers:
         if answer is None:
@@ -59,19 +59,19 @@ async def create_many(service: Service, call: Call) -> Reply:
     return call.answer(200, wire.TaskAnswers(results=results))
 
 
-async def cancel(service: Service, call: Call) -> Reply:
+async def cancel(parts: Parts, call: Call) -> Reply:
     task_id = call.params["id"]
-    [answer] = await operate.cancel(service.core, call.tenant, [task_id])
+    [answer] = await operate.cancel(parts.core, call.tenant, [task_id])
     if isinstance(answer, CodeqError):
         raise answer
-    [record] = await service.core.store.read(call.tenant, [task_id])
+    [record] = await parts.core.store.read(call.tenant, [task_id])
     if record is None:
         raise InvalidRequest("the task was purged while it was cancelled")
     return call.answer(200, wire.view(record.task, record.body))
 
 
-def _order(service: Service, call: Call, asked: Any, key_header: bytes | None) -> NewTask:
-    trace_parent, trace_state = service.tracing.context()
+def _order(parts: Parts, call: Call, asked: Any, key_header: bytes | None) -> NewTask:
+    trace_parent, trace_state = parts.tracing.context()
     if trace_parent is None:
         trace_parent, trace_state = _header(call, b"traceparent"), _header(call, b"tracestate")
     key = asked.idempotency_key or None

@@ -7,7 +7,7 @@ from codeq.domain.queue import Index
 from codeq.domain.task import Status
 from codeq.server.calls import Call, Reply, whole_number
 from codeq.server.errors import Forbidden
-from codeq.server.service import Service
+from codeq.server.parts import Parts
 from codeq.store.interface import Filter, Record
 from codeq.usecases import inspect
 from codeq.wire import queues as wire_queues
@@ -16,17 +16,17 @@ from codeq.wire import times
 from codeq.wire.events import History, event
 
 
-async def get_task(service: Service, call: Call) -> Reply:
-    record = await _seen(service, call, 0)
+async def get_task(parts: Parts, call: Call) -> Reply:
+    record = await _seen(parts, call, 0)
     return call.answer(200, wire.view(record.task, record.body))
 
 
-async def get_result(service: Service, call: Call) -> Reply:
+async def get_result(parts: Parts, call: Call) -> Reply:
     given = call.query(("waitSeconds",)).get("waitSeconds", "0")
     wait_ms = 0
     if given.isascii() and given.isdigit():  # as in the original, what is no number is no wait
         wait_ms = min(int(given[:9]) * 1000, RESULT_WAIT_MS_MAX)
-    record = await _seen(service, call, 0 if service.is_stopping else wait_ms)
+    record = await _seen(parts, call, 0 if parts.is_stopping else wait_ms)
     if not record.task.status.is_final:
         raise NotFound("result not found: the task has not ended")
     packed = call.wants_packed
@@ -36,14 +36,14 @@ async def get_result(service: Service, call: Call) -> Reply:
     )
 
 
-async def get_history(service: Service, call: Call) -> Reply:
-    record = await _seen(service, call, 0)
-    moves = await inspect.history(service.core, call.tenant, record.task.id)
+async def get_history(parts: Parts, call: Call) -> Reply:
+    record = await _seen(parts, call, 0)
+    moves = await inspect.history(parts.core, call.tenant, record.task.id)
     shard = shard_of(record.task.id)
     return call.answer(200, History(task_id=record.task.id, events=[event(task, shard) for task in moves]))
 
 
-async def list_tasks(service: Service, call: Call) -> Reply:
+async def list_tasks(parts: Parts, call: Call) -> Reply:
     given = call.query(("command", "status", "queue", "error", "createdFrom", "createdTo", "cursor", "limit"))
     command = given.get("command")
     if call.principal.is_worker and (command is None or not call.principal.may_see(command)):
@@ -60,30 +60,30 @@ async def list_tasks(service: Service, call: Call) -> Reply:
     except (ValueError, OverflowError) as fault:
         raise InvalidRequest(f"a filter cannot be read: {fault}") from None
     limit = whole_number(given.get("limit", "100"), "limit", 1, LIST_TASKS_MAX)
-    return await page_of(service, call, wanted, given.get("cursor"), limit=limit)
+    return await page_of(parts, call, wanted, given.get("cursor"), limit=limit)
 
 
-async def page_of(service: Service, call: Call, wanted: Filter, cursor: str | None, *, limit: int) -> Reply:
-    page = await inspect.find(service.core, call.tenant, wanted, cursor=cursor, limit=limit)
-    records = await service.core.store.read(call.tenant, [task.id for task in page.tasks])
+async def page_of(parts: Parts, call: Call, wanted: Filter, cursor: str | None, *, limit: int) -> Reply:
+    page = await inspect.find(parts.core, call.tenant, wanted, cursor=cursor, limit=limit)
+    records = await parts.core.store.read(call.tenant, [task.id for task in page.tasks])
     views = [wire.view(record.task, record.body) for record in records if record is not None]
     return call.answer(200, wire.TaskPage(tasks=views, cursor=page.cursor))
 
 
-async def list_queues(service: Service, call: Call) -> Reply:
-    counts = await inspect.counts(service.core, call.tenant)
-    now_ms = service.core.store.now_ms()
+async def list_queues(parts: Parts, call: Call) -> Reply:
+    counts = await inspect.counts(parts.core, call.tenant)
+    now_ms = parts.core.store.now_ms()
     views = [
-        wire_queues.queue_view(key, counted, now_ms=now_ms, paused=service.core.policy(*key).paused)
+        wire_queues.queue_view(key, counted, now_ms=now_ms, paused=parts.core.policy(*key).paused)
         for key, counted in sorted(counts.items())
         if call.principal.may_see(key.command)
     ]
     return call.answer(200, wire_queues.QueueViews(queues=views))
 
 
-async def _seen(service: Service, call: Call, wait_ms: int) -> Record:
+async def _seen(parts: Parts, call: Call, wait_ms: int) -> Record:
     task_id = call.params["id"]
-    reading = inspect.get(service.core, call.tenant, task_id, wait_ms=wait_ms)
+    reading = inspect.get(parts.core, call.tenant, task_id, wait_ms=wait_ms)
     record = await (call.unless_gone(reading) if wait_ms else reading)
     if not call.principal.may_see(record.task.command):
         raise NotFound(f"there is no task {task_id[:64]!r}")

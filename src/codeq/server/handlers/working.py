@@ -9,7 +9,7 @@ from codeq.domain.task import Holder, Status, Task
 from codeq.server.auth.principal import EVERY_COMMAND
 from codeq.server.calls import Call, Parser, Reply, json_value
 from codeq.server.errors import Forbidden
-from codeq.server.service import Service
+from codeq.server.parts import Parts
 from codeq.usecases import giveback
 from codeq.usecases.claim import Claim, claim
 from codeq.usecases.heartbeat import heartbeat as extend
@@ -29,63 +29,63 @@ SUBMIT_MANY = Parser(wire.SubmitBatch)
 _NOTHING = Reply(204)
 
 
-async def claim_one(service: Service, call: Call) -> Reply:
-    views = await _claim(service, call, call.read(CLAIM), 1)
+async def claim_one(parts: Parts, call: Call) -> Reply:
+    views = await _claim(parts, call, call.read(CLAIM), 1)
     return call.answer(200, views[0]) if views else _NOTHING
 
 
-async def claim_many(service: Service, call: Call) -> Reply:
+async def claim_many(parts: Parts, call: Call) -> Reply:
     asked = call.read(CLAIM_MANY)
-    views = await _claim(service, call, asked, asked.count)
+    views = await _claim(parts, call, asked, asked.count)
     return call.answer(200, wire.ClaimedTasks(tasks=views)) if views else _NOTHING
 
 
-async def heartbeat(service: Service, call: Call) -> Reply:
+async def heartbeat(parts: Parts, call: Call) -> Reply:
     asked = call.read(HEARTBEAT)
     task_id = call.params["id"]
-    await _check_commands(service, call, [task_id])
-    with service.tracing.verb("heartbeat", task_id=task_id, worker_id=call.principal.subject):
+    await _check_commands(parts, call, [task_id])
+    with parts.tracing.verb("heartbeat", task_id=task_id, worker_id=call.principal.subject):
         task = await extend(
-            service.core, call.tenant, task_id, _holder(call, asked), extend_ms=_ms(asked.extend_seconds) or None
+            parts.core, call.tenant, task_id, _holder(call, asked), extend_ms=_ms(asked.extend_seconds) or None
         )
     return call.answer(200, wire.HeartbeatAnswer(ok=True, lease_until=times.text(task.lease_until_ms)))
 
 
-async def abandon(service: Service, call: Call) -> Reply:
+async def abandon(parts: Parts, call: Call) -> Reply:
     asked = call.read(LEASE_CALL)
     task_id = call.params["id"]
-    await _check_commands(service, call, [task_id])
-    with service.tracing.verb("abandon", task_id=task_id, worker_id=call.principal.subject):
-        task = await giveback.abandon(service.core, call.tenant, task_id, _holder(call, asked))
+    await _check_commands(parts, call, [task_id])
+    with parts.tracing.verb("abandon", task_id=task_id, worker_id=call.principal.subject):
+        task = await giveback.abandon(parts.core, call.tenant, task_id, _holder(call, asked))
     return call.answer(200, wire.GiveBackAnswer(status="dlq" if task.is_dead else "requeued"))
 
 
-async def nack(service: Service, call: Call) -> Reply:
+async def nack(parts: Parts, call: Call) -> Reply:
     asked = call.read(NACK)
     task_id = call.params["id"]
-    await _check_commands(service, call, [task_id])
+    await _check_commands(parts, call, [task_id])
     delay_ms = None if asked.delay_seconds is None else min(_ms(asked.delay_seconds), BACKOFF_MS_MAX)
-    with service.tracing.verb("nack", task_id=task_id, worker_id=call.principal.subject):
+    with parts.tracing.verb("nack", task_id=task_id, worker_id=call.principal.subject):
         task = await giveback.nack(
-            service.core, call.tenant, task_id, _holder(call, asked), delay_ms=delay_ms, reason=asked.reason
+            parts.core, call.tenant, task_id, _holder(call, asked), delay_ms=delay_ms, reason=asked.reason
         )
     waits_ms = task.visible_ms - task.updated_ms if task.visible_ms else 0
     status = "dlq" if task.is_dead else "requeued"
     return call.answer(200, wire.GiveBackAnswer(status=status, delay_seconds=waits_ms / 1000))
 
 
-async def submit_one(service: Service, call: Call) -> Reply:
+async def submit_one(parts: Parts, call: Call) -> Reply:
     asked = call.read(SUBMIT)
     task_id = call.params["id"]
-    await _check_commands(service, call, [task_id])
-    with service.tracing.verb("submit_result", task_id=task_id, worker_id=call.principal.subject):
-        [answer] = await submit(service.core, call.tenant, [_outcome(call, asked, task_id)])
+    await _check_commands(parts, call, [task_id])
+    with parts.tracing.verb("submit_result", task_id=task_id, worker_id=call.principal.subject):
+        [answer] = await submit(parts.core, call.tenant, [_outcome(call, asked, task_id)])
     if isinstance(answer, CodeqError):
         raise answer
     return call.answer(200, wire.result_view(answer.task, answer.result, packed=call.wants_packed))
 
 
-async def submit_many(service: Service, call: Call) -> Reply:
+async def submit_many(parts: Parts, call: Call) -> Reply:
     items = call.read(SUBMIT_MANY).results
     packed, wants_packed = call.is_packed, call.wants_packed
     answers: list[wire.SubmitAnswer | None] = []
@@ -97,9 +97,9 @@ async def submit_many(service: Service, call: Call) -> Reply:
             answers.append(None)
         except CodeqError as refusal:
             answers.append(wire.SubmitAnswer(task_id=asked.task_id, error=str(refusal), code=refusal.code))
-    await _check_commands(service, call, [outcome.task_id for outcome in outcomes])
-    with service.tracing.verb("submit_result", batch=len(outcomes), worker_id=call.principal.subject):
-        submitted = iter(await submit(service.core, call.tenant, outcomes))
+    await _check_commands(parts, call, [outcome.task_id for outcome in outcomes])
+    with parts.tracing.verb("submit_result", batch=len(outcomes), worker_id=call.principal.subject):
+        submitted = iter(await submit(parts.core, call.tenant, outcomes))
     asked_ids = iter([outcome.task_id for outcome in outcomes])
     results = []
     for answer in answers:
@@ -115,19 +115,19 @@ async def submit_many(service: Service, call: Call) -> Reply:
     return call.answer(200, wire.SubmitAnswers(results=results))
 
 
-async def _claim(service: Service, call: Call, asked: Any, count: int) -> list[wire.TaskView]:
+async def _claim(parts: Parts, call: Call, asked: Any, count: int) -> list[wire.TaskView]:
     authorization = call.headers[b"authorization"].decode("latin-1")
-    service.limiter.spend("worker", "claim", token=authorization, tenant=call.tenant, items=count)
+    parts.limiter.spend("worker", "claim", token=authorization, tenant=call.tenant, items=count)
     wait_ms = min(_ms(asked.wait_seconds), CLAIM_WAIT_MS_MAX)
     wanted = Claim(
         worker=call.principal.subject,
         commands=_commands(call, asked.commands),
         limit=count,
         lease_ms=max(_ms(asked.lease_seconds), LEASE_MS_MIN) if asked.lease_seconds > 0 else None,
-        wait_ms=0 if service.is_stopping else wait_ms,
+        wait_ms=0 if parts.is_stopping else wait_ms,
     )
-    with service.tracing.verb("claim", worker_id=wanted.worker, tenant_id=call.tenant):
-        claiming = claim(service.core, call.tenant, wanted)
+    with parts.tracing.verb("claim", worker_id=wanted.worker, tenant_id=call.tenant):
+        claiming = claim(parts.core, call.tenant, wanted)
         deliveries = await (call.unless_gone(claiming) if wait_ms else claiming)
     return [wire.view(delivery.task, delivery.body) for delivery in deliveries]
 
@@ -141,11 +141,11 @@ def _commands(call: Call, asked: list[str] | None) -> Sequence[str] | None:
     return list(dict.fromkeys(asked)) if asked else sorted(allowed)
 
 
-async def _check_commands(service: Service, call: Call, ids: list[str]) -> None:
+async def _check_commands(parts: Parts, call: Call, ids: list[str]) -> None:
     """A token that is limited to some commands is limited to their tasks on every verb."""
     if EVERY_COMMAND in call.principal.event_types:
         return
-    for task in await service.core.store.load(call.tenant, ids):
+    for task in await parts.core.store.load(call.tenant, ids):
         if isinstance(task, Task) and task.command not in call.principal.event_types:
             raise Forbidden("event type not allowed: the token's eventTypes do not include the task's command")
 

@@ -52,7 +52,8 @@ def _newest(journal: Journal, tenant: str, cursor: str | None) -> Iterator[tuple
 
 def _dead(journal: Journal, tenant: str, wanted: Filter, cursor: str | None) -> Iterator[tuple[str, str]]:
     """The dead tasks of the tenant, or of one command, oldest death first. The place of a task is its key, in hex."""
-    prefix = b"q/" + keys.name(tenant) if wanted.command is None else keys.dead_prefix(QueueKey(tenant, wanted.command))
+    one = wanted.command is not None
+    prefix = keys.dead_prefix(QueueKey(tenant, wanted.command or "")) if one else keys.dead_of_tenant(tenant)
     start = prefix
     if cursor is not None:
         try:

@@ -68,6 +68,10 @@ def dead_prefix(queue: QueueKey) -> bytes:
     return b"q/" + _queue(queue)
 
 
+def dead_of_tenant(tenant: str) -> bytes:
+    return b"q/" + name(tenant)
+
+
 def delayed(visible_ms: int, version: int) -> bytes:
     return DELAYED + number(visible_ms) + number(version)
 

@@ -62,13 +62,13 @@ class Leases:
     def expired(self, now_ms: int, limit: int) -> list[Task]:
         found: dict[str, Task] = {}
         while self._expiries and self._expiries[0][0] <= now_ms and len(found) < limit:
-            _, task_id = heapq.heappop(self._expiries)
+            noted_ms, task_id = heapq.heappop(self._expiries)
             task = self.get(task_id)
             if task is None:
                 continue
-            if task.lease_until_ms <= now_ms:
+            if task.lease_until_ms == noted_ms:
                 found[task_id] = task
-            else:
+            else:  # a heartbeat has extended it since
                 heapq.heappush(self._expiries, (task.lease_until_ms, task_id))
         for task in found.values():  # they stay until a change takes them away
             heapq.heappush(self._expiries, (task.lease_until_ms, task.id))

@@ -145,7 +145,7 @@ class Budget:
 class Queue:
     """What one shard knows of one queue, whatever its length."""
 
-    __slots__ = ("budget", "dead", "delayed", "in_progress", "key", "windows")
+    __slots__ = ("budget", "dead", "delayed", "in_progress", "key", "served", "windows")
 
     def __init__(self, budget: Budget, key: QueueKey) -> None:
         self.budget = budget
@@ -153,6 +153,8 @@ class Queue:
         self.delayed = 0
         self.in_progress = 0
         self.dead = 0
+        self.served = 0
+        """When it last gave a task to a claim that asked for several queues; those served longest ago come first."""
         self.windows: dict[int, Window] = {}
         """By priority; only those that have tasks."""
 

@@ -27,6 +27,7 @@ class Queues:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._budget = Budget()
+        self.turn = 0
         self._queues: dict[tuple[str, str], Queue] = {}
         self._commands: defaultdict[str, set[QueueKey]] = defaultdict(set)
         self._changed: set[Queue] = set()
@@ -52,7 +53,8 @@ class Queues:
         return self._commands.get(tenant, set())
 
     def counts(self, tenant: str | None, *, ages: bool = False) -> dict[QueueKey, QueueCounts]:
-        wanted = self._queues.values() if tenant is None else [self._queues[key] for key in self.of_tenant(tenant)]
+        keys_ = list(self._queues) if tenant is None else self.of_tenant(tenant)
+        wanted = [self._queues[key] for key in keys_]  # a copy: to look at ages writes, which removes empty queues
         return {queue.key: self._count(queue, ages=ages) for queue in wanted if not queue.is_empty}
 
     def _count(self, queue: Queue, *, ages: bool) -> QueueCounts:
@@ -67,6 +69,7 @@ class Queues:
 
     def _add(self, key: QueueKey) -> Queue:
         queue = self._queues[key] = Queue(self._budget, key)
+        queue.served = self.turn
         self._commands[key.tenant].add(key)
         return queue
 

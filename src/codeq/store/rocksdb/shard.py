@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from codeq.domain import lifecycle
-from codeq.domain.errors import StoreMismatch
+from codeq.domain.errors import InvalidRequest, StoreMismatch
 from codeq.domain.ids import is_task_id
 from codeq.domain.limits import BATCH_BYTES_MAX, RESTART_GRACE_MS
 from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
@@ -70,7 +70,7 @@ class RocksShard:
         self.sync = GroupSync(self._database, self._journal, self._witness, fsync=fsync)
         self._readied: defaultdict[Queue, int] = defaultdict(int)
         self._moved: list[Task] = []
-        self._turn = 0
+        self._is_released = False
 
     def now_ms(self) -> int:
         self._last_ms = max(self._last_ms, self._clock())
@@ -89,7 +89,7 @@ class RocksShard:
     async def take(self, order: ClaimOrder) -> list[Delivery]:
         self.sync.check(growing=False)
         try:
-            chosen = choose(self._journal, order, self._in_turn(order.queues))
+            chosen = self._choose(order)
             return self._lease(order, chosen) if chosen else []
         except Exception as fault:  # as in commit
             self.sync.fail(fault)
@@ -129,8 +129,10 @@ class RocksShard:
         self.sync.check(growing=False)
         return self._queues.counts(tenant, ages=ages)
 
-    async def events(self, shard: int, start: int, limit: int) -> Events:  # noqa: ARG002 - there is only one here
+    async def events(self, shard: int, start: int, limit: int) -> Events:
         self.sync.check(growing=False)
+        if shard:
+            raise InvalidRequest(f"there is no shard {shard}; there is only shard 0")
         return Events(self._events.read(start, limit), self._events.first, self._journal.next_version)
 
     async def trim(self, *, before_ms: int, keep_max: int) -> int:
@@ -159,13 +161,18 @@ class RocksShard:
         await asyncio.to_thread(self._database.checkpoint, target / "rocksdb")
 
     async def close(self) -> None:
+        if self._is_released:
+            return
         try:
             await self.sync.close()
         finally:
             self.release()
 
     def release(self) -> None:
-        """Let go of the files without settling."""
+        """Let go of the files without settling. Once is enough."""
+        if self._is_released:
+            return
+        self._is_released = True
         self.sync.stop()
         self._database.close()
         self._witness.close()
@@ -266,13 +273,15 @@ class RocksShard:
 
     # -- claims --------------------------------------------------------------------------------------------------
 
-    def _in_turn(self, wanted: Sequence[QueueKey]) -> list[Queue]:
-        queues = [queue for key in wanted if (queue := self._queues.peek(key)) and queue.windows]
-        if len(queues) > 1:
-            self._turn += 1
-            shift = self._turn % len(queues)
-            queues = queues[shift:] + queues[:shift]
-        return queues
+    def _choose(self, order: ClaimOrder) -> list[Chosen]:
+        queues = [queue for key in order.queues if (queue := self._queues.peek(key)) and queue.windows]
+        queues.sort(key=lambda queue: queue.served)
+        chosen = choose(self._journal, order, queues)
+        if len(order.queues) > 1:
+            for window, _ in chosen:
+                self._queues.turn += 1
+                window.queue.served = self._queues.turn
+        return chosen
 
     def _lease(self, order: ClaimOrder, chosen: list[Chosen]) -> list[Delivery]:
         now_ms = self.now_ms()

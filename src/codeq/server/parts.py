@@ -22,7 +22,7 @@ _PROBE = QueueKey("", "")
 
 
 @dataclass(slots=True)
-class Service:
+class Parts:
     core: Core
     settings: Settings
     gate: Gate
