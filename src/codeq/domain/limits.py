@@ -15,8 +15,8 @@ BATCH_BYTES_MAX = 32 << 20
 CLAIM_COMMANDS_MAX = 64
 """A claim looks at each command's head; more commands than this are better served by several workers."""
 
-NAME_PATTERN = r"[A-Za-z0-9_.\-]{1,64}"
-"""Commands and tenants: safe in keys, URLs, metric labels and file names without escaping."""
+NAME_PATTERN = r"(?!\.\.?$)[A-Za-z0-9_.\-]{1,64}"
+"""Commands and tenants: safe in keys, URLs, metric labels and file names without escaping, so not `.` nor `..`."""
 
 WORKER_CHARS_MAX = 256
 """A worker is named by its token's subject; longer subjects are not names."""
@@ -41,6 +41,9 @@ ATTEMPTS_MIN, ATTEMPTS_DEFAULT, ATTEMPTS_MAX = 1, 5, 100
 
 DELIVERIES_DEFAULT, DELIVERIES_MAX = 100, 10_000
 """Deliveries count abandons too; a task handed back a hundred times is going round in circles."""
+
+CONSUMERS_MAX = 10_000
+"""As in the original: a limit above this limits nothing."""
 
 LEASE_MS_MIN, LEASE_MS_DEFAULT, LEASE_MS_MAX = 100, 300_000, 12 * 3_600_000
 """Below 100 ms a lease ends before its reply arrives; twelve hours is what SQS allows, and a heartbeat extends it."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from codeq.domain.limits import NAME_PATTERN
 from codeq.server.auth.principal import Kind
 from codeq.server.routes import Route
 from codeq.wire.queues import Problem
@@ -92,7 +93,7 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
 def _path_schema(name: str) -> dict[str, Any]:
     if name == "id":
         return {"type": "string", "format": "uuid"}
-    return {"type": "string", "pattern": r"^[A-Za-z0-9_.\-]{1,64}$"}
+    return {"type": "string", "pattern": f"^{NAME_PATTERN}$"}
 
 
 def _loosen(schema: dict[str, Any]) -> None:

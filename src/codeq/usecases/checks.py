@@ -3,8 +3,10 @@
 import re
 from functools import lru_cache
 
+from codeq.domain.backoff import Backoff, BackoffKind
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import (
+    BACKOFF_MS_MAX,
     ERROR_CHARS_MAX,
     LEASE_MS_MAX,
     LEASE_MS_MIN,
@@ -34,6 +36,14 @@ def worker(value: str) -> str:
 
 def lease_ms(value: int) -> int:
     return whole(value, "lease in milliseconds", LEASE_MS_MIN, LEASE_MS_MAX)
+
+
+def backoff(value: Backoff) -> Backoff:
+    if not isinstance(value, Backoff) or value.kind not in list(BackoffKind):
+        raise InvalidRequest(f"backoff must be one of {', '.join(BackoffKind)}")
+    whole(value.base_ms, "backoff base in milliseconds", 0, BACKOFF_MS_MAX)
+    whole(value.max_ms, "backoff maximum in milliseconds", 0, BACKOFF_MS_MAX)
+    return value
 
 
 def text(value: str, what: str, most: int, *, least: int = 0) -> str:

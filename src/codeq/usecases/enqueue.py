@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from codeq.domain import lifecycle
-from codeq.domain.backoff import Backoff, BackoffKind
+from codeq.domain.backoff import Backoff
 from codeq.domain.errors import CodeqError, IdempotencyMismatch, InvalidRequest, StoreFailed
 from codeq.domain.ids import shard_for
 from codeq.domain.limits import (
     ATTEMPTS_MAX,
     ATTEMPTS_MIN,
-    BACKOFF_MS_MAX,
     BATCH_BYTES_MAX,
     BATCH_TASKS_MAX,
     DELAY_MS_MAX,
@@ -127,6 +126,8 @@ def _refusal(order: NewTask) -> CodeqError | None:
 
 def _check(order: NewTask) -> None:
     checks.name(order.command, "command")
+    if not isinstance(order.payload, bytes):
+        raise InvalidRequest(f"a payload is JSON in bytes, not {type(order.payload).__name__}")
     if len(order.payload) > PAYLOAD_BYTES_MAX:
         raise InvalidRequest(
             f"the payload has {len(order.payload)} bytes, at most {PAYLOAD_BYTES_MAX} are taken; store it elsewhere "
@@ -141,10 +142,7 @@ def _check(order: NewTask) -> None:
     if order.max_attempts is not None:
         checks.whole(order.max_attempts, "max attempts", ATTEMPTS_MIN, ATTEMPTS_MAX)
     if order.backoff is not None:
-        if order.backoff.kind not in list(BackoffKind):
-            raise InvalidRequest(f"backoff must be one of {', '.join(BackoffKind)}")
-        checks.whole(order.backoff.base_ms, "backoff base in milliseconds", 0, BACKOFF_MS_MAX)
-        checks.whole(order.backoff.max_ms, "backoff maximum in milliseconds", 0, BACKOFF_MS_MAX)
+        checks.backoff(order.backoff)
     _check_texts(order)
 
 

@@ -6,9 +6,16 @@ import msgspec
 from msgspec import Struct
 
 from codeq.domain import lifecycle
-from codeq.domain.errors import CodeqError
-from codeq.domain.limits import LIST_TASKS_MAX
-from codeq.domain.queue import Index, QueueKey, QueuePolicy
+from codeq.domain.errors import CodeqError, InvalidRequest
+from codeq.domain.limits import (
+    ATTEMPTS_MAX,
+    ATTEMPTS_MIN,
+    CONSUMERS_MAX,
+    DELIVERIES_MAX,
+    LIST_TASKS_MAX,
+    RETENTION_MS_MAX,
+)
+from codeq.domain.queue import Index, OnExpiry, QueueKey, QueuePolicy
 from codeq.domain.task import Change, Task
 from codeq.store.interface import Filter
 from codeq.usecases import checks
@@ -86,6 +93,8 @@ async def set_policy(core: Core, queue: QueueKey, policy: QueuePolicy | None) ->
     """Change the rules of a queue from now on; None for the defaults. Workers that wait look again."""
     checks.name(queue.tenant, "tenant")
     checks.name(queue.command, "command")
+    if policy is not None:
+        _check_policy(policy)
     await core.store.set_policy(queue, policy)
     core.lobby.ready(queue, 1)
 
@@ -109,3 +118,18 @@ async def _each_dead(
         if cursor is None:
             break
     return Swept(len(matched), changed, matched[:LIST_TASKS_MAX])
+
+
+def _check_policy(policy: QueuePolicy) -> None:
+    """What is stored here is read again at every start, so it must be right."""
+    checks.whole(policy.max_attempts, "max attempts", ATTEMPTS_MIN, ATTEMPTS_MAX)
+    checks.whole(policy.max_deliveries, "max deliveries", 1, DELIVERIES_MAX)
+    checks.lease_ms(policy.lease_ms)
+    checks.backoff(policy.backoff)
+    checks.whole(policy.retention_ms, "retention in milliseconds", 0, RETENTION_MS_MAX)
+    checks.whole(policy.dead_retention_ms, "dead retention in milliseconds", 0, RETENTION_MS_MAX)
+    checks.whole(policy.max_consumers, "max consumers", 0, CONSUMERS_MAX)
+    if policy.on_expiry not in list(OnExpiry):
+        raise InvalidRequest(f"on_expiry must be one of {', '.join(OnExpiry)}")
+    if not isinstance(policy.paused, bool):
+        raise InvalidRequest("paused is true or false")

@@ -10,12 +10,12 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from codeq.domain import lifecycle
-from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX
+from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, NAME_PATTERN
 from codeq.domain.queue import Index
 from codeq.domain.task import Body, Status, Task
 from codeq.wire import times
 
-Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.\-]+$")]
+Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=f"^{NAME_PATTERN}$")]
 Seconds = Annotated[float, Meta(ge=0, le=31_622_400)]
 
 

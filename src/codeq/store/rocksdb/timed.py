@@ -6,12 +6,15 @@ starts where the last one ended, so neither the far future nor what was served b
 
 from collections import defaultdict
 
+from codeq.domain.lifecycle import position
+from codeq.domain.queue import Index
 from codeq.domain.task import Task
 from codeq.store.codec import decode_kept, decode_pairs, decode_task, encode
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.journal import Journal
 
 _NEVER = 1 << 62
+_ENDED = (Index.DEAD, Index.NONE)
 
 
 class Delayed:
@@ -79,7 +82,7 @@ class Retention:
         """Those that have not been purged, nor come back to life since."""
         records = self._journal.get_many([keys.kept(tenant, task_id) for tenant, task_id in pairs])
         tasks = [decode_task(decode_kept(record).task) for record in records if record is not None]
-        return [task for task in tasks if task.status.is_final and task.purge_ms == purge_ms]
+        return [task for task in tasks if position(task) in _ENDED and task.purge_ms == purge_ms]
 
     def _save(self) -> None:
         for purge_ms, pairs in self._ended.items():
