@@ -88,7 +88,6 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.cycle is not None:
             super().on_message_complete()
-        self._in_headers = True
 
     def on_response_complete(self) -> None:
         self.transport.flush()  # type: ignore[attr-defined]

@@ -1,0 +1,138 @@
+"""Rules about the shape of the code: sizes, names, docstrings, broad handlers, and what no file may say."""
+
+import ast
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.tidy.conftest import Source
+
+FILE_LINES_MAX, FUNCTION_LINES_MAX, POSITIONAL_MAX = 400, 60, 4
+VAGUE = {"utils", "util", "common", "helpers", "helper", "services", "service", "controllers", "controller",
+         "repository", "repositories", "manager", "managers", "misc", "impl"}  # fmt: skip
+
+# Functions with more positional parameters, and why.
+MANY_POSITIONAL = {"server/routes.py _route": "a row of the table of routes, read by its columns"}
+
+# Where everything may be caught, and why.
+BROAD = {
+    "store/rocksdb/database.py": "rocksdict raises bare Exceptions; they are given their meaning here",
+    "store/rocksdb/groupsync.py": "a failed write stops the store, whatever it raised",
+    "store/rocksdb/shard.py": "half of a change may be in the journal: the store stops, whatever was raised",
+    "server/app.py": "the top of every request: what is not foreseen is logged and hidden",
+}
+SILENT = {"server/app.py", "store/rocksdb/groupsync.py"}
+"""Those of them that tell whoever waits instead of raising again."""
+
+# Put together, so that this file does not say what no file may say.
+UNDONE = re.compile("|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK"]))
+REGISTRIES = [
+    "pypi" + ".org",
+    "python" + "hosted",
+    "npm" + "js",
+    "crates" + ".io",
+    "ana" + "conda.org",
+    "repo1." + "maven",
+]
+THIS_MACHINE = re.compile(r"(?<![\w.~/-])/(?:" + "wo" + "rk|ro" + "ot)/")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(source: "Source") -> list[Function]:
+    return [node for node in ast.walk(source.tree) if isinstance(node, Function)]
+
+
+def positional(function: Function) -> list[str]:
+    names = [argument.arg for argument in function.args.posonlyargs + function.args.args]
+    return names[1:] if names[:1] in (["self"], ["cls"]) else names
+
+
+def handlers(source: "Source", *kinds: str) -> list[ast.ExceptHandler]:
+    """The handlers that catch one of these kinds, by name; a bare `except` is a `BaseException`."""
+    found = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            if {"BaseException" if kind is None else ast.unparse(kind) for kind in caught} & set(kinds):
+                found.append(node)
+    return found
+
+
+def test_files_stay_short(sources: "list[Source]") -> None:
+    lines = {source.name: source.text.count("\n") for source in sources}
+    assert {name: number for name, number in lines.items() if number > FILE_LINES_MAX} == {}
+
+
+def test_functions_stay_short(sources: "list[Source]") -> None:
+    found = [
+        f"{source.name}:{function.lineno} {function.name}"
+        for source in sources
+        for function in functions(source)
+        if (function.end_lineno or 0) - function.lineno + 1 > FUNCTION_LINES_MAX
+    ]
+    assert not found
+
+
+def test_functions_take_few_positional_parameters(sources: "list[Source]") -> None:
+    found = {
+        f"{source.name} {function.name}"
+        for source in sources
+        if not source.name.startswith("cli/")  # Typer makes options of them
+        for function in functions(source)
+        if len(positional(function)) > POSITIONAL_MAX
+    }
+    assert found == set(MANY_POSITIONAL)
+
+
+def test_no_file_or_folder_has_a_name_that_says_nothing(sources: "list[Source]") -> None:
+    assert [source.name for source in sources if VAGUE & set(Path(source.name).with_suffix("").parts)] == []
+
+
+def test_every_file_opens_with_a_sentence(sources: "list[Source]") -> None:
+    openings = {source.name: ast.get_docstring(source.tree) or "" for source in sources if source.text.strip()}
+    assert [name for name, opening in openings.items() if not opening] == []
+    assert [
+        name for name, opening in openings.items() if not opening.splitlines()[0].rstrip().endswith((".", ":"))
+    ] == []
+
+
+def test_everything_is_caught_only_where_that_was_thought_through(sources: "list[Source]") -> None:
+    assert {source.name for source in sources if handlers(source, "Exception")} == set(BROAD)
+
+
+def test_what_catches_everything_raises_again(sources: "list[Source]") -> None:
+    silent = [
+        f"{source.name}:{handler.lineno}"
+        for source in sources
+        if source.name not in SILENT
+        for handler in handlers(source, "Exception", "BaseException")
+        if not any(isinstance(node, ast.Raise) for node in ast.walk(handler))
+    ]
+    assert not silent
+
+
+def test_nothing_is_left_undone(sources: "list[Source]") -> None:
+    found = [
+        f"{source.name}:{number}"
+        for source in sources
+        for number, line in enumerate(source.text.splitlines(), 1)
+        if UNDONE.search(line)
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize("registry", REGISTRIES)
+def test_no_file_names_a_package_registry(project_files: list[Path], registry: str) -> None:
+    assert [path for path in project_files if registry in path.read_text()] == []
+
+
+def test_no_file_knows_where_it_lies_on_this_machine(project_files: list[Path]) -> None:
+    assert [path for path in project_files if THIS_MACHINE.search(path.read_text())] == []
+
+
+def test_the_rules_look_at_documents_and_at_code(project_files: list[Path]) -> None:
+    assert {".py", ".md", ".toml"} <= {path.suffix for path in project_files}

@@ -1,0 +1,109 @@
+"""What is written is what is read, and the layout is plain MessagePack."""
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codeq.domain.backoff import Backoff, BackoffKind
+from codeq.domain.queue import OnExpiry, QueuePolicy
+from codeq.domain.task import Body, Move, Status, Task
+from codeq.store import codec
+
+times = st.integers(0, 1 << 52)
+small = st.integers(0, 10_000)
+texts = st.none() | st.text(max_size=20)
+backoffs = st.builds(Backoff, st.sampled_from(BackoffKind), small, small)
+tasks = st.builds(
+    Task,
+    id=st.uuids().map(str), tenant=st.text(max_size=8), command=st.text(max_size=8), priority=st.integers(0, 9),
+    status=st.sampled_from(Status), version=st.integers(0, (1 << 63) - 1), previous=small,
+    move=st.sampled_from(Move), status_before=st.none() | st.sampled_from(Status), created_ms=times,
+    updated_ms=times, visible_ms=times, attempts=small, max_attempts=small, deliveries=small, max_deliveries=small,
+    lease_token=small, worker=texts, lease_until_ms=times, error=texts, last_error=texts, ended_ms=times,
+    purge_ms=times, payload_bytes=small, trace_id=texts, backoff=st.none() | backoffs, has_webhook=st.booleans(),
+)  # fmt: skip
+bodies = st.builds(Body, st.binary(max_size=50), texts, texts, texts, texts)
+
+
+@settings(max_examples=50, deadline=None)
+@given(tasks)
+def test_a_task_comes_back_as_it_was(task: Task) -> None:
+    assert codec.decode_task(codec.encode(task)) == task
+
+
+@settings(max_examples=50, deadline=None)
+@given(tasks)
+def test_a_task_is_a_plain_array_in_the_order_of_its_fields(task: Task) -> None:
+    plain = msgspec.msgpack.decode(codec.encode(task))
+    assert plain == [msgspec.to_builtins(getattr(task, field)) for field in Task.__struct_fields__]
+
+
+@settings(max_examples=50, deadline=None)
+@given(tasks, st.integers(1, (1 << 63) - 1))
+def test_stamping_gives_the_version_and_changes_nothing_else(task: Task, version: int) -> None:
+    before = msgspec.structs.replace(task)
+    data = codec.stamp(task, version)
+    assert task == msgspec.structs.replace(before, version=version)
+    assert codec.decode_task(data) == task
+
+
+@settings(max_examples=50, deadline=None)
+@given(bodies)
+def test_a_body_comes_back_byte_for_byte(body: Body) -> None:
+    assert codec.decode_body(codec.encode(body)) == body
+
+
+@settings(max_examples=50, deadline=None)
+@given(tasks, bodies)
+def test_what_is_opened_holds_the_task_and_its_body(task: Task, body: Body) -> None:
+    opened = codec.decode_opened(codec.opened(codec.encode(task), body))
+    assert (codec.decode_task(opened.task), codec.decode_body(opened.body)) == (task, body)
+
+
+@settings(max_examples=50, deadline=None)
+@given(tasks, st.none() | st.binary(max_size=50))
+def test_what_is_kept_holds_the_task_and_its_result(task: Task, result: bytes | None) -> None:
+    kept = codec.decode_kept(codec.kept(codec.encode(task), result))
+    assert (codec.decode_task(kept.task), kept.result) == (task, result)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(tasks, max_size=5))
+def test_joined_tasks_come_apart_again_in_order(many: list[Task]) -> None:
+    assert codec.decode_tasks(codec.joined([codec.encode(task) for task in many])) == many
+
+
+def test_more_tasks_than_a_short_array_can_count_are_joined_all_the_same() -> None:
+    [task] = [codec.encode(make_task())]
+    assert len(codec.decode_tasks(codec.joined([task] * 70_000))) == 70_000
+
+
+def test_a_record_of_an_older_release_with_unknown_further_fields_is_still_read() -> None:
+    task = make_task()
+    longer = [*msgspec.msgpack.decode(codec.encode(task)), "a field of a newer release"]
+    assert codec.decode_task(msgspec.msgpack.encode(longer)) == task
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 100), backoffs, st.sampled_from(OnExpiry), st.booleans())
+def test_a_policy_comes_back_as_it_was(attempts: int, backoff: Backoff, on_expiry: OnExpiry, paused: bool) -> None:
+    policy = QueuePolicy(max_attempts=attempts, backoff=backoff, on_expiry=on_expiry, paused=paused)
+    assert codec.decode_policy(codec.encode(policy)) == policy
+
+
+def make_task() -> Task:
+    return Task(
+        "0192f0c1-2d3e-7abc-8def-0123456789ab", "acme", "mail", 3, Status.PENDING, 7, 6, Move.ENQUEUE, None, 1, 1, 0,
+        0, 5, 0, 100, 0, None, 0, None, None, 0, 0, 2, None, None, False,
+    )  # fmt: skip
+
+
+def test_the_position_of_every_field_on_disk_is_fixed() -> None:
+    assert Task.__struct_fields__[:27] == (
+        "id", "tenant", "command", "priority", "status", "version", "previous", "move", "status_before", "created_ms",
+        "updated_ms", "visible_ms", "attempts", "max_attempts", "deliveries", "max_deliveries", "lease_token", "worker",
+        "lease_until_ms", "error", "last_error", "ended_ms", "purge_ms", "payload_bytes", "trace_id", "backoff",
+        "has_webhook",
+    )  # fmt: skip
+    assert Body.__struct_fields__[:5] == ("payload", "idempotency_key", "webhook", "trace_parent", "trace_state")
+    assert Backoff.__struct_fields__[:3] == ("kind", "base_ms", "max_ms")
