@@ -1,0 +1,30 @@
+"""One development server for the whole folder, and a tenant of its own for every test."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# The tests' own modules are imported by their full name, which `--import-mode=importlib` leaves to the path.
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.server.running import Server, Tenant, start_server
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Shared by all tests that change nothing for others: each has a tenant of its own. Do not stop it."""
+    with start_server(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture
+def tenant(server: Server) -> Tenant:
+    """A tenant of the shared server that no other test uses."""
+    return server.tenant()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What looks back at all that the others did comes last."""
+    items.sort(key=lambda item: item.path.name == "test_endpoints_all.py")
