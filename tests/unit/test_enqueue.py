@@ -145,12 +145,10 @@ def test_a_value_of_the_wrong_kind_is_refused_before_it_reaches_the_store(wanted
     assert isinstance(ask_one(**wanted), InvalidRequest)
 
 
-@pytest.mark.xfail(strict=True, reason="enqueue._check measures the payload without looking whether it is bytes")
 def test_a_payload_that_is_text_is_refused_before_it_reaches_the_store() -> None:
     assert isinstance(ask_one(payload="text"), InvalidRequest)
 
 
-@pytest.mark.xfail(strict=True, reason="operate.set_policy checks the name of the queue and nothing of the policy")
 @pytest.mark.parametrize(
     "policy",
     [

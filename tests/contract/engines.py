@@ -1,0 +1,48 @@
+"""The engines that must keep the contract. A new engine is one more entry here, and no test changes."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from codeq.domain.limits import RESTART_GRACE_MS
+from codeq.store.interface import Clock, Listener, Store
+from codeq.store.opening import back_up, open_rocksdb, restore
+
+START_MS = 1_700_000_000_000
+
+
+class FakeClock:
+    """Time that moves only when a test says so."""
+
+    def __init__(self, now_ms: int = START_MS) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+    def pass_ms(self, ms: int) -> None:
+        self.now_ms += ms
+
+
+class Open(Protocol):
+    def __call__(
+        self, path: Path, *, clock: Clock, shards: int | None, fsync: bool, grace_ms: int, listener: Listener
+    ) -> Store: ...
+
+
+@dataclass(frozen=True)
+class Engine:
+    name: str
+    shards: int
+    open_store: Open = open_rocksdb
+    back_up: Callable[[Store, Path], Awaitable[None]] = back_up
+    restore: Callable[[Path, Path], None] = restore
+
+    def open(
+        self, path: Path, clock: FakeClock, listener: Listener, *, fsync: bool = False, grace_ms: int = RESTART_GRACE_MS
+    ) -> Store:
+        return self.open_store(path, clock=clock, shards=self.shards, fsync=fsync, grace_ms=grace_ms, listener=listener)
+
+
+ENGINES = {engine.name: engine for engine in (Engine("rocksdb", 1), Engine("rocksdb-3-shards", 3))}

@@ -1,0 +1,143 @@
+"""The rules of a queue take effect at once, are kept, and bind all shards together."""
+
+import asyncio
+
+import msgspec
+import pytest
+from tests.contract.world import LEASE_MS, TENANT, World
+
+from codeq.domain.backoff import Backoff, BackoffKind
+from codeq.domain.queue import OnExpiry, QueueKey, QueuePolicy
+
+WAIT_MS = 20_000
+"""Longer than any test takes: a waiter that is not woken fails the test by its timeout."""
+
+FULL = QueuePolicy(
+    max_attempts=7,
+    max_deliveries=8,
+    lease_ms=9_000,
+    backoff=Backoff(BackoffKind.LINEAR, 10, 11),
+    on_expiry=OnExpiry.IMMEDIATE,
+    retention_ms=12_000,
+    dead_retention_ms=13_000,
+    max_consumers=14,
+    paused=True,
+)
+
+
+async def test_a_policy_is_stored_and_survives_reopening(world: World) -> None:
+    queues = [QueueKey(TENANT, "a"), QueueKey(TENANT, "b"), QueueKey("other", "a")]
+    for number, queue in enumerate(queues):
+        await world.store.set_policy(queue, msgspec.structs.replace(FULL, max_attempts=number + 1))
+    await world.store.settle()
+    before = dict(world.store.policies())
+    assert list(before) == queues
+    await world.reopen()
+    assert dict(world.store.policies()) == before
+
+
+async def test_a_policy_can_be_forgotten(world: World) -> None:
+    await world.set_policy("work", FULL)
+    await world.set_policy("work", None)
+    assert dict(world.store.policies()) == {}
+    await world.set_policy("never-had-one", None)
+    await world.reopen()
+    assert dict(world.store.policies()) == {}
+
+
+async def test_new_tasks_and_claims_follow_the_policy_of_their_queue(world: World) -> None:
+    await world.set_policy("work", msgspec.structs.replace(world.defaults, max_attempts=9, lease_ms=1_234))
+    task = await world.enqueue()
+    assert task.max_attempts == 9
+    assert (await world.enqueue(max_attempts=2)).max_attempts == 2
+    held = await world.claim_one()
+    assert held.lease_until_ms == world.clock.now_ms + 1_234
+    assert (await world.heartbeat(held)).lease_until_ms == world.clock.now_ms + 1_234
+
+
+async def test_a_paused_queue_takes_tasks_and_hands_out_none(world: World) -> None:
+    await world.set_policy("work", msgspec.structs.replace(world.defaults, paused=True))
+    await world.enqueue_many(3)
+    await world.enqueue("other")
+    assert await world.claim("work") == []
+    assert [task.command for task in await world.drain()] == ["other"]
+    assert await world.counts() == (3, 0, 0, 0)
+    await world.reopen()
+    assert await world.claim("work") == []
+    await world.set_policy("work", None)
+    assert len(await world.claim("work", limit=5)) == 3
+
+
+async def test_a_running_task_of_a_paused_queue_can_be_finished(world: World) -> None:
+    await world.enqueue()
+    held = await world.claim_one()
+    await world.set_policy("work", msgspec.structs.replace(world.defaults, paused=True))
+    await world.heartbeat(held)
+    await world.complete(held)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+async def test_no_more_than_max_consumers_are_in_progress_over_all_shards(world: World, limit: int) -> None:
+    await world.set_policy("work", msgspec.structs.replace(world.defaults, max_consumers=limit))
+    await world.enqueue_many(30)
+    held = await world.claim("work", limit=30)
+    assert len(held) == limit
+    assert await world.claim("work") == []
+    await world.complete(held[0])
+    assert len(await world.claim("work", limit=30)) == 1
+    assert await world.counts() == (29 - limit, 0, limit, 0)
+
+
+async def test_max_consumers_of_one_queue_leave_the_others_alone(world: World) -> None:
+    await world.set_policy("few", msgspec.structs.replace(world.defaults, max_consumers=2))
+    await world.enqueue_many(9, "few", priority=9)
+    await world.enqueue_many(9, "many")
+    taken = [task.command for task in await world.claim("few", "many", limit=9)]
+    assert (taken.count("few"), taken.count("many")) == (2, 7)
+
+
+async def test_max_consumers_count_what_was_in_progress_before_reopening(world: World) -> None:
+    await world.set_policy("work", msgspec.structs.replace(world.defaults, max_consumers=3))
+    await world.enqueue_many(9)
+    await world.claim("work", limit=2)
+    await world.reopen()
+    assert len(await world.claim("work", limit=9)) == 1
+
+
+async def test_a_waiter_is_woken_when_its_queue_is_resumed(world: World) -> None:
+    await world.set_policy("work", msgspec.structs.replace(world.defaults, paused=True))
+    task = await world.enqueue()
+    waiting = asyncio.create_task(world.claim("work", wait_ms=WAIT_MS))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await world.set_policy("work", None)
+    [held] = await waiting
+    assert held.id == task.id
+
+
+async def test_waiters_are_woken_when_max_consumers_is_raised(world: World) -> None:
+    await world.set_policy("work", msgspec.structs.replace(world.defaults, max_consumers=1))
+    await world.enqueue_many(6)
+    await world.claim("work")
+    waiting = [asyncio.create_task(world.claim("work", wait_ms=WAIT_MS)) for _ in range(3)]
+    await asyncio.sleep(0)
+    await world.set_policy("work", msgspec.structs.replace(world.defaults, max_consumers=4))
+    assert [len(taken) for taken in await asyncio.gather(*waiting)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("way", ["complete", "fail", "nack", "abandon", "cancel", "expire"])
+async def test_a_waiter_is_woken_when_a_place_is_free(world: World, way: str) -> None:
+    await world.set_policy("work", msgspec.structs.replace(world.defaults, max_consumers=1))
+    await world.enqueue_many(6)
+    held = await world.claim_one("work")
+    waiting = asyncio.create_task(world.claim("work", worker="next", wait_ms=WAIT_MS))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    if way == "expire":
+        world.clock.pass_ms(LEASE_MS)
+        await world.sweep()
+    else:
+        await getattr(world, way)(held)
+    [next_one] = await waiting
+    assert next_one.worker == "next"
+    assert (await world.counts())[2] == 1

@@ -1,0 +1,126 @@
+"""What only this engine can get wrong: bounds of its scans, what reaches the disk, what stays in memory."""
+
+import asyncio
+import gc
+import shutil
+
+import pytest
+from tests.contract.world import TENANT, World, Worlds, ids
+
+from codeq.domain.task import Status
+from codeq.store.interface import Filter
+from codeq.store.rocksdb import database, pending
+from codeq.store.rocksdb.pending import Window
+from codeq.usecases import inspect
+from codeq.usecases.enqueue import NewTask
+
+
+@pytest.fixture
+def flushes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sequence numbers of the database at each fsync."""
+    seen: list[int] = []
+    flush = database.Database.flush
+
+    def counted(self: database.Database) -> int:
+        sequence = flush(self)
+        seen.append(sequence)
+        return sequence
+
+    monkeypatch.setattr(database.Database, "flush", counted)
+    return seen
+
+
+async def test_a_scan_between_a_change_and_its_answer_does_not_hide_the_change_from_the_fsync(
+    synced_world: World, flushes: list[int]
+) -> None:
+    world = synced_world
+    task = await world.enqueue(delay_ms=1_000)
+    held = len(flushes)
+    [before] = await world.store.load(TENANT, [task.id])
+    assert before is not None
+    world.clock.pass_ms(1_000)
+    await asyncio.gather(world.cancel(task), inspect.find(world.core, TENANT, Filter()), world.store.settle())
+    assert len(flushes) > held
+
+
+async def test_readers_and_writers_at_once_are_all_answered(synced_world: World) -> None:
+    world = synced_world
+    for _ in range(20):
+        await asyncio.gather(
+            world.enqueue_all([NewTask(command="work")]),
+            inspect.find(world.core, TENANT, Filter()),
+            inspect.counts(world.core, TENANT),
+            world.claim("work"),
+            world.sweep(),
+            inspect.find(world.core, TENANT, Filter()),
+        )
+    assert len(await world.find_all()) == 20
+
+
+async def test_a_queue_that_is_kept_empty_leaves_nothing_in_memory(world: World) -> None:
+    before = _windows()
+    for _ in range(300):
+        await world.enqueue()
+        await world.complete(await world.claim_one())
+    assert _windows() - before <= 10
+
+
+async def test_queues_that_come_and_go_leave_nothing_in_memory(world: World) -> None:
+    before = _windows()
+    for number in range(300):
+        await world.enqueue(f"command-{number}")
+        await world.complete(await world.claim_one())
+    assert _windows() - before <= 10
+
+
+def _windows() -> int:
+    gc.collect()
+    return sum(isinstance(thing, Window) for thing in gc.get_objects())
+
+
+async def test_what_a_new_database_holds_of_one_tenant_is_not_taken_for_another_s(world: World) -> None:
+    """Scans must end at their own prefix: the neighbours' names begin alike, or stand just before and behind."""
+    names = ["a", "a-", "a.", "aa", "b", "A", "a0", "a_", "az"]
+    queued = {name: await world.enqueue_many(3, name, tenant=name) for name in names}
+    await world.reopen()
+    assert len(await world.store.counts(None)) == len(names)
+    for name in names:
+        assert sorted(ids(await world.find_all(tenant=name, limit=2))) == sorted(ids(queued[name]))
+        assert sorted(ids(await world.drain(tenant=name))) == sorted(ids(queued[name]))
+
+
+async def test_a_crash_after_any_write_leaves_counts_that_match_the_tasks(
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every batch that reaches the database is copied as a killed process would leave it, and opened."""
+    monkeypatch.setattr(pending, "WINDOW_TASKS_MAX", 2)
+    monkeypatch.setattr(pending, "WINDOWS_TASKS_MAX", 3)
+    world = worlds.open()
+    crashes: list[str] = []
+    write = database.Database.write
+
+    def write_and_copy(self: database.Database, batch: object) -> None:
+        write(self, batch)
+        if world.path / "shard-0000" / "rocksdb" == self.path:
+            crashes.append(f"crash-{len(crashes)}")
+            shutil.copytree(world.path, worlds.folder / crashes[-1])
+
+    monkeypatch.setattr(database.Database, "write", write_and_copy)
+    for _ in range(3):
+        for command in ("a", "b"):
+            await world.enqueue_many(9, command)
+        await world.enqueue("a", priority=5)
+        for task in await world.claim("a", "b", limit=8):
+            await world.abandon(task) if task.lease_token == 1 else await world.complete(task)
+        await world.claim("b", limit=5)
+    monkeypatch.setattr(database.Database, "write", write)
+    assert len(crashes) > 10
+    for name in crashes:
+        crashed = worlds.open(name)
+        places = [(task.command, task.status) for task in await crashed.find_all()]
+        for command in ("a", "b"):
+            wanted = [places.count((command, status)) for status in (Status.PENDING, Status.IN_PROGRESS)]
+            counted = await crashed.counts(command)
+            assert [counted[0], counted[2]] == wanted
+            assert len(await crashed.drain(command, limit=100)) == wanted[0]
+        await crashed.close()

@@ -1,0 +1,262 @@
+"""One open store with its clock and core, and the verbs of the use cases in the short form that tests read well in."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.contract.engines import Engine, FakeClock
+
+from codeq.domain.backoff import Backoff, BackoffKind
+from codeq.domain.errors import CodeqError
+from codeq.domain.ids import shard_of
+from codeq.domain.limits import RESTART_GRACE_MS
+from codeq.domain.queue import QueueCounts, QueueKey, QueuePolicy
+from codeq.domain.task import Holder, Status, Task
+from codeq.embedded import AsyncQueue, make_core
+from codeq.store.interface import Filter, Record, Store
+from codeq.usecases import claim as claiming
+from codeq.usecases import enqueue as enqueuing
+from codeq.usecases import giveback, heartbeat, inspect, operate, submit, sweep
+from codeq.usecases.claim import Claim
+from codeq.usecases.core import Core
+from codeq.usecases.enqueue import Enqueued, NewTask
+from codeq.usecases.lobby import Lobby
+from codeq.usecases.submit import Outcome, Submitted
+
+Answer = TypeVar("Answer")
+
+TENANT = "acme"
+BACKOFF_MS = 5_000
+LEASE_MS = 30_000
+KEEP_MS = 3_600_000
+KEEP_DEAD_MS = 7_200_000
+MAX_ATTEMPTS = 3
+
+DEFAULTS = QueuePolicy(
+    max_attempts=MAX_ATTEMPTS,
+    lease_ms=LEASE_MS,
+    backoff=Backoff(BackoffKind.FIXED, BACKOFF_MS),
+    retention_ms=KEEP_MS,
+    dead_retention_ms=KEEP_DEAD_MS,
+)
+
+
+class World:
+    """Nothing moves by itself here: time and sweeps are the test's."""
+
+    core: Core
+    store: Store
+
+    def __init__(
+        self, engine: Engine, path: Path, *, fsync: bool = False, defaults: QueuePolicy = DEFAULTS, clock: FakeClock
+    ) -> None:
+        self.engine = engine
+        self.path = path
+        self.fsync = fsync
+        self.defaults = defaults
+        self.clock = clock
+        self.is_open = False
+
+    def open(self, *, grace_ms: int = RESTART_GRACE_MS) -> "World":
+        lobby = Lobby()
+        self.store = self.engine.open(self.path, self.clock, lobby, fsync=self.fsync, grace_ms=grace_ms)
+        self.core = make_core(self.store, lobby, self.defaults)
+        self.is_open = True
+        return self
+
+    async def close(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            await self.store.close()
+
+    async def reopen(self, *, grace_ms: int = RESTART_GRACE_MS) -> None:
+        await self.close()
+        self.open(grace_ms=grace_ms)
+
+    # -- producers -----------------------------------------------------------------------------------------------
+
+    async def enqueue(self, command: str = "work", *, tenant: str = TENANT, **options: Any) -> Task:
+        [answer] = await self.enqueue_all([NewTask(command=command, **options)], tenant=tenant)
+        return accepted(answer).task
+
+    async def enqueue_all(self, orders: Sequence[NewTask], *, tenant: str = TENANT) -> list[Enqueued | CodeqError]:
+        return await enqueuing.enqueue(self.core, tenant, orders)
+
+    async def enqueue_many(
+        self, number: int, command: str = "work", *, tenant: str = TENANT, **options: Any
+    ) -> list[Task]:
+        """One call per thousand tasks, which is the longest batch."""
+        tasks: list[Task] = []
+        for start in range(0, number, 1000):
+            orders = [NewTask(command=command, **options)] * min(1000, number - start)
+            tasks += [accepted(answer).task for answer in await self.enqueue_all(orders, tenant=tenant)]
+        return tasks
+
+    # -- workers -------------------------------------------------------------------------------------------------
+
+    async def claim(
+        self,
+        *commands: str,
+        tenant: str = TENANT,
+        worker: str = "worker",
+        limit: int = 1,
+        lease_ms: int | None = None,
+        wait_ms: int = 0,
+    ) -> list[Task]:
+        wanted = Claim(worker=worker, commands=commands or None, limit=limit, lease_ms=lease_ms, wait_ms=wait_ms)
+        return [delivery.task for delivery in await claiming.claim(self.core, tenant, wanted)]
+
+    async def claim_one(self, *commands: str, worker: str = "worker", lease_ms: int | None = None) -> Task:
+        [task] = await self.claim(*commands, worker=worker, lease_ms=lease_ms)
+        return task
+
+    async def drain(self, *commands: str, limit: int = 1, tenant: str = TENANT) -> list[Task]:
+        """Claim until there is nothing left to claim."""
+        drained: list[Task] = []
+        while taken := await self.claim(*commands, limit=limit, tenant=tenant):
+            drained += taken
+        return drained
+
+    async def heartbeat(self, task: Task, extend_ms: int | None = None) -> Task:
+        return await heartbeat.heartbeat(self.core, task.tenant, task.id, holder_of(task), extend_ms=extend_ms)
+
+    async def complete(self, task: Task, result: bytes | None = None) -> Submitted:
+        return await self._submit(task, Status.COMPLETED, result=result)
+
+    async def fail(self, task: Task, error: str = "broken", result: bytes | None = None) -> Submitted:
+        return await self._submit(task, Status.FAILED, error=error, result=result)
+
+    async def _submit(
+        self, task: Task, status: Status, *, result: bytes | None = None, error: str | None = None
+    ) -> Submitted:
+        outcome = Outcome(task_id=task.id, holder=holder_of(task), status=status, result=result, error=error)
+        [answer] = await submit.submit(self.core, task.tenant, [outcome])
+        return accepted(answer)
+
+    async def nack(self, task: Task, reason: str = "", delay_ms: int | None = None) -> Task:
+        return await giveback.nack(self.core, task.tenant, task.id, holder_of(task), delay_ms=delay_ms, reason=reason)
+
+    async def abandon(self, task: Task) -> Task:
+        return await giveback.abandon(self.core, task.tenant, task.id, holder_of(task))
+
+    # -- operators -----------------------------------------------------------------------------------------------
+
+    async def cancel(self, task: Task) -> Task:
+        [answer] = await operate.cancel(self.core, task.tenant, [task.id])
+        return accepted(answer)
+
+    async def replay(self, task: Task) -> Task:
+        [answer] = await operate.replay(self.core, task.tenant, [task.id])
+        return accepted(answer)
+
+    async def purge(self, task: Task) -> Task:
+        [answer] = await operate.purge(self.core, task.tenant, [task.id])
+        return accepted(answer)
+
+    async def kill(self, task: Task) -> Task:
+        """Nack a task that is held until it is dead."""
+        held = task
+        while True:
+            given_back = await self.nack(held, "killed", delay_ms=0)
+            if given_back.status is Status.FAILED:
+                return given_back
+            while (held := await self.claim_one(task.command)).id != task.id:
+                await self.abandon(held)
+
+    async def dead(self, command: str = "work") -> Task:
+        """A task in the dead-letter queue."""
+        await self.enqueue(command, max_attempts=1)
+        return await self.nack(await self.claim_one(command), "killed")
+
+    async def set_policy(self, command: str, policy: QueuePolicy | None, tenant: str = TENANT) -> None:
+        await AsyncQueue(self.core, tenant, None).set_policy(command, policy)
+
+    # -- what happens by itself ----------------------------------------------------------------------------------
+
+    async def sweep(self) -> tuple[int, int, int]:
+        """How many were promoted, expired and purged."""
+        promoted = await sweep.promote_due(self.core)
+        expired = await sweep.expire_leases(self.core)
+        purged = await sweep.purge_finished(self.core)
+        await self.store.settle()
+        return promoted, expired, purged
+
+    # -- looking -------------------------------------------------------------------------------------------------
+
+    async def get(self, task: Task, wait_ms: int = 0) -> Record:
+        return await inspect.get(self.core, task.tenant, task.id, wait_ms=wait_ms)
+
+    async def load(self, task: Task) -> Task:
+        [found] = await self.store.load(task.tenant, [task.id])
+        assert found is not None, f"{task.id} is gone"
+        return found
+
+    async def is_gone(self, task: Task) -> bool:
+        return await self.store.load(task.tenant, [task.id]) == [None]
+
+    async def history(self, task: Task) -> list[Task]:
+        return await inspect.history(self.core, task.tenant, task.id)
+
+    async def counts(self, command: str = "work", tenant: str = TENANT) -> tuple[int, int, int, int]:
+        """Pending, delayed, in progress, dead."""
+        counts = (await self.store.counts(tenant)).get(QueueKey(tenant, command), QueueCounts())
+        return counts.pending, counts.delayed, counts.in_progress, counts.dead
+
+    async def find_all(self, wanted: Filter | None = None, *, limit: int = 1000, tenant: str = TENANT) -> list[Task]:
+        """All pages, one after the other."""
+        found: list[Task] = []
+        cursor: str | None = None
+        while True:
+            page = await inspect.find(self.core, tenant, wanted or Filter(), cursor=cursor, limit=limit)
+            assert len(page.tasks) <= limit
+            found += page.tasks
+            cursor = page.cursor
+            if cursor is None:
+                return found
+
+    async def events(self) -> dict[int, list[Task]]:
+        """Every event that is kept, by shard."""
+        await self.store.settle()
+        return {shard: (await self.store.events(shard, 0, 50_000)).events for shard in range(self.store.shards)}
+
+
+class Worlds:
+    """Every world a test has opened, to be closed when it ends."""
+
+    def __init__(self, engine: Engine, folder: Path, clock: FakeClock) -> None:
+        self.engine = engine
+        self.folder = folder
+        self.clock = clock
+        self._opened: list[World] = []
+
+    def open(self, name: str = "data", *, fsync: bool = False, defaults: QueuePolicy = DEFAULTS) -> World:
+        world = World(self.engine, self.folder / name, fsync=fsync, defaults=defaults, clock=self.clock).open()
+        self._opened.append(world)
+        return world
+
+    async def close(self) -> None:
+        for world in self._opened:
+            await world.close()
+
+
+def accepted(answer: Answer | CodeqError) -> Answer:
+    if isinstance(answer, CodeqError):
+        raise answer
+    return answer
+
+
+def holder_of(task: Task) -> Holder:
+    return Holder(task.worker or "", task.lease_token)
+
+
+def ids(tasks: Sequence[Task]) -> list[str]:
+    return [task.id for task in tasks]
+
+
+def by_shard(tasks: Sequence[Task]) -> dict[int, list[str]]:
+    """The ids in order, per shard: order is promised inside a shard only."""
+    shards: defaultdict[int, list[str]] = defaultdict(list)
+    for task in tasks:
+        shards[shard_of(task.id)].append(task.id)
+    return dict(shards)

@@ -1,0 +1,243 @@
+"""A second, simple reading of the rules of the queue (DESIGN.md, section 3): a dictionary of tasks and nothing else.
+
+It shares no code with the product but its words and error types. `do_*` answers the error a call must raise, or None
+and has then changed the model as the call must change the store. Order in line is not invented here: a task that
+enters the pending line is given its number by the event that put it there, which is what "first in" means.
+"""
+
+from dataclasses import dataclass, field
+
+from codeq.domain import errors
+from codeq.domain.backoff import Backoff, BackoffKind
+from codeq.domain.queue import Index, OnExpiry, QueueKey, QueuePolicy
+from codeq.domain.task import Move, Status
+
+BACKOFF_MS, LEASE_MS, KEEP_MS, KEEP_DEAD_MS, MAX_DELIVERIES, MAX_ATTEMPTS, FEW = 5_000, 10_000, 60_000, 90_000, 4, 3, 2
+
+DEFAULTS = QueuePolicy(
+    max_attempts=MAX_ATTEMPTS,
+    max_deliveries=MAX_DELIVERIES,
+    lease_ms=LEASE_MS,
+    backoff=Backoff(BackoffKind.FIXED, BACKOFF_MS),
+    retention_ms=KEEP_MS,
+    dead_retention_ms=KEEP_DEAD_MS,
+)
+
+PLAIN, NOW, LIMITED = "plain", "now", "limited"
+COMMANDS = (PLAIN, NOW, LIMITED)
+"""One with the defaults, one whose lost leases come back immediately, one with few consumers."""
+
+FINAL = (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
+Failure = type[errors.CodeqError] | None
+
+
+def policy_of(command: str) -> QueuePolicy | None:
+    if command == NOW:
+        return QueuePolicy(
+            max_attempts=MAX_ATTEMPTS, max_deliveries=MAX_DELIVERIES, lease_ms=LEASE_MS, backoff=DEFAULTS.backoff,
+            retention_ms=KEEP_MS, dead_retention_ms=KEEP_DEAD_MS, on_expiry=OnExpiry.IMMEDIATE,
+        )  # fmt: skip
+    if command == LIMITED:
+        return QueuePolicy(
+            max_attempts=MAX_ATTEMPTS, max_deliveries=MAX_DELIVERIES, lease_ms=LEASE_MS, backoff=DEFAULTS.backoff,
+            retention_ms=KEEP_MS, dead_retention_ms=KEEP_DEAD_MS, max_consumers=FEW,
+        )  # fmt: skip
+    return None
+
+
+@dataclass
+class ModelTask:
+    id: str
+    tenant: str
+    command: str
+    priority: int
+    payload: bytes
+    key: str | None
+    max_attempts: int
+    visible_ms: int
+    status: Status = Status.PENDING
+    attempts: int = 0
+    deliveries: int = 0
+    token: int = 0
+    worker: str | None = None
+    lease_ms: int = 0
+    saved_lease_ms: int = 0
+    """What a restart must at least remember of the lease: heartbeats are written lazily, by sweeps."""
+    dead: bool = False
+    ended_by_worker: bool = False
+    result: bytes | None = None
+    purge_ms: int = 0
+    gone: bool = False
+    line: int = 0
+    """The number of the event by which it entered the pending line."""
+    since_ms: int = 0
+    """When it entered the pending line."""
+
+    @property
+    def shard(self) -> int:
+        return int(self.id[-4:], 16)
+
+    @property
+    def queue(self) -> QueueKey:
+        return QueueKey(self.tenant, self.command)
+
+    @property
+    def index(self) -> Index:
+        if self.status is Status.PENDING:
+            return Index.DELAYED if self.visible_ms else Index.PENDING
+        if self.status is Status.IN_PROGRESS:
+            return Index.IN_PROGRESS
+        return Index.DEAD if self.dead else Index.NONE
+
+    def end(self, status: Status, now_ms: int, keep_ms: int) -> None:
+        self.status, self.purge_ms, self.visible_ms, self.lease_ms = status, now_ms + keep_ms, 0, 0
+
+    def is_held_by(self, worker: str, token: int | None) -> bool:
+        return self.worker == worker and token in (None, self.token)
+
+
+@dataclass
+class Model:
+    tasks: dict[str, ModelTask] = field(default_factory=dict)
+    keys: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    # -- what is there -------------------------------------------------------------------------------------------
+
+    def kept(self) -> list[ModelTask]:
+        return [task for task in self.tasks.values() if not task.gone]
+
+    def at(self, index: Index) -> list[ModelTask]:
+        return [task for task in self.kept() if task.index is index]
+
+    def counts(self, tenant: str) -> dict[str, tuple[int, int, int, int]]:
+        counted: dict[str, tuple[int, int, int, int]] = {}
+        for command in COMMANDS:
+            mine = [task.index for task in self.kept() if task.queue == (tenant, command)]
+            row = tuple(mine.count(i) for i in (Index.PENDING, Index.DELAYED, Index.IN_PROGRESS, Index.DEAD))
+            if any(row):
+                counted[command] = row  # type: ignore[assignment]
+        return counted
+
+    def oldest_ms(self, queue: QueueKey) -> int | None:
+        return min((task.since_ms for task in self.at(Index.PENDING) if task.queue == queue), default=None)
+
+    def head(self, queue: QueueKey, shard: int) -> ModelTask | None:
+        """Whose turn it is in one queue and shard: the highest priority, and in it the first in line."""
+        line = [task for task in self.at(Index.PENDING) if task.queue == queue and task.shard == shard]
+        return min(line, key=lambda task: (-task.priority, task.line), default=None)
+
+    def room(self, queue: QueueKey) -> int:
+        held = sum(task.queue == queue for task in self.at(Index.IN_PROGRESS))
+        return FEW - held if queue.command == LIMITED else 1 << 30
+
+    def claimable(self, queue: QueueKey) -> int:
+        waiting = sum(task.queue == queue for task in self.at(Index.PENDING))
+        return max(0, min(waiting, self.room(queue)))
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def promote(self, now_ms: int) -> list[tuple[Move, str]]:
+        due = [task for task in self.at(Index.DELAYED) if task.visible_ms <= now_ms]
+        for task in due:
+            task.visible_ms = 0
+        return [(Move.PROMOTE, task.id) for task in due]
+
+    def expire(self, now_ms: int) -> list[tuple[Move, str]]:
+        held = self.at(Index.IN_PROGRESS)
+        due = [task for task in held if task.lease_ms <= now_ms]
+        for task in held:
+            task.saved_lease_ms = task.lease_ms
+        for task in due:
+            self._delivery_failed(task, now_ms, 0 if task.command == NOW else BACKOFF_MS)
+        return [(Move.EXPIRE, task.id) for task in due]
+
+    def purge_due(self, now_ms: int) -> list[tuple[Move, str]]:
+        due = [task for task in self.kept() if task.status in FINAL and task.purge_ms <= now_ms]
+        for task in due:
+            self._forget(task)
+        return [(Move.PURGE, task.id) for task in due]
+
+    # -- workers -------------------------------------------------------------------------------------------------
+
+    def claim(self, task: ModelTask, worker: str, now_ms: int, lease_ms: int) -> None:
+        task.status, task.worker = Status.IN_PROGRESS, worker
+        task.deliveries += 1
+        task.token += 1
+        task.lease_ms = task.saved_lease_ms = now_ms + lease_ms
+
+    def refusal(self, task: ModelTask, tenant: str, worker: str, token: int | None) -> Failure:
+        """Why a worker may not touch the task, if it may not."""
+        if task.gone or task.tenant != tenant:
+            return errors.NotFound
+        if task.status is Status.IN_PROGRESS:
+            return None if task.is_held_by(worker, token) else errors.NotOwner
+        if task.status is Status.CANCELLED:
+            return errors.Cancelled
+        if task.status in FINAL and not task.is_held_by(worker, token):
+            return errors.NotOwner
+        return errors.NotInProgress
+
+    def is_repeat(self, task: ModelTask, status: Status, worker: str, token: int | None) -> bool:
+        return task.ended_by_worker and task.status is status and task.is_held_by(worker, token) and not task.gone
+
+    def submit(self, task: ModelTask, status: Status, result: bytes | None, now_ms: int) -> None:
+        task.end(status, now_ms, KEEP_MS)
+        task.ended_by_worker, task.result = True, result
+
+    def nack(self, task: ModelTask, delay_ms: int | None, now_ms: int) -> None:
+        self._delivery_failed(task, now_ms, BACKOFF_MS if delay_ms is None else delay_ms)
+
+    def abandon(self, task: ModelTask, now_ms: int) -> None:
+        if task.deliveries >= MAX_DELIVERIES:
+            self._bury(task, now_ms)
+        else:
+            self._back(task, now_ms, 0)
+
+    # -- operators -----------------------------------------------------------------------------------------------
+
+    def cancel(self, task: ModelTask, now_ms: int) -> Failure:
+        if task.gone:
+            return errors.NotFound
+        if task.status in FINAL:
+            return errors.AlreadyFinal
+        task.end(Status.CANCELLED, now_ms, KEEP_MS)
+        return None
+
+    def replay(self, task: ModelTask) -> Failure:
+        if task.gone:
+            return errors.NotFound
+        if not task.dead:
+            return errors.NotDead
+        task.status, task.dead, task.attempts, task.deliveries, task.worker = Status.PENDING, False, 0, 0, None
+        task.purge_ms = 0
+        return None
+
+    def purge(self, task: ModelTask) -> Failure:
+        if task.gone:
+            return errors.NotFound
+        if task.status not in FINAL:
+            return errors.NotFinal
+        self._forget(task)
+        return None
+
+    # -- shared --------------------------------------------------------------------------------------------------
+
+    def _delivery_failed(self, task: ModelTask, now_ms: int, retry_ms: int) -> None:
+        task.attempts += 1
+        if task.attempts >= task.max_attempts or task.deliveries >= MAX_DELIVERIES:
+            self._bury(task, now_ms)
+        else:
+            self._back(task, now_ms, retry_ms)
+
+    def _back(self, task: ModelTask, now_ms: int, retry_ms: int) -> None:
+        task.status, task.worker, task.lease_ms = Status.PENDING, None, 0
+        task.visible_ms = now_ms + retry_ms if retry_ms else 0
+
+    def _bury(self, task: ModelTask, now_ms: int) -> None:
+        task.end(Status.FAILED, now_ms, KEEP_DEAD_MS)
+        task.dead = True
+
+    def _forget(self, task: ModelTask) -> None:
+        task.gone = True
+        if task.key is not None:
+            del self.keys[task.tenant, task.key]

@@ -1,0 +1,505 @@
+"""The engine and a dictionary go through the same calls, and after each one they must agree on everything.
+
+`CODEQ_LOCKSTEP=nightly` runs many more and longer walks. A failure prints the calls that led to it, and a
+`@reproduce_failure` line that repeats it.
+"""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.contract.engines import ENGINES, FakeClock
+from tests.lockstep.model import COMMANDS, DEFAULTS, LEASE_MS, LIMITED, NOW, Failure, Model, ModelTask, policy_of
+
+from codeq.domain.errors import CodeqError, IdempotencyMismatch
+from codeq.domain.queue import Index, QueueKey
+from codeq.domain.task import Holder, Move, Status, Task
+from codeq.embedded import make_core
+from codeq.store.interface import Filter
+from codeq.store.rocksdb import pending
+from codeq.usecases import claim as claiming
+from codeq.usecases import enqueue as enqueuing
+from codeq.usecases import giveback, heartbeat, inspect, operate, submit, sweep
+from codeq.usecases.claim import Claim
+from codeq.usecases.enqueue import Enqueued, NewTask
+from codeq.usecases.lobby import Lobby
+from codeq.usecases.submit import Outcome
+
+pytestmark = pytest.mark.slow
+
+Answer = TypeVar("Answer")
+Moved = list[tuple[Move, str]]
+
+GRACE_MS = 3_000
+TENANTS = ("acme", "other")
+WORKERS = ("ann", "bob")
+
+tenants = st.sampled_from(TENANTS)
+workers = st.sampled_from(WORKERS)
+commands = st.sampled_from(COMMANDS)
+numbers = st.integers(0, 1_000)
+"""Chooses a task: the number modulo how many there are."""
+delays = st.sampled_from([0, 0, 0, 1, 700, 5_000])
+orders = st.builds(
+    NewTask,
+    command=commands,
+    payload=st.sampled_from([b"1", b"[2]"]),
+    priority=st.sampled_from([0, 0, 0, 4, 9]),
+    delay_ms=delays,
+    max_attempts=st.sampled_from([None, None, 1, 2]),
+    idempotency_key=st.sampled_from([None, None, None, "k", "l"]),
+)
+tokens = st.sampled_from(["right", "right", "right", "right", "none", "older", "other worker", "other tenant"])
+windows = st.sampled_from([(1024, 65_536, 16 << 20), (1, 1, 0), (2, 3, 2), (3, 7, 1000)])
+
+
+class Lockstep(RuleBasedStateMachine):
+    @initialize(name=st.sampled_from(sorted(ENGINES)), limits=windows)
+    def begin(self, name: str, limits: tuple[int, int, int]) -> None:
+        self.model = Model()
+        self.clock = FakeClock()
+        self.engine = ENGINES[name]
+        self.folder = Path(tempfile.mkdtemp(prefix="codeq-lockstep-"))
+        self.path = self.folder / "0"
+        self.patch = pytest.MonkeyPatch()
+        for limit, value in zip(
+            ("WINDOW_TASKS_MAX", "WINDOWS_TASKS_MAX", "WINDOW_BODY_BYTES_MAX"), limits, strict=True
+        ):
+            self.patch.setattr(pending, limit, value)
+        self.runner = asyncio.Runner()
+        self.seen = dict.fromkeys(range(self.engine.shards), 0)
+        self.folded: dict[str, Task] = {}
+        self.histories: dict[str, list[Task]] = {}
+        self.open()
+        for tenant in TENANTS:
+            for command in (NOW, LIMITED):
+                self.run(self.store.set_policy(QueueKey(tenant, command), policy_of(command)))
+        self.run(self.store.settle())
+
+    def teardown(self) -> None:
+        if hasattr(self, "runner"):
+            self.run(self.store.close())
+            self.runner.close()
+            self.patch.undo()
+            shutil.rmtree(self.folder)
+
+    def open(self) -> None:
+        lobby = Lobby()
+        self.store = self.engine.open(self.path, self.clock, lobby, grace_ms=GRACE_MS)
+        self.core = make_core(self.store, lobby, DEFAULTS)
+
+    def run(self, call: Coroutine[Any, Any, Answer]) -> Answer:
+        return self.runner.run(call)
+
+    def attempt(self, call: Coroutine[Any, Any, Answer]) -> Answer | CodeqError:
+        try:
+            return self.run(call)
+        except CodeqError as refusal:
+            return refusal
+
+    def some(self, tasks: Sequence[ModelTask], number: int) -> ModelTask:
+        return tasks[number % len(tasks)]
+
+    # -- producers -----------------------------------------------------------------------------------------------
+
+    @rule(tenant=tenants, order=orders)
+    def enqueue(self, tenant: str, order: NewTask) -> None:
+        self.enqueue_batch(tenant, [order])
+
+    @rule(tenant=tenants, batch=st.lists(orders, min_size=2, max_size=6))
+    def enqueue_many(self, tenant: str, batch: list[NewTask]) -> None:
+        self.enqueue_batch(tenant, batch)
+
+    def enqueue_batch(self, tenant: str, batch: list[NewTask]) -> None:
+        now_ms = self.clock.now_ms
+        answers = self.run(enqueuing.enqueue(self.core, tenant, batch))
+        assert len(answers) == len(batch)
+        new: Moved = []
+        for order, answer in zip(batch, answers, strict=True):
+            holder = self.model.keys.get((tenant, order.idempotency_key or ""))
+            if holder is not None:
+                first = self.model.tasks[holder]
+                if (first.command, first.payload) != (order.command, order.payload):
+                    assert isinstance(answer, IdempotencyMismatch)
+                else:
+                    assert isinstance(answer, Enqueued)
+                    assert (answer.task.id, answer.is_replay) == (holder, True)
+                continue
+            assert isinstance(answer, Enqueued)
+            assert not answer.is_replay
+            task = ModelTask(
+                answer.task.id, tenant, order.command, order.priority, order.payload, order.idempotency_key,
+                order.max_attempts or DEFAULTS.max_attempts, now_ms + order.delay_ms if order.delay_ms else 0,
+            )  # fmt: skip
+            self.model.tasks[task.id] = task
+            if task.key is not None:
+                self.model.keys[tenant, task.key] = task.id
+            new.append((Move.ENQUEUE, task.id))
+        moved = self.happened(new)
+        for shard in self.seen:  # the changes of one shard are applied in order
+            assert [m for m in moved if self.model.tasks[m[1]].shard == shard] == [
+                m for m in new if self.model.tasks[m[1]].shard == shard
+            ]
+
+    # -- workers -------------------------------------------------------------------------------------------------
+
+    @rule(
+        tenant=tenants,
+        worker=workers,
+        wanted=st.one_of(st.none(), st.lists(commands, min_size=1, max_size=3, unique=True)),
+        limit=st.sampled_from([1, 1, 2, 3, 10]),
+        lease_ms=st.sampled_from([None, 1_000, 20_000]),
+    )
+    def claim(self, tenant: str, worker: str, wanted: list[str] | None, limit: int, lease_ms: int | None) -> None:
+        now_ms = self.clock.now_ms
+        order = Claim(worker=worker, commands=wanted, limit=limit, lease_ms=lease_ms)
+        deliveries = self.run(claiming.claim(self.core, tenant, order))
+        tasks = [delivery.task for delivery in deliveries]
+        by_itself = self.model.promote(now_ms) + self.model.expire(now_ms)
+        self.happened(by_itself + [(Move.CLAIM, task.id) for task in tasks], by_itself_first=len(by_itself))
+        queues = [QueueKey(tenant, command) for command in wanted or COMMANDS]
+        assert len(tasks) == min(limit, sum(self.model.claimable(queue) for queue in queues))
+        served: dict[tuple[int, int], dict[QueueKey, int]] = {}
+        for delivery in deliveries:
+            task = delivery.task
+            expected = self.model.tasks[task.id]
+            heads = [
+                head
+                for queue in queues
+                if self.model.room(queue) > 0 and (head := self.model.head(queue, expected.shard))
+            ]
+            assert expected in heads, "not the first of its queue"
+            assert expected.priority == max(head.priority for head in heads), "a higher priority was passed over"
+            group = served.setdefault((expected.shard, expected.priority), {})
+            others = [head.queue for head in heads if head.priority == expected.priority]
+            assert group.get(expected.queue, 0) <= min(group.get(queue, 0) for queue in others), "not in rotation"
+            group[expected.queue] = group.get(expected.queue, 0) + 1
+            self.model.claim(expected, worker, now_ms, lease_ms or LEASE_MS)
+            assert delivery.body.payload == expected.payload
+
+    def as_holder(self, task: ModelTask, kind: str) -> tuple[str, Holder]:
+        """The tenant and holder to call with, right or wrong in one way."""
+        worker = task.worker or "ann"
+        match kind:
+            case "none":
+                return task.tenant, Holder(worker)
+            case "older":
+                return task.tenant, Holder(worker, task.token - 1)
+            case "other worker":
+                return task.tenant, Holder("carl", task.token)
+            case "other tenant":
+                return next(tenant for tenant in TENANTS if tenant != task.tenant), Holder(worker, task.token)
+        return task.tenant, Holder(worker, task.token)
+
+    def worker_call(
+        self, number: int, kind: str, call: Callable[[str, ModelTask, Holder], Coroutine[Any, Any, Task]]
+    ) -> tuple[ModelTask, Task] | None:
+        """Make the call; answers the task if it was accepted, as the model says it must or must not be."""
+        held = self.model.at(Index.IN_PROGRESS)
+        task = self.some(held if held and number % 4 else list(self.model.tasks.values()), number)
+        tenant, holder = self.as_holder(task, kind)
+        answer = self.attempt(call(tenant, task, holder))
+        refusal = self.model.refusal(task, tenant, holder.worker, holder.token)
+        if refusal is not None:
+            assert type(answer) is refusal
+            self.happened([])
+            return None
+        assert isinstance(answer, Task)
+        return task, answer
+
+    @precondition(lambda self: self.model.tasks)
+    @rule(number=numbers, kind=tokens, extend_ms=st.sampled_from([None, 100, 30_000]))
+    def heartbeat(self, number: int, kind: str, extend_ms: int | None) -> None:
+        accepted = self.worker_call(
+            number, kind,
+            lambda tenant, task, holder: heartbeat.heartbeat(self.core, tenant, task.id, holder, extend_ms=extend_ms),
+        )  # fmt: skip
+        if accepted:
+            task, _ = accepted
+            task.lease_ms = max(task.lease_ms, self.clock.now_ms + (extend_ms or LEASE_MS))
+            self.happened([])
+
+    @precondition(lambda self: self.model.tasks)
+    @rule(number=numbers, kind=tokens, delay_ms=st.sampled_from([None, 0, 300]))
+    def nack(self, number: int, kind: str, delay_ms: int | None) -> None:
+        accepted = self.worker_call(
+            number, kind,
+            lambda tenant, task, holder: giveback.nack(self.core, tenant, task.id, holder, delay_ms=delay_ms),
+        )  # fmt: skip
+        if accepted:
+            self.model.nack(accepted[0], delay_ms, self.clock.now_ms)
+            self.happened([(Move.NACK, accepted[0].id)])
+
+    @precondition(lambda self: self.model.tasks)
+    @rule(number=numbers, kind=tokens)
+    def abandon(self, number: int, kind: str) -> None:
+        accepted = self.worker_call(
+            number, kind, lambda tenant, task, holder: giveback.abandon(self.core, tenant, task.id, holder)
+        )
+        if accepted:
+            self.model.abandon(accepted[0], self.clock.now_ms)
+            self.happened([(Move.ABANDON, accepted[0].id)])
+
+    @precondition(lambda self: self.model.tasks)
+    @rule(number=numbers, kind=tokens, result=st.sampled_from([None, b"1", b"2"]))
+    def complete(self, number: int, kind: str, result: bytes | None) -> None:
+        self.end(number, kind, Status.COMPLETED, result)
+
+    @precondition(lambda self: self.model.tasks)
+    @rule(number=numbers, kind=tokens, result=st.sampled_from([None, b"1", b"2"]))
+    def fail(self, number: int, kind: str, result: bytes | None) -> None:
+        self.end(number, kind, Status.FAILED, result)
+
+    def end(self, number: int, kind: str, status: Status, result: bytes | None) -> None:
+        held = self.model.at(Index.IN_PROGRESS)
+        task = self.some(held if held and number % 3 else list(self.model.tasks.values()), number)
+        tenant, holder = self.as_holder(task, kind)
+        error = "broken" if status is Status.FAILED else None
+        outcome = Outcome(task_id=task.id, holder=holder, status=status, result=result, error=error)
+        [answer] = self.run(submit.submit(self.core, tenant, [outcome]))
+        if tenant == task.tenant and self.model.is_repeat(task, status, holder.worker, holder.token):
+            assert not isinstance(answer, CodeqError)
+            assert (answer.task.status, answer.result) == (status, task.result)
+            self.happened([])
+            return
+        refusal = self.model.refusal(task, tenant, holder.worker, holder.token)
+        if refusal is not None:
+            assert type(answer) is refusal
+            self.happened([])
+            return
+        assert not isinstance(answer, CodeqError)
+        assert answer.result == result
+        self.model.submit(task, status, result, self.clock.now_ms)
+        self.happened([(Move.COMPLETE if status is Status.COMPLETED else Move.FAIL, task.id)])
+
+    # -- operators -----------------------------------------------------------------------------------------------
+
+    def operator_call(
+        self,
+        task: ModelTask,
+        move: Move,
+        call: Callable[..., Coroutine[Any, Any, list[Task | CodeqError]]],
+        refusal: Failure,
+    ) -> None:
+        [answer] = self.run(call(self.core, task.tenant, [task.id]))
+        if refusal is not None:
+            assert type(answer) is refusal
+            self.happened([])
+        else:
+            assert isinstance(answer, Task)
+            self.happened([(move, task.id)])
+
+    @precondition(lambda self: self.model.tasks)
+    @rule(number=numbers)
+    def cancel(self, number: int) -> None:
+        task = self.some(list(self.model.tasks.values()), number)
+        self.operator_call(task, Move.CANCEL, operate.cancel, self.model.cancel(task, self.clock.now_ms))
+
+    @precondition(lambda self: self.model.tasks)
+    @rule(number=numbers)
+    def replay(self, number: int) -> None:
+        dead = self.model.at(Index.DEAD)
+        task = self.some(dead if dead and number % 5 else list(self.model.tasks.values()), number)
+        self.operator_call(task, Move.REPLAY, operate.replay, self.model.replay(task))
+
+    @precondition(lambda self: self.model.tasks)
+    @rule(number=numbers)
+    def purge(self, number: int) -> None:
+        task = self.some(list(self.model.tasks.values()), number)
+        self.operator_call(task, Move.PURGE, operate.purge, self.model.purge(task))
+
+    @rule(tenant=tenants, command=st.one_of(st.none(), commands), again=st.booleans())
+    def replay_or_purge_all_dead(self, tenant: str, command: str | None, *, again: bool) -> None:
+        dead = [t for t in self.model.at(Index.DEAD) if t.tenant == tenant and command in (None, t.command)]
+        call = operate.replay_matching if again else operate.purge_matching
+        swept = self.run(call(self.core, tenant, Filter(command=command), limit=1000))
+        assert (swept.matched, swept.changed) == (len(dead), len(dead))
+        for task in dead:
+            assert (self.model.replay(task) if again else self.model.purge(task)) is None
+        self.happened([(Move.REPLAY if again else Move.PURGE, task.id) for task in dead])
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    @rule(ms=st.sampled_from([1, 299, 700, 1_000, 5_000, 10_000, 30_000, 60_000]))
+    def time_passes(self, ms: int) -> None:
+        self.clock.pass_ms(ms)
+
+    @rule()
+    def sweep(self) -> None:
+        now_ms = self.clock.now_ms
+        expected = self.model.promote(now_ms) + self.model.expire(now_ms) + self.model.purge_due(now_ms)
+
+        async def all_roles() -> int:
+            moved = await sweep.promote_due(self.core)
+            moved += await sweep.expire_leases(self.core)
+            moved += await sweep.purge_finished(self.core)
+            await self.store.settle()
+            return moved
+
+        assert self.run(all_roles()) == len(expected)
+        self.happened(expected)
+
+    @rule(keep_max=st.sampled_from([0, 1, 5, 50]), age_ms=st.sampled_from([0, 5_000, 10**12]))
+    def trim(self, keep_max: int, age_ms: int) -> None:
+        self.run(self.store.trim(before_ms=self.clock.now_ms - age_ms, keep_max=keep_max))
+        self.run(self.store.settle())
+
+    @rule(crash=st.booleans())
+    def restart(self, *, crash: bool) -> None:
+        self.run(self.store.settle())
+        if crash:  # what a killed process leaves behind: the files as they are, not closed
+            copy = self.folder / str(int(self.path.name) + 1)
+            shutil.copytree(self.path, copy)
+            self.run(self.store.close())
+            shutil.rmtree(self.path)
+            self.path = copy
+        else:
+            self.run(self.store.close())
+        self.open()
+        least_ms = self.clock.now_ms + GRACE_MS
+        for task in self.model.at(Index.IN_PROGRESS):
+            [stored] = self.run(self.store.load(task.tenant, [task.id]))
+            assert stored is not None
+            assert max(task.saved_lease_ms, least_ms) <= stored.lease_until_ms <= max(task.lease_ms, least_ms)
+            task.lease_ms = task.saved_lease_ms = stored.lease_until_ms
+
+    # -- looking -------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.model.tasks)
+    @rule(number=numbers)
+    def history(self, number: int) -> None:
+        task = self.some(list(self.model.tasks.values()), number)
+        if task.gone:
+            return
+        first = self.run(self.store.events(task.shard, 0, 1)).first
+        told = self.run(inspect.history(self.core, task.tenant, task.id))
+        whole = self.histories[task.id]
+        assert told == [event for event in whole if event.version >= first]
+
+    @rule(
+        tenant=tenants,
+        status=st.one_of(st.none(), st.sampled_from(Status)),
+        index=st.one_of(st.none(), st.sampled_from(Index)),
+        limit=st.sampled_from([1, 3, 100]),
+    )
+    def find(self, tenant: str, status: Status | None, index: Index | None, limit: int) -> None:
+        found: list[str] = []
+        cursor: str | None = None
+        while True:
+            wanted = Filter(status=status, index=index)
+            page = self.run(inspect.find(self.core, tenant, wanted, cursor=cursor, limit=limit))
+            assert len(page.tasks) <= limit
+            found += [task.id for task in page.tasks]
+            if (cursor := page.cursor) is None:
+                break
+        assert sorted(found) == sorted(
+            task.id
+            for task in self.model.kept()
+            if task.tenant == tenant and status in (None, task.status) and index in (None, task.index)
+        )
+
+    @rule(tenant=tenants)
+    def look_at_ages(self, tenant: str) -> None:
+        counts = self.run(self.store.counts(tenant, ages=True))
+        assert {key: count.oldest_ms for key, count in counts.items()} == {
+            QueueKey(tenant, command): self.model.oldest_ms(QueueKey(tenant, command))
+            for command in self.model.counts(tenant)
+        }
+
+    # -- after every step ----------------------------------------------------------------------------------------
+
+    def happened(self, expected: Moved, *, by_itself_first: int = 0) -> Moved:
+        """Read the events since the last step: these moves and no others, gapless, each upon the task's last one."""
+        moved: Moved = []
+        for shard, seen in self.seen.items():
+            read = self.run(self.store.events(shard, seen + 1, 50_000))
+            assert [event.version for event in read.events] == list(range(seen + 1, read.next))
+            self.seen[shard] = read.next - 1
+            claims = [place for place, event in enumerate(read.events) if event.move is Move.CLAIM]
+            if by_itself_first and claims:
+                assert claims == list(range(claims[0], len(read.events))), "a claim before what it must not overlook"
+            for event in read.events:
+                self.fold(event)
+                moved.append((event.move, event.id))
+        assert sorted(moved) == sorted(expected)
+        return moved
+
+    def fold(self, event: Task) -> None:
+        before = self.folded.get(event.id)
+        assert event.previous == (before.version if before else 0)
+        assert event.status_before == (before.status if before else None)
+        assert event.updated_ms == self.clock.now_ms
+        self.histories.setdefault(event.id, []).append(event)
+        if event.move is Move.PURGE:
+            del self.folded[event.id]
+            return
+        self.folded[event.id] = event
+        if event.status is Status.PENDING and not event.visible_ms:
+            task = self.model.tasks[event.id]
+            task.line, task.since_ms = event.version, event.updated_ms
+
+    @invariant()
+    def every_task_stands_where_the_model_says(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        for tenant in TENANTS:
+            known = [task for task in self.model.tasks.values() if task.tenant == tenant]
+            for task, stored in zip(known, self.run(self.store.load(tenant, [t.id for t in known])), strict=True):
+                if task.gone:
+                    assert stored is None
+                    continue
+                assert stored is not None
+                assert (
+                    stored.status, stored.attempts, stored.deliveries, stored.lease_token, stored.visible_ms,
+                    stored.worker, stored.lease_until_ms, stored.is_dead, stored.max_attempts, stored.purge_ms,
+                ) == (
+                    task.status, task.attempts, task.deliveries, task.token, task.visible_ms,
+                    task.worker, task.lease_ms, task.dead, task.max_attempts, task.purge_ms,
+                )  # fmt: skip
+                folded = self.folded[task.id]
+                assert stored.version == folded.version, "the events do not fold to the record"
+                assert (stored.status, stored.move) == (folded.status, folded.move)
+
+    @invariant()
+    def every_result_and_body_is_kept(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        for tenant in TENANTS:
+            known = [task for task in self.model.kept() if task.tenant == tenant]
+            for task, record in zip(known, self.run(self.store.read(tenant, [t.id for t in known])), strict=True):
+                assert record is not None
+                assert (record.body.payload, record.body.idempotency_key) == (task.payload, task.key)
+                assert record.result == task.result
+
+    @invariant()
+    def counts_are_exact(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        everywhere = self.run(self.store.counts(None))
+        for tenant in TENANTS:
+            counts = self.run(self.store.counts(tenant))
+            assert {
+                key.command: (count.pending, count.delayed, count.in_progress, count.dead)
+                for key, count in counts.items()
+            } == self.model.counts(tenant)
+            assert counts == {key: count for key, count in everywhere.items() if key.tenant == tenant}
+
+
+examples, steps = (1_500, 120) if os.environ.get("CODEQ_LOCKSTEP") == "nightly" else (60, 40)
+
+TestLockstep = Lockstep.TestCase
+TestLockstep.settings = settings(
+    max_examples=examples,
+    stateful_step_count=steps,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
