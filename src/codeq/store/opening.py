@@ -64,6 +64,7 @@ async def back_up(store: Store, target: Path) -> None:
     part = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         copy = part / "copy"
+        copy.mkdir(mode=0o700)
         await store.checkpoint(copy / shard_name(0) if store.shards == 1 else copy)
         _write_manifest(copy, store.shards)
         copy.rename(target)

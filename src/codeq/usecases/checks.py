@@ -2,6 +2,7 @@
 
 import re
 from functools import lru_cache
+from urllib.parse import urlsplit
 
 from codeq.domain.backoff import Backoff, BackoffKind
 from codeq.domain.errors import InvalidRequest
@@ -11,6 +12,7 @@ from codeq.domain.limits import (
     LEASE_MS_MAX,
     LEASE_MS_MIN,
     NAME_PATTERN,
+    WEBHOOK_CHARS_MAX,
     WORKER_CHARS_MAX,
 )
 
@@ -51,6 +53,17 @@ def text(value: str, what: str, most: int, *, least: int = 0) -> str:
     if not isinstance(value, str) or not least <= len(value) <= most or _CONTROL.search(value):
         raise InvalidRequest(f"{what} must be text of {least} to {most} characters without control characters")
     return _encodable(value, what)
+
+
+def web_address(value: str, what: str) -> str:
+    try:
+        parts = urlsplit(text(value, what, WEBHOOK_CHARS_MAX, least=1))
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise InvalidRequest(f"{what} must be an http or https address with a host")
+    return value
 
 
 def message(value: str) -> str:

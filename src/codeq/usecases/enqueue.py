@@ -19,7 +19,6 @@ from codeq.domain.limits import (
     PRIORITY_MAX,
     PRIORITY_MIN,
     TRACE_CHARS_MAX,
-    WEBHOOK_CHARS_MAX,
 )
 from codeq.domain.task import Body, Change, Task
 from codeq.usecases import checks
@@ -55,7 +54,8 @@ async def enqueue(core: Core, tenant: str, orders: Sequence[NewTask]) -> list[En
     """Per order: the task, or why it was refused. One order's refusal leaves the others alone."""
     _check_batch(orders)
     checks.name(tenant, "tenant")
-    answers: list[Enqueued | CodeqError | None] = [_refusal(order) for order in orders]
+    now_ms = core.store.now_ms()
+    answers: list[Enqueued | CodeqError | None] = [_refusal(order, now_ms) for order in orders]
     places = [place for place, refusal in enumerate(answers) if refusal is None]
     changes = _changes(core, tenant, [orders[place] for place in places])
     for place, change, stored in zip(places, changes, await core.store.commit(changes), strict=True):
@@ -116,15 +116,15 @@ async def _replayed(core: Core, change: Change, stored: Task | None) -> Enqueued
     return Enqueued(record.task, record.body, is_replay=True)
 
 
-def _refusal(order: NewTask) -> CodeqError | None:
+def _refusal(order: NewTask, now_ms: int) -> CodeqError | None:
     try:
-        _check(order)
+        _check(order, now_ms)
     except CodeqError as refusal:
         return refusal
     return None
 
 
-def _check(order: NewTask) -> None:
+def _check(order: NewTask, now_ms: int) -> None:
     checks.name(order.command, "command")
     if not isinstance(order.payload, bytes):
         raise InvalidRequest(f"a payload is JSON in bytes, not {type(order.payload).__name__}")
@@ -138,7 +138,7 @@ def _check(order: NewTask) -> None:
     if order.delay_ms:
         checks.whole(order.delay_ms, "delay in milliseconds", 0, DELAY_MS_MAX)
     if order.run_at_ms is not None:
-        checks.whole(order.run_at_ms, "run time in Unix milliseconds", 0, 1 << 52)
+        checks.whole(order.run_at_ms, "run time in Unix milliseconds (a year ahead at most)", 0, now_ms + DELAY_MS_MAX)
     if order.max_attempts is not None:
         checks.whole(order.max_attempts, "max attempts", ATTEMPTS_MIN, ATTEMPTS_MAX)
     if order.backoff is not None:
@@ -150,7 +150,7 @@ def _check_texts(order: NewTask) -> None:
     if order.idempotency_key is not None:
         checks.text(order.idempotency_key, "idempotency key", IDEMPOTENCY_KEY_CHARS_MAX, least=1)
     if order.webhook is not None:
-        checks.text(order.webhook, "webhook", WEBHOOK_CHARS_MAX, least=1)
+        checks.web_address(order.webhook, "webhook")
     if order.trace_parent is not None:
         checks.text(order.trace_parent, "trace parent", TRACE_CHARS_MAX)
     if order.trace_state is not None:

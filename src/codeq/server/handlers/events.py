@@ -28,7 +28,8 @@ async def read_events(parts: Parts, call: Call) -> Reply:
         arriving = parts.core.lobby.wait_for_event(min(wait_ms, CLAIM_WAIT_MS_MAX))
         await call.unless_gone(arriving)
         found = await inspect.events(parts.core, shard, offset, limit)
-    mine = [task for task in found.events if not tenant or task.tenant == tenant]
+    may_see = call.principal.may_see
+    mine = [task for task in found.events if (not tenant or task.tenant == tenant) and may_see(task.command)]
     next_offset = found.events[-1].version + 1 if found.events else max(offset, found.first)
     if ARROW.encode() in call.headers.get(b"accept", b""):
         return await _arrow(parts, mine, shard, found._replace(events=[]), next_offset=next_offset)

@@ -98,7 +98,7 @@ async def replay_dead(parts: Parts, call: Call) -> Reply:
 
 
 async def purge_dead(parts: Parts, call: Call) -> Reply:
-    return await _on_dead(parts, call, operate.purge, operate.purge_matching)
+    return await _on_dead(parts, call, operate.purge_dead, operate.purge_matching)
 
 
 async def cleanup(parts: Parts, call: Call) -> Reply:

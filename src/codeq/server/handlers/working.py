@@ -166,4 +166,4 @@ def _holder(call: Call, asked: Any) -> Holder:
 
 
 def _ms(seconds: float) -> int:
-    return round(max(0.0, seconds) * 1000)
+    return round(min(max(0.0, seconds), 1e9) * 1000)

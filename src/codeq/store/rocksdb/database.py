@@ -16,6 +16,7 @@ from rocksdict import (
 )
 
 from codeq.domain.errors import StoreCorrupt, StoreError, StoreFailed, StoreLocked
+from codeq.store.rocksdb.tail import cut_zeros
 
 
 class Database:
@@ -23,9 +24,11 @@ class Database:
         """Open or create. With `recover`, damaged write-ahead logs are read up to the damage instead of refused."""
         self.path = path
         try:
-            self._db = Rdict(str(path), _options(recover=recover))
-        except Exception as fault:  # rocksdict raises bare Exceptions; their text is all there is
-            raise _meaning(path, str(fault)) from fault
+            self._db = _open(path, recover=recover)
+        except StoreCorrupt:
+            if not cut_zeros(path):
+                raise
+            self._db = _open(path, recover=recover)
         self._write_options = WriteOptions()
 
     def get(self, key: bytes) -> bytes | None:
@@ -96,11 +99,21 @@ class Database:
             raise StoreError(f"cannot copy {self.path} to {target}: {fault}") from fault
 
     def close(self) -> None:
-        self._db.close()
+        try:
+            self._db.close()
+        except Exception as fault:
+            raise StoreFailed(f"{self.path} was closed after a failure: {fault}") from fault
 
 
 def batch() -> WriteBatch:
     return WriteBatch(raw_mode=True)
+
+
+def _open(path: Path, *, recover: bool) -> Rdict:
+    try:
+        return Rdict(str(path), _options(recover=recover))
+    except Exception as fault:  # rocksdict raises bare Exceptions; their text is all there is
+        raise _meaning(path, str(fault)) from fault
 
 
 def _options(*, recover: bool) -> Options:

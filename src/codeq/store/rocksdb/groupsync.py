@@ -23,6 +23,7 @@ class GroupSync:
     def __init__(self, database: Database, journal: Journal, witness: Witness, *, fsync: bool) -> None:
         self._database = database
         self._journal = journal
+        journal.on_failure = self.fail
         self._witness = witness
         self._fsync = fsync
         self._orders: SimpleQueue[asyncio.AbstractEventLoop | None] = SimpleQueue()
@@ -47,7 +48,7 @@ class GroupSync:
             raise type(self._fault)(*self._fault.args)
         if len(self._next) >= COMMITS_WAITING_MAX:
             raise StoreBusy(f"{len(self._next)} calls wait for the disk; try again in a moment")
-        if growing and self._is_full:
+        if growing and self._is_full and self._look():
             raise StoreFull(f"less than {DISK_RESERVE_BYTES >> 20} MB free at {self._database.path}; free some space")
 
     async def settle(self) -> None:
@@ -55,7 +56,7 @@ class GroupSync:
             raise type(self._fault)(*self._fault.args)
         if self._journal.is_dirty or self._journal.writes > self._covered:
             if not self._fsync:
-                self._write()
+                self._journal.write()
                 self._covered = self._journal.writes
                 return
             group = self._next
@@ -97,22 +98,17 @@ class GroupSync:
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_called = False
+        if self._fault:
+            return  # a scan's write has failed meanwhile
         self._current, self._next = self._next, []
         try:
-            self._write()
+            self._journal.write()
         except StoreError:
             return  # everyone who waits has been told
         self._covered = self._journal.writes
         self._is_flushing = True
         self._started_s = time.perf_counter()
         self._orders.put(loop)
-
-    def _write(self) -> None:
-        try:
-            self._journal.write()
-        except Exception as fault:
-            self.fail(fault)
-            raise
 
     def _flush_on_order(self) -> None:
         """Runs in the thread. A plain queue hands over in half the time of an executor, and every call waits for it."""
@@ -129,11 +125,16 @@ class GroupSync:
 
     def _flush(self) -> None:
         self._witness.record_now_and_then(self._database.flush())
+        self._look()
+
+    def _look(self) -> bool:
+        """Whether space runs out: asked of the file system now and then, and every time while it does."""
         now_s = time.monotonic()
         if self._is_full or now_s - self._looked_s > _LOOK_EVERY_S:
             self._looked_s = now_s
             space = os.statvfs(self._database.path)
             self._is_full = space.f_bavail * space.f_frsize < DISK_RESERVE_BYTES
+        return self._is_full
 
     def _finish(self, loop: asyncio.AbstractEventLoop, fault: BaseException | None) -> None:
         if fault:

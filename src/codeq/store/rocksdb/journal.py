@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from codeq.domain.errors import StoreError
 from codeq.domain.limits import EVENT_SEGMENT_MAX
 from codeq.domain.task import Task
 from codeq.store.codec import joined, stamp
@@ -21,6 +22,7 @@ class Journal:
         self._recent: dict[bytes, bytes | None] = {}
         self._events: list[bytes] = []
         self._before_write: list[Callable[[], None]] = []
+        self.on_failure: Callable[[StoreError], None] = lambda _: None
 
     def before_write(self, prepare: Callable[[], None]) -> None:
         """Call `prepare` before each write, to add what is kept per batch rather than per change."""
@@ -85,7 +87,11 @@ class Journal:
         first = self.next_version - len(self._events)
         for i in range(0, len(self._events), EVENT_SEGMENT_MAX):
             self._batch.put(keys.events(first + i), joined(self._events[i : i + EVENT_SEGMENT_MAX]))
-        self._database.write(self._batch)
+        try:
+            self._database.write(self._batch)
+        except StoreError as fault:
+            self.on_failure(fault)  # whoever wrote: a verb that waits for it, or a scan
+            raise
         self.writes += 1
         self._batch = batch()
         self._recent = {}

@@ -174,8 +174,8 @@ class RocksShard:
             return
         self._is_released = True
         self.sync.stop()
-        self._database.close()
         self._witness.close()
+        self._database.close()
 
     def in_progress(self, queue: QueueKey) -> int:
         known = self._queues.peek(queue)
