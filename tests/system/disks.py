@@ -75,14 +75,13 @@ def fill(path: Path, leaving_bytes: int) -> Path:
     """Take all space of the file system but this much. Remove the file to give it back."""
     filler = path / "filler"
     space = os.statvfs(path)
-    with filler.open("wb") as file:
+    with filler.open("wb", buffering=0) as file:
         if leaving_bytes:
             os.posix_fallocate(file.fileno(), 0, max(1, space.f_bavail * space.f_frsize - leaving_bytes))
             return filler
         with suppress(OSError):  # until there is not a page left
             while True:
-                file.write(b"x" * 65536)
-                file.flush()
+                file.write(b"x" * 4096)
     return filler
 
 

@@ -43,7 +43,6 @@ class App:
         self._shaped: dict[int, list[tuple[list[str], dict[str, Route]]]] = {}
         for route in routes:
             self._add(route)
-        self._seconds: dict[tuple[str, int], Any] = {}
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -60,7 +59,7 @@ class App:
             if call.connection is not None and call.connection.is_lost:
                 return  # nobody is left to answer
             raise
-        await self._send(send, call, reply)
+        await self._send(scope, send, call, reply)
         self._record(call, scope["method"], reply.status, perf_counter() - started_s)
 
     async def _answer(self, scope: dict[str, Any], call: Call, receive: Receive) -> Reply:
@@ -84,7 +83,7 @@ class App:
         if route.kind is not Kind.NONE:
             await self._admit(route, call, scope["headers"])
         if route.method in ("POST", "PUT"):
-            call.body = await self._read_body(route, call, receive)
+            call.body = await self._read_body(route, call, scope, receive)
         return await route.handler(self._parts, call)
 
     async def _admit(self, route: Route, call: Call, headers: list[tuple[bytes, bytes]]) -> None:
@@ -101,12 +100,17 @@ class App:
         if route.kind is Kind.WORKER or not (principal.is_admin or principal.is_platform):
             raise Forbidden(f"missing scope: this needs {scope}")
 
-    async def _read_body(self, route: Route, call: Call, receive: Receive) -> bytes:
+    async def _read_body(self, route: Route, call: Call, scope: dict[str, Any], receive: Receive) -> bytes:
         if b"content-encoding" in call.headers:
             raise WrongMedia("send the body as it is, without a content encoding")
         length = call.headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 12 or int(length) > route.body_max:
             raise TooLarge(f"the body may have at most {route.body_max} bytes")
+        arrived: bytes | None = call.connection.body_of(scope) if call.connection is not None else None
+        if arrived is not None:
+            if len(arrived) > route.body_max:
+                raise TooLarge(f"the body may have at most {route.body_max} bytes")
+            return arrived
         body: bytes = b""
         try:
             async with asyncio.timeout(self._parts.settings.http.body_timeout_seconds):
@@ -149,25 +153,26 @@ class App:
             self._on_failure()
         return reply
 
-    async def _send(self, send: Send, call: Call, reply: Reply) -> None:
+    async def _send(self, scope: dict[str, Any], send: Send, call: Call, reply: Reply) -> None:
         headers = [
             (b"content-type", reply.content_type.encode()),
-            (b"content-length", str(len(reply.body)).encode()),
+            (b"content-length", b"%d" % len(reply.body)),
             (b"x-request-id", call.request_id.encode()),
             _NO_SNIFF,
             *reply.headers,
         ]
         if reply.status == 204:
             headers = headers[2:]
+        if call.connection is not None and scope["method"] != "HEAD":
+            lines = b"".join([b"%s: %s\r\n" % pair for pair in headers])
+            if call.connection.respond(scope, reply.status, lines, reply.body):
+                return
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body})
 
     def _record(self, call: Call, method: str, status: int, seconds: float) -> None:
         name = call.route.path if call.route is not None else "unknown"
-        observer = self._seconds.get((name, status))
-        if observer is None:
-            observer = self._seconds[name, status] = self._parts.metrics.http_seconds.labels(name, status)
-        observer.observe(seconds)
+        self._parts.metrics.answered(name, status, seconds)
         access = self._parts.settings.log.access
         if access == "all" or (access == "errors" and status >= 500):
             log(

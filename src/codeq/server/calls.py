@@ -45,7 +45,13 @@ class Parser:
         self._json = msgspec.json.Decoder(plain).decode
         self._msgpack = msgspec.msgpack.Decoder(packed or plain).decode
 
-    def read(self, body: bytes, *, packed: bool) -> Any:
+    def read_item(self, item: msgspec.Raw, *, packed: bool) -> Any:
+        """One item of a batch."""
+        if not packed:
+            check_depth(bytes(item))
+        return self.read(item, packed=packed)
+
+    def read(self, body: bytes | msgspec.Raw, *, packed: bool) -> Any:
         try:
             return self._msgpack(body) if packed else self._json(body)
         except msgspec.ValidationError as fault:
@@ -91,10 +97,14 @@ class Call:
 
     def read(self, parser: Parser) -> Any:
         packed = self.is_packed
-        body = self.body
         if not packed:
-            check_depth(body)
-        return parser.read(body or (b"\x80" if packed else b"{}"), packed=packed)
+            check_depth(self.body)
+        return parser.read(self.body or (b"\x80" if packed else b"{}"), packed=packed)
+
+    def read_batch(self, parser: Parser) -> Any:
+        """As `read`, for a list of items that are left as they are. Each is measured when it is read by itself."""
+        packed = self.is_packed
+        return parser.read(self.body or (b"\x80" if packed else b"{}"), packed=packed)
 
     def answer(self, status: int, message: Any) -> Reply:
         if self.wants_packed:

@@ -93,6 +93,35 @@ class Connection(HttpToolsProtocol):
         self.transport.flush()  # type: ignore[attr-defined]
         super().on_response_complete()
 
+    def body_of(self, scope: Any) -> bytes | None:
+        """The body of the request, if all of it has arrived; else None, and it must be awaited."""
+        cycle = self.cycle
+        if cycle is None or cycle.scope is not scope or cycle.more_body or cycle.waiting_for_100_continue:
+            return None
+        return bytes(cycle.body)
+
+    def respond(self, scope: Any, status: int, headers: bytes, body: bytes) -> bool:
+        """Answer in one write, past ASGI's two messages. False where that is not possible: then ASGI must be used."""
+        cycle = self.cycle
+        if cycle is None or cycle.scope is not scope or cycle.response_started or self.flow.write_paused:
+            return False
+        if cycle.disconnected:
+            return True
+        cycle.response_started = True
+        cycle.waiting_for_100_continue = False
+        if b"connection: close" in headers:
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
+            headers += b"connection: close\r\n"
+        date = b"".join([b"%s: %s\r\n" % pair for pair in self.server_state.default_headers])
+        self.transport.write(b"".join((STATUS_LINE[status], date, headers, b"\r\n", body)))
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
         self._unwatch()

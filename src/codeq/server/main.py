@@ -76,6 +76,7 @@ async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, b
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         ws="none",
         timeout_keep_alive=int(settings.http.idle_timeout_seconds),
         timeout_graceful_shutdown=max(1, int(settings.http.shutdown_seconds)),

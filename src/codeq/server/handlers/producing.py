@@ -33,14 +33,14 @@ async def create(parts: Parts, call: Call) -> Reply:
 
 
 async def create_many(parts: Parts, call: Call) -> Reply:
-    items = call.read(CREATE_MANY).tasks
+    items = call.read_batch(CREATE_MANY).tasks
     parts.limiter.spend("producer", "create_task", token=_token(call), tenant=call.tenant, items=len(items))
     packed = call.is_packed
     orders: list[NewTask] = []
     answers: list[wire.TaskAnswer | None] = []
     for item in items:
         try:
-            orders.append(_order(parts, call, CREATE.read(item, packed=packed), None))
+            orders.append(_order(parts, call, CREATE.read_item(item, packed=packed), None))
             answers.append(None)
         except CodeqError as refusal:
             answers.append(wire.TaskAnswer(error=str(refusal), code=refusal.code))

@@ -86,12 +86,12 @@ async def submit_one(parts: Parts, call: Call) -> Reply:
 
 
 async def submit_many(parts: Parts, call: Call) -> Reply:
-    items = call.read(SUBMIT_MANY).results
+    items = call.read_batch(SUBMIT_MANY).results
     packed, wants_packed = call.is_packed, call.wants_packed
     answers: list[wire.SubmitAnswer | None] = []
     outcomes: list[Outcome] = []
     for item in items:
-        asked = SUBMIT_OF.read(item, packed=packed)
+        asked = SUBMIT_OF.read_item(item, packed=packed)
         try:
             outcomes.append(_outcome(call, asked, asked.task_id))
             answers.append(None)

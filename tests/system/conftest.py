@@ -1,0 +1,23 @@
+"""Every test here ends in time, even where the code under test goes round in circles."""
+
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+LIMIT_S = 150
+
+
+@pytest.fixture(autouse=True)
+def _in_time() -> Iterator[None]:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise TimeoutError(f"the test still runs after {LIMIT_S} s")
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S, 5)  # again and again: closing may hang as well
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
