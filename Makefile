@@ -35,8 +35,9 @@ test: setup ## All tests
 test-fast: setup ## The tests to run while working, in under a minute
 	$(BIN)/pytest -m "not slow"
 
-bench: setup ## Measure the engine against raw RocksDB in the same run
+bench: setup ## Measure the engine against raw RocksDB, and HTTP against the engine, in the same run
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/http.py
 
 lock: setup ## Choose the newest versions and write requirements.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --generate-hashes --no-header \
