@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-from benchmarks.tape import Tape, recording
+from benchmarks.tape import Tape, key_per_index, recording
 
 import codeq
 from codeq import AsyncQueue, NewTask
@@ -36,7 +36,11 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One setting's figures. `ratio` is engine over raw: 1 would mean that the engine itself costs nothing."""
+    """One setting's figures. `ratio` is engine over raw: 1 would mean that the engine itself costs nothing.
+
+    `draft_ratio` is engine over bare RocksDB writing one key per task and index, which is what the engine would be
+    measured against if it wrote fifteen keys per cycle as a first draft did.
+    """
 
     setting: Setting
     cycles: int
@@ -45,6 +49,8 @@ class Row(msgspec.Struct, frozen=True):
     ratio: float
     ratio_low: float
     ratio_high: float
+    draft_per_s: float
+    draft_ratio: float
     operations_per_cycle: float
     bytes_per_cycle: float
     writes: int
@@ -64,16 +70,26 @@ def measure(setting: Setting, directory: Path, *, seconds: float) -> Row:
     homes = _homes(directory)
     rounds = _rounds(setting, _warm_up(setting, next(homes), seconds=seconds / 3), seconds)
     tape = _record(setting, next(homes), rounds)
+    draft = key_per_index(
+        payloads(setting.payload_bytes, 1)[0],
+        batch=setting.batch,
+        rounds=rounds * setting.callers,
+        flushed=setting.durability == "fsync",
+    )
     gc.collect()
     gc.freeze()  # the tape's million objects must not slow down the collections that the engine's own objects cause
     try:
-        pairs = [
-            (_run(setting, next(homes), rounds), _timed_replay(tape, next(homes) / "rocksdb"))
+        turns = [
+            (
+                _run(setting, next(homes), rounds),
+                _timed_replay(tape, next(homes) / "rocksdb"),
+                _timed_replay(draft, next(homes) / "rocksdb"),
+            )
             for _ in range(_REPETITIONS)
         ]
     finally:
         gc.unfreeze()
-    return _row(setting, rounds, tape, pairs)
+    return _row(setting, rounds, tape, turns)
 
 
 def payloads(payload_bytes: int, number: int) -> list[bytes]:
@@ -83,17 +99,19 @@ def payloads(payload_bytes: int, number: int) -> list[bytes]:
     return [f'"{"".join(dice.choices(letters, k=payload_bytes - 2))}"'.encode() for _ in range(number)]
 
 
-def _row(setting: Setting, rounds: int, tape: Tape, pairs: list[tuple[float, float]]) -> Row:
+def _row(setting: Setting, rounds: int, tape: Tape, turns: list[tuple[float, float, float]]) -> Row:
     cycles = rounds * setting.batch * setting.callers
-    ratios = sorted(raw_s / engine_s for engine_s, raw_s in pairs)
+    ratios = sorted(raw_s / engine_s for engine_s, raw_s, _ in turns)
     return Row(
         setting=setting,
         cycles=cycles,
-        engine_per_s=cycles / statistics.median(engine_s for engine_s, _ in pairs),
-        raw_per_s=cycles / statistics.median(raw_s for _, raw_s in pairs),
+        engine_per_s=cycles / statistics.median(engine_s for engine_s, _, _ in turns),
+        raw_per_s=cycles / statistics.median(raw_s for _, raw_s, _ in turns),
         ratio=statistics.median(ratios),
         ratio_low=ratios[0],
         ratio_high=ratios[-1],
+        draft_per_s=cycles / statistics.median(draft_s for _, _, draft_s in turns),
+        draft_ratio=statistics.median(draft_s / engine_s for engine_s, _, draft_s in turns),
         operations_per_cycle=tape.operations / cycles,
         bytes_per_cycle=tape.bytes / cycles,
         writes=len(tape.batches),

@@ -61,6 +61,34 @@ class Tape:
             database.close()
 
 
+def key_per_index(payload: bytes, *, batch: int, rounds: int, flushed: bool) -> Tape:
+    """The same cycles in the layout of a first draft: one key per task and index, fifteen to a cycle.
+
+    Enqueue, claim and result each write state, index entries, event and retention of every task under keys of its own.
+    """
+    tape = Tape()
+    state = b"s" * 120
+    for start in range(0, rounds * batch, batch):
+        numbers = [number.to_bytes(8, "big") for number in range(start, start + batch)]
+        opening, claiming, ending = Batch(), Batch(), Batch()
+        for n in numbers:
+            queue = b"codeq/q/bench/default/"
+            task = b"01a1e1da-ee8e-7001-8739-" + n.hex().encode()[:12]
+            opening.operations += [(b"codeq/body/" + task, payload), (b"codeq/tasks/" + task, state)]
+            opening.operations += [(queue + b"pending/\x04" + n + task, b""), (b"codeq/ttl/" + n + task, b"")]
+            opening.operations += [(b"codeq/ev/a" + n, state)]
+            claiming.operations += [(queue + b"pending/\x04" + n + task, None), (queue + b"inprog/" + task, b"")]
+            claiming.operations += [(b"codeq/tasks/" + task, state), (b"codeq/lease/" + task, n)]
+            claiming.operations += [(b"codeq/ev/b" + n, state)]
+            ending.operations += [(b"codeq/tasks/" + task, state), (b"codeq/results/" + task, b"null")]
+            ending.operations += [(queue + b"inprog/" + task, None), (b"codeq/lease/" + task, None)]
+            ending.operations += [(b"codeq/ev/c" + n, state)]
+        for written in (opening, claiming, ending):
+            written.flushed = flushed
+            tape.batches.append(written)
+    return tape
+
+
 class _Recording:
     """Stands in for a WriteBatch, which cannot be subclassed: notes the operations and passes them on."""
 
