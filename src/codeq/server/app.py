@@ -68,7 +68,7 @@ class App:
             call.route = route
             if not self._parts.tracing.is_on:
                 return await self._handle(route, call, scope, receive)
-            with self._parts.tracing.request(route.method, route.path, call.headers) as span:
+            with self._parts.tracing.request(route.method, route.path, call.path, call.headers) as span:
                 reply = await self._handle(route, call, scope, receive)
                 self._parts.tracing.answered(span, reply.status)
                 return reply

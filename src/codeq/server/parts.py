@@ -2,8 +2,7 @@
 
 import asyncio
 import os
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from codeq.domain.errors import StoreError
 from codeq.domain.queue import QueueKey
@@ -35,7 +34,6 @@ class Parts:
     docs: bytes = b""
     _probed_s: float = -PROBE_EVERY_S
     _probe_fault: str | None = None
-    _tasks: set["asyncio.Task[Any]"] = field(default_factory=set)
 
     async def not_ready_because(self) -> str | None:
         """None if a write reaches the disk and tokens can be checked; else what is in the way."""

@@ -24,7 +24,7 @@ class Tracing:
         return self._tracer is not None
 
     @contextmanager
-    def request(self, method: str, route: str, headers: dict[bytes, bytes]) -> Iterator[Any]:
+    def request(self, method: str, route: str, path: str, headers: dict[bytes, bytes]) -> Iterator[Any]:
         if self._tracer is None:
             yield None
             return
@@ -34,7 +34,12 @@ class Tracing:
             if name.encode() in headers
         }
         parent: Context = _PROPAGATOR.extract(carrier)
-        attributes = {"http.method": method, "http.route": route}
+        attributes = {
+            "http.method": method,
+            "http.route": route,
+            "http.path": path[:256],
+            "http.host": headers.get(b"host", b"").decode("latin-1")[:256],
+        }
         with self._tracer.start_as_current_span(
             f"HTTP {method} {route}", parent, kind=SpanKind.SERVER, attributes=attributes
         ) as span:
