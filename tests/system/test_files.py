@@ -105,6 +105,27 @@ def test_zeros_where_a_write_that_nobody_was_promised_was_to_be_are_dropped_with
     assert audit(data) == []
 
 
+def test_a_refusal_leaves_the_log_as_it_was_even_if_it_ends_in_a_zero(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await codeq.open_async(tmp_path / "living", sweeping=False) as queue:
+            for number in range(300):
+                await queue.enqueue("job", number)
+            await queue.core.store.trim(before_ms=0, keep_max=45)  # its last bytes are the number 256
+            await queue.core.store.settle()
+            shutil.copytree(tmp_path / "living", tmp_path / "data")
+
+    asyncio.run(main())
+    log = _log(tmp_path / "data")
+    content = bytearray(log.read_bytes())
+    assert content[-1] == 0
+    content[len(content) // 2] ^= 0x10
+    log.write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(StoreCorrupt):
+            codeq.open(tmp_path / "data")
+    assert log.read_bytes() == content
+
+
 def test_every_queue_is_there_again_after_reopening(tmp_path: Path) -> None:
     tenants, commands = ("aaa", "bbb", "ccc"), ("x", "y", "z")
     with codeq.open(tmp_path / "data", sweeping=False) as queue:

@@ -68,7 +68,7 @@ async def back_up(store: Store, target: Path) -> None:
         await store.checkpoint(copy / shard_name(0) if store.shards == 1 else copy)
         _write_manifest(copy, store.shards)
         copy.rename(target)
-        _sync_directory(target.parent)
+        _sync(target.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -84,6 +84,9 @@ def restore(backup: Path, path: Path) -> None:
     try:
         shutil.copytree(backup, part)
         part.chmod(0o700)
+        for file in part.rglob("*"):
+            _sync(file)
+        _sync(part)
         if path.exists():
             path.rmdir()
         part.rename(path)
@@ -132,14 +135,15 @@ def _write_manifest(path: Path, shards: int) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.rename(path / _MANIFEST)
-        _sync_directory(path)
+        _sync(path)
     except OSError as fault:
         raise StoreError(f"cannot use {path} as a data directory: {fault}") from fault
 
 
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Force a file or a directory to disk."""
+    opened = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(opened)
     finally:
-        os.close(directory)
+        os.close(opened)

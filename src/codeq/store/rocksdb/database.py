@@ -16,7 +16,7 @@ from rocksdict import (
 )
 
 from codeq.domain.errors import StoreCorrupt, StoreError, StoreFailed, StoreLocked
-from codeq.store.rocksdb.tail import cut_zeros
+from codeq.store.rocksdb.tail import without_zeros
 
 
 class Database:
@@ -26,9 +26,10 @@ class Database:
         try:
             self._db = _open(path, recover=recover)
         except StoreCorrupt:
-            if not cut_zeros(path):
-                raise
-            self._db = _open(path, recover=recover)
+            with without_zeros(path) as has_changed:
+                if not has_changed:
+                    raise
+                self._db = _open(path, recover=recover)
         self._write_options = WriteOptions()
 
     def get(self, key: bytes) -> bytes | None:

@@ -58,6 +58,7 @@ class GroupSync:
             if not self._fsync:
                 self._journal.write()
                 self._covered = self._journal.writes
+                self._look()
                 return
             group = self._next
         elif self._is_flushing:

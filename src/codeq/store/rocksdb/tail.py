@@ -7,26 +7,41 @@ short, but takes zeros inside a record for damage; without the zeros it is a log
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 _PIECE = 64 * 1024
 
 
-def cut_zeros(database: Path) -> bool:
-    """Cut the zeros off the end of the newest log, keeping a copy of it as it was. False if there are none."""
+@contextmanager
+def without_zeros(database: Path) -> Iterator[bool]:
+    """Try with the zeros cut off the end of the newest log; whatever fails then finds the log put back as it was.
+
+    Gives False, and changes nothing, where there are no zeros. A log that was cut is kept beside the one that is used.
+    """
     logs = sorted(database.glob("*.log"))
-    if not logs:
-        return False
-    newest = logs[-1]
-    length = newest.stat().st_size
-    kept = _without_zeros(newest, length)
-    if kept == length:
-        return False
-    shutil.copyfile(newest, newest.with_suffix(".log-before-cut"))
-    with newest.open("r+b") as file:
-        file.truncate(kept)
+    newest = logs[-1] if logs else None
+    length = newest.stat().st_size if newest else 0
+    kept = _without_zeros(newest, length) if newest else 0
+    if newest is None or kept == length:
+        yield False
+        return
+    copy = next(c for n in count() if not (c := newest.with_name(f"{newest.name}-before-cut-{n}")).exists())
+    shutil.copyfile(newest, copy)
+    _truncate(newest, kept)
+    try:
+        yield True
+    except BaseException:
+        copy.replace(newest)
+        raise
+
+
+def _truncate(path: Path, length: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(length)
         os.fsync(file.fileno())
-    return True
 
 
 def _without_zeros(path: Path, length: int) -> int:
