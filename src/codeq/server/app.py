@@ -64,14 +64,19 @@ class App:
 
     async def _answer(self, scope: dict[str, Any], call: Call, receive: Receive) -> Reply:
         try:
-            route = self._find(scope["method"], call)
-            call.route = route
-            if not self._parts.tracing.is_on:
-                return await self._handle(route, call, scope, receive)
-            with self._parts.tracing.request(route.method, route.path, call.path, call.headers) as span:
-                reply = await self._handle(route, call, scope, receive)
-                self._parts.tracing.answered(span, reply.status)
-                return reply
+            route = call.route = self._find(scope["method"], call)
+        except CodeqError as fault:
+            return self._refuse(call, fault)
+        if not self._parts.tracing.is_on:
+            return await self._handle_safely(route, call, scope, receive)
+        with self._parts.tracing.request(route.method, route.path, call.path, call.headers) as span:
+            reply = await self._handle_safely(route, call, scope, receive)
+            self._parts.tracing.answered(span, reply.status)
+            return reply
+
+    async def _handle_safely(self, route: Route, call: Call, scope: dict[str, Any], receive: Receive) -> Reply:
+        try:
+            return await self._handle(route, call, scope, receive)
         except CodeqError as fault:
             return self._refuse(call, fault)
         except Exception:  # noqa: BLE001 - the top of every request: what is not foreseen is logged and hidden

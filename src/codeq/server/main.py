@@ -65,6 +65,7 @@ def check(settings: Settings, *, is_dev: bool) -> None:
         raise InvalidRequest(
             f"auth.{missing[0]}.provider is not set: say who may call (see docs/guides/server.md), or try it with --dev"
         )
+    _gate(settings, Path(), is_dev=False)  # a provider refuses what it cannot work with
 
 
 async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, banner: bool) -> int:

@@ -35,7 +35,7 @@ class StoreSettings(Struct, frozen=True, kw_only=True):
         str,
         said(
             "fsync: an acknowledged call survives power loss. process: it survives kill -9.",
-            pattern="^(fsync|process)$",
+            pattern=r"^(fsync|process)\Z",
         ),
     ] = "fsync"
 
@@ -54,7 +54,7 @@ class Auth(Struct, frozen=True, kw_only=True):
 class Leases(Struct, frozen=True, kw_only=True):
     default_seconds: Annotated[float, said("Lease of a claim that names none.", ge=0.1, le=43_200)] = 300.0
     grace_seconds: Annotated[float, said("What every lease has left at least after a restart.", ge=0, le=3600)] = 10.0
-    on_expiry: Annotated[str, said("backoff: as a nack. immediate: back at once.", pattern="^(backoff|immediate)$")] = (
+    on_expiry: Annotated[str, said("backoff: as a nack. immediate: at once.", pattern=r"^(backoff|immediate)\Z")] = (
         "backoff"
     )
 
@@ -95,9 +95,9 @@ class TracingSettings(Struct, frozen=True, kw_only=True):
 
 
 class LogSettings(Struct, frozen=True, kw_only=True):
-    level: Annotated[str, said("debug, info, warning or error.", pattern="^(debug|info|warning|error)$")] = "info"
-    format: Annotated[str, said("json or text.", pattern="^(json|text)$")] = "json"
-    access: Annotated[str, said("Which requests to log: none, errors or all.", pattern="^(none|errors|all)$")] = (
+    level: Annotated[str, said("debug, info, warning or error.", pattern=r"^(debug|info|warning|error)\Z")] = "info"
+    format: Annotated[str, said("json or text.", pattern=r"^(json|text)\Z")] = "json"
+    access: Annotated[str, said("Which requests to log: none, errors or all.", pattern=r"^(none|errors|all)\Z")] = (
         "errors"
     )
 

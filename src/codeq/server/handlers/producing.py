@@ -1,5 +1,6 @@
 """What producers call: create, batch create, cancel."""
 
+import re
 from typing import Any
 
 from codeq.domain.errors import CodeqError, InvalidRequest
@@ -15,6 +16,7 @@ from codeq.wire.queues import domain_backoff
 CREATE = Parser(wire.CreateTask, wire.PackedTask)
 CREATE_MANY = Parser(wire.CreateTasks)
 
+_TRACE_PARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _REPLAYED = [(b"idempotent-replay", b"true")]
 
 
@@ -72,7 +74,7 @@ async def cancel(parts: Parts, call: Call) -> Reply:
 
 def _order(parts: Parts, call: Call, asked: Any, key_header: bytes | None) -> NewTask:
     trace_parent, trace_state = parts.tracing.context()
-    if trace_parent is None:
+    if trace_parent is None and _TRACE_PARENT.fullmatch(call.headers.get(b"traceparent", b"")):
         trace_parent, trace_state = _header(call, b"traceparent"), _header(call, b"tracestate")
     key = asked.idempotency_key or None
     if key is None and key_header is not None:

@@ -1,0 +1,137 @@
+"""An issuer of tokens: real keys, and their public set served over HTTP, with every fetch counted."""
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+ISSUER = "https://issuer.test"
+PRODUCERS, WORKERS = "codeq-producers", "codeq-workers"
+ALL_WORKER_SCOPES = "codeq:claim codeq:heartbeat codeq:abandon codeq:nack codeq:result codeq:subscribe"
+
+_KINDS: dict[str, Any] = {
+    "RS256": jwt.algorithms.RSAAlgorithm,
+    "ES256": jwt.algorithms.ECAlgorithm,
+    "EdDSA": jwt.algorithms.OKPAlgorithm,
+}
+
+
+def key_pair(kid: str, algorithm: str = "RS256") -> Any:
+    """A private key; the same one for the same name."""
+    return _made(kid, algorithm)
+
+
+@cache
+def _made(kid: str, algorithm: str) -> Any:
+    if algorithm == "RS256":
+        return rsa.generate_private_key(65_537, 2048)
+    return ec.generate_private_key(ec.SECP256R1()) if algorithm == "ES256" else ed25519.Ed25519PrivateKey.generate()
+
+
+def public_entry(kid: str, algorithm: str = "RS256") -> dict[str, Any]:
+    """What a set of keys says of it."""
+    shown = _KINDS[algorithm].to_jwk(key_pair(kid, algorithm).public_key(), as_dict=True)
+    return {**shown, "kid": kid, "alg": algorithm, "use": "sig"}
+
+
+def claims(audience: str = PRODUCERS, **changed: Any) -> dict[str, Any]:
+    """What a good token says; give None to leave a claim out."""
+    now_s = int(time.time())
+    said = {"iss": ISSUER, "aud": audience, "sub": "somebody", "tid": "acme", "iat": now_s, "exp": now_s + 600}
+    return {name: value for name, value in (said | changed).items() if value is not None}
+
+
+def worker_claims(**changed: Any) -> dict[str, Any]:
+    return claims(WORKERS, **({"scope": ALL_WORKER_SCOPES, "eventTypes": ["*"]} | changed))
+
+
+def sign(said: dict[str, Any], kid: str | None = "rsa", algorithm: str = "RS256", **header: Any) -> str:
+    """A token by the book. `kid` names the key."""
+    headers = ({"kid": kid} if kid is not None else {}) | header
+    return jwt.encode(said, key_pair(kid or "rsa", algorithm), algorithm=algorithm, headers=headers)
+
+
+def encoded(value: Any) -> str:
+    raw = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def by_hand(header: Any, said: Any, signing: Callable[[bytes], bytes]) -> str:
+    """A token as no library would make it."""
+    text = f"{encoded(header)}.{encoded(said)}"
+    return f"{text}.{encoded(signing(text.encode()))}"
+
+
+def settings_for(url: str) -> dict[str, Any]:
+    """How a server is told to trust the keys at `url`, with audiences that tell producers from workers."""
+
+    def provider(audience: str) -> dict[str, Any]:
+        said = {"jwksUrl": url, "issuer": ISSUER, "audience": audience, "clockSkewSeconds": 5}
+        return {"provider": "jwks", "config": said}
+
+    return {"auth": {"producer": provider(PRODUCERS), "worker": provider(WORKERS)}}
+
+
+class Issuer:
+    """Serves `document` at `url`, or what `answer` says instead: status, headers and body."""
+
+    def __init__(self) -> None:
+        self.keys = {"rsa": "RS256", "ed": "EdDSA", "ec": "ES256"}
+        self.extra: list[Any] = []
+        self.answer: tuple[int, dict[str, str], bytes] | None = None
+        self.delay = threading.Event()
+        self.delay.set()
+        self.fetches = 0
+        self.paths: list[str] = []
+        issuer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                issuer.fetches += 1
+                issuer.paths.append(self.path)
+                issuer.delay.wait(20)
+                status, headers, body = issuer.answer or (200, {"Content-Type": "application/json"}, issuer.document)
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def handle(self) -> None:
+                with suppress(ConnectionError):
+                    super().handle()
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_port}/keys"
+
+    @property
+    def document(self) -> bytes:
+        entries = [public_entry(kid, algorithm) for kid, algorithm in self.keys.items()]
+        return json.dumps({"keys": [*entries, *self.extra]}).encode()
+
+    def settings(self) -> dict[str, Any]:
+        return settings_for(self.url)
+
+    @contextmanager
+    def serving(self) -> Iterator["Issuer"]:
+        thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.delay.set()
+            self._http.shutdown()
+            self._http.server_close()
+            thread.join()

@@ -1,0 +1,223 @@
+"""The event log over HTTP: by shard and offset, as JSON and as Arrow, waiting for what is yet to come."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from tests.server.running import Caller, Server, Tenant, answered, at, refused, start_server, waiting
+
+from codeq.server.calls import ARROW
+from codeq.wire import paths
+from codeq.wire.events import COLUMNS
+
+TYPES = {"int32": pa.int32(), "int64": pa.int64(), "string": pa.string(), "timestamp": pa.timestamp("us", tz="UTC")}
+
+
+PROMISED = """
+shard int32, seq int64, at timestamp, move string, tenant string, command string, task_id string, priority int32,
+status_before string?, status_after string, attempts int32, deliveries int32, max_attempts int32, lease_token int64,
+worker_id string?, lease_until timestamp?, visible_at timestamp?, error string?, payload_bytes int64, trace_id string?
+"""
+"""What readers of Arrow and the lake were built for; `?` may be null. A column may be added, none may change."""
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with start_server(tmp_path_factory.mktemp("sharded"), settings={"store": {"shards": 3}}) as running:
+        yield running
+
+
+def camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.title() for word in rest)
+
+
+def walk(caller: Caller, **query: Any) -> list[dict[str, Any]]:
+    """All events from an offset to the end, page by page."""
+    found: list[dict[str, Any]] = []
+    while True:
+        page = answered(caller.get(paths.EVENTS, **query), 200)
+        found += page["events"]
+        if page["nextOffset"] >= page["endOffset"]:
+            return found
+        query["offset"] = page["nextOffset"]
+
+
+def platform(server: Server) -> Caller:
+    return Caller(server, server.token("ops", "admin", scopes=["codeq:admin", "codeq:platform"]))
+
+
+def end_offset(server: Server) -> int:
+    end: int = answered(platform(server).get(paths.EVENTS, limit=1), 200)["endOffset"]
+    return end
+
+
+def test_no_column_that_readers_know_has_changed() -> None:
+    promised = [column.split() for column in PROMISED.replace("\n", " ").split(",")]
+    known = [[name, kind + "?" * may_be_null] for name, kind, may_be_null in COLUMNS]
+    assert known[: len(promised)] == promised
+
+
+def test_every_move_is_an_event_with_all_columns(tenant: Tenant) -> None:
+    task = tenant.ended(priority=2, payload={"a": 1})
+    events = walk(tenant.admin)
+    assert [event["move"] for event in events] == ["enqueue", "claim", "complete"]
+    assert all(list(event) == [camel(name) for name, _, _ in COLUMNS] for event in events)
+    nullable = {camel(name) for name, _, may_be_null in COLUMNS if may_be_null}
+    assert {name for event in events for name, value in event.items() if value is None} <= nullable
+    claim = events[1]
+    assert (claim["taskId"], claim["tenant"], claim["command"]) == (task["id"], tenant.name, "work")
+    assert (claim["statusBefore"], claim["statusAfter"], claim["workerId"]) == (
+        "PENDING", "IN_PROGRESS", f"{tenant.name}-worker",
+    )  # fmt: skip
+    assert (claim["payloadBytes"], claim["priority"], claim["leaseToken"], claim["deliveries"]) == (7, 2, 1, 1)
+    assert claim["leaseUntil"]
+    assert events[2]["at"] == task["endedAt"]
+
+
+def test_events_are_read_by_offset_in_pages_of_any_size(tenant: Tenant) -> None:
+    for n in range(7):
+        tenant.create(payload=n)
+    all_at_once = walk(tenant.admin)
+    assert len(all_at_once) == 7
+    assert walk(tenant.admin, limit=1, offset=all_at_once[0]["seq"]) == all_at_once
+    assert walk(tenant.admin, offset=all_at_once[3]["seq"]) == all_at_once[3:]
+    seqs = [event["seq"] for event in all_at_once]
+    assert seqs == sorted(set(seqs))
+
+
+def test_a_page_says_where_to_read_on_and_what_is_kept(tenant: Tenant) -> None:
+    tenant.create()
+    page = answered(tenant.admin.get(paths.EVENTS, limit=50_000), 200)
+    assert (page["shard"], page["shards"], page["firstOffset"]) == (0, 1, 1)
+    assert page["nextOffset"] == page["endOffset"] == page["events"][-1]["seq"] + 1
+    beyond = answered(tenant.admin.get(paths.EVENTS, offset=page["endOffset"]), 200)
+    assert (beyond["events"], beyond["nextOffset"]) == ([], page["endOffset"])
+
+
+def test_arrow_holds_the_same_rows_with_the_types_of_the_columns(tenant: Tenant) -> None:
+    tenant.dead(reason="no")
+    tenant.create("later", delaySeconds=60)
+    tenant.ended("traced")
+    rows = walk(tenant.admin)
+    answer = tenant.admin.request("GET", paths.EVENTS, headers={"Accept": ARROW}, params={"limit": 50_000})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, ARROW)
+    table = pa.ipc.open_stream(answer.content).read_all()
+    assert [(f.name, f.type, f.nullable) for f in table.schema] == [(n, TYPES[t], null) for n, t, null in COLUMNS]
+    found = table.to_pylist()
+    for row in found:
+        for name, kind, _ in COLUMNS:
+            if kind == "timestamp" and row[name] is not None:
+                row[name] = row[name].isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    assert [{camel(name): value for name, value in row.items()} for row in found] == rows
+    page = answered(tenant.admin.get(paths.EVENTS, limit=50_000), 200)
+    offsets = {name: int(answer.headers[f"codeq-{name}"]) for name in ("next-offset", "first-offset", "shards")}
+    assert offsets == {"next-offset": page["nextOffset"], "first-offset": page["firstOffset"], "shards": 1}
+    assert int(answer.headers["codeq-end-offset"]) >= page["endOffset"]
+
+
+def test_an_empty_arrow_page_still_has_its_schema(tenant: Tenant) -> None:
+    query = {"offset": end_offset(tenant.server) + 1000}
+    answer = tenant.admin.request("GET", paths.EVENTS, headers={"Accept": ARROW}, params=query)
+    table = pa.ipc.open_stream(answer.content).read_all()
+    assert table.num_rows == 0
+    assert table.schema.names == [name for name, _, _ in COLUMNS]
+
+
+def test_messagepack_says_the_same_as_json(tenant: Tenant) -> None:
+    tenant.create()
+    packed = tenant.admin.request("GET", paths.EVENTS, headers={"Accept": "application/msgpack"})
+    assert msgspec.msgpack.decode(packed.content) == answered(tenant.admin.get(paths.EVENTS), 200)
+
+
+def test_a_waiting_reader_is_woken_by_the_next_event(tmp_path: Path) -> None:
+    with start_server(tmp_path) as own:
+        tenant = own.tenant()
+        with waiting(tenant.admin, "GET", paths.EVENTS, params={"waitSeconds": 30}) as reading:
+            task = tenant.create()
+            [event] = answered(reading.result(10), 200)["events"]
+        assert event["taskId"] == task["id"]
+        offset = event["seq"] + 1
+        nothing = answered(tenant.admin.get(paths.EVENTS, offset=offset, waitSeconds=1), 200)
+        assert (nothing["events"], nothing["nextOffset"]) == ([], offset)
+
+
+def test_a_tenant_reads_its_own_events_and_the_platform_reads_all(server: Server) -> None:
+    start = end_offset(server)
+    ours, theirs = server.tenant(), server.tenant()
+    ours.create("ours")
+    theirs.create("theirs")
+    assert {event["tenant"] for event in walk(ours.admin)} == {ours.name}
+    assert {event["tenant"] for event in walk(theirs.admin, offset=start)} == {theirs.name}
+    both = {event["tenant"] for event in walk(platform(server), offset=start)}
+    assert {ours.name, theirs.name} <= both
+    only = {event["tenant"] for event in walk(platform(server), offset=start, tenant=ours.name)}
+    assert only == {ours.name}
+
+
+def test_only_the_platform_may_ask_for_a_tenant(tenant: Tenant) -> None:
+    for name in ("other", tenant.name, ""):
+        refused(tenant.admin.get(paths.EVENTS, tenant=name), 400, "invalid")
+
+
+def test_arrow_keeps_tenants_apart_too(server: Server) -> None:
+    ours, theirs = server.tenant(), server.tenant()
+    ours.create()
+    theirs.create()
+    answer = ours.admin.request("GET", paths.EVENTS, headers={"Accept": ARROW}, params={"limit": 50_000})
+    assert set(pa.ipc.open_stream(answer.content).read_all()["tenant"].to_pylist()) == {ours.name}
+
+
+def test_reading_events_needs_the_scope_or_an_admin(tenant: Tenant) -> None:
+    refused(tenant.producer.get(paths.EVENTS), 403, "forbidden")
+    refused(tenant.worker.get(paths.EVENTS), 403, "forbidden")
+    reader = Caller(tenant.server, tenant.server.token(tenant.name, "producer", scopes=["codeq:events"]))
+    answered(reader.get(paths.EVENTS), 200)
+
+
+def test_a_worker_limited_to_some_commands_reads_only_their_events(tenant: Tenant) -> None:
+    tenant.create("seen")
+    tenant.create("hidden")
+    reader = tenant.worker_named("r", commands=["seen"], scopes=["codeq:events"])
+    assert {event["command"] for event in walk(reader)} == {"seen"}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"shard": "1"},
+        {"shard": "-1"},
+        {"shard": "x"},
+        {"offset": "-1"},
+        {"offset": "9" * 19},
+        {"limit": "0"},
+        {"limit": "50001"},
+        {"waitSeconds": "3601"},
+        {"waitSeconds": "1.5"},
+        {"more": "1"},
+    ],
+)
+def test_a_read_that_breaks_a_rule_is_refused(tenant: Tenant, query: dict[str, str]) -> None:
+    refused(tenant.admin.get(paths.EVENTS, **query), 400, "invalid")
+
+
+def test_each_shard_has_its_own_log_and_together_they_hold_everything(sharded: Server) -> None:
+    tenant = sharded.tenant()
+    made = {tenant.create(payload=n)["id"] for n in range(12)}
+    pages = [answered(tenant.admin.get(paths.EVENTS, shard=shard), 200) for shard in range(3)]
+    assert [page["shards"] for page in pages] == [3, 3, 3]
+    assert [[event["seq"] for event in page["events"]] for page in pages] == [[1, 2, 3, 4]] * 3
+    assert {event["taskId"] for page in pages for event in page["events"]} == made
+    for page in pages:
+        assert {int(event["taskId"][-4:], 16) for event in page["events"]} == {page["shard"]}
+    refused(tenant.admin.get(paths.EVENTS, shard=3), 400, "invalid")
+    history = answered(tenant.producer.get(at(paths.HISTORY, pages[2]["events"][0]["taskId"])), 200)
+    assert [event["shard"] for event in history["events"]] == [2]
+
+
+def test_no_event_says_what_a_payload_held(tenant: Tenant) -> None:
+    tenant.ended(payload={"secret": "canary-in-payload"}, result={"secret": "canary-in-result"})
+    assert "canary" not in tenant.admin.get(paths.EVENTS, limit=50_000).text
