@@ -34,6 +34,12 @@ async def test_the_same_key_of_two_tenants_makes_two_tasks(world: World) -> None
     assert mine.task.id != theirs.task.id
     assert not theirs.is_replay
     assert await world.counts(tenant="other") == (1, 0, 0, 0)
+    for tenant, first in ((TENANT, mine), ("other", theirs)):
+        again = await put(world, order(), tenant=tenant)
+        assert (again.task.id, again.is_replay) == (first.task.id, True)
+    await world.cancel(theirs.task)
+    await world.purge(theirs.task)
+    assert (await put(world, order())).is_replay
 
 
 @pytest.mark.parametrize("different", [{"payload": b"2"}, {"command": "play"}])

@@ -5,7 +5,7 @@ import gc
 import shutil
 
 import pytest
-from tests.contract.world import TENANT, World, Worlds, ids
+from tests.contract.world import KEEP_DEAD_MS, TENANT, World, Worlds, ids
 
 from codeq.domain.task import Status
 from codeq.store.interface import Filter
@@ -109,7 +109,8 @@ async def test_a_crash_after_any_write_leaves_counts_that_match_the_tasks(
     for _ in range(3):
         for command in ("a", "b"):
             await world.enqueue_many(9, command)
-        await world.enqueue("a", priority=5)
+            await world.enqueue_many(4, command, priority=5, delay_ms=10)
+        world.clock.pass_ms(10)  # the claim promotes first, and must not write that halfway through its taking
         for task in await world.claim("a", "b", limit=8):
             await world.abandon(task) if task.lease_token == 1 else await world.complete(task)
         await world.claim("b", limit=5)
@@ -124,3 +125,29 @@ async def test_a_crash_after_any_write_leaves_counts_that_match_the_tasks(
             assert [counted[0], counted[2]] == wanted
             assert len(await crashed.drain(command, limit=100)) == wanted[0]
         await crashed.close()
+
+
+async def test_nothing_is_left_on_disk_of_tasks_that_were_purged(world: World) -> None:
+    for command in ("a", "b"):
+        await world.enqueue_many(6, command, max_attempts=1)
+        await world.enqueue(command, idempotency_key=f"k-{command}", delay_ms=10, max_attempts=1)
+        world.clock.pass_ms(10)
+        held = await world.claim(command, limit=7)
+        await world.heartbeat(held[0])
+        await world.sweep()
+        ways = ("complete", "fail", "nack", "abandon", "cancel", "complete", "fail")
+        for task, way in zip(held, ways, strict=True):
+            await getattr(world, way)(task)
+        await world.replay(held[2])
+        for task in await world.claim(command, limit=7):
+            await world.complete(task, b"1")
+    world.clock.pass_ms(2 * KEEP_DEAD_MS)
+    await world.sweep()
+    await world.sweep()
+    await world.store.trim(before_ms=0, keep_max=0)
+    await world.close()
+    for shard in sorted(world.path.glob("shard-*")):
+        files = database.Database(shard / "rocksdb")
+        left = [key for key, _ in files.scan(b"\x00", b"\xff")]
+        files.close()
+        assert left == [b"m/events", b"m/format"]

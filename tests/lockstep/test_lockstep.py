@@ -7,6 +7,7 @@
 import asyncio
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -38,6 +39,8 @@ pytestmark = pytest.mark.slow
 Answer = TypeVar("Answer")
 Moved = list[tuple[Move, str]]
 
+CALL_S_MAX = 20
+"""A call that takes longer goes round in circles."""
 GRACE_MS = 3_000
 TENANTS = ("acme", "other")
 WORKERS = ("ann", "bob")
@@ -75,6 +78,7 @@ class Lockstep(RuleBasedStateMachine):
         ):
             self.patch.setattr(pending, limit, value)
         self.runner = asyncio.Runner()
+        self.alarm = signal.signal(signal.SIGALRM, _stop)
         self.seen = dict.fromkeys(range(self.engine.shards), 0)
         self.folded: dict[str, Task] = {}
         self.histories: dict[str, list[Task]] = {}
@@ -88,6 +92,7 @@ class Lockstep(RuleBasedStateMachine):
         if hasattr(self, "runner"):
             self.run(self.store.close())
             self.runner.close()
+            signal.signal(signal.SIGALRM, self.alarm)
             self.patch.undo()
             shutil.rmtree(self.folder)
 
@@ -97,7 +102,11 @@ class Lockstep(RuleBasedStateMachine):
         self.core = make_core(self.store, lobby, DEFAULTS)
 
     def run(self, call: Coroutine[Any, Any, Answer]) -> Answer:
-        return self.runner.run(call)
+        signal.alarm(CALL_S_MAX)
+        try:
+            return self.runner.run(call)
+        finally:
+            signal.alarm(0)
 
     def attempt(self, call: Coroutine[Any, Any, Answer]) -> Answer | CodeqError:
         try:
@@ -491,6 +500,10 @@ class Lockstep(RuleBasedStateMachine):
                 for key, count in counts.items()
             } == self.model.counts(tenant)
             assert counts == {key: count for key, count in everywhere.items() if key.tenant == tenant}
+
+
+def _stop(*_: object) -> None:
+    raise TimeoutError(f"still busy after {CALL_S_MAX} s")
 
 
 examples, steps = (1_500, 120) if os.environ.get("CODEQ_LOCKSTEP") == "nightly" else (60, 40)
