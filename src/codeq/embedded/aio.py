@@ -295,7 +295,10 @@ async def open_async(
 
 
 def make_core(store: Store, lobby: Lobby, defaults: QueuePolicy) -> Core:
-    return Core(store, lobby, defaults, IdMint(os.urandom), random.SystemRandom().random)
+    # Seeded by the system once. Asking it each time is a system call that gives up the interpreter lock, on every
+    # enqueue; and no right hangs on an id that cannot be guessed, because every id is looked up within its tenant.
+    dice = random.Random()
+    return Core(store, lobby, defaults, IdMint(dice.randbytes), dice.random)
 
 
 def encode_json(value: Any) -> bytes:

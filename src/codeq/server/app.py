@@ -96,7 +96,8 @@ class App:
         if given is None:
             raise Unauthenticated("missing Authorization header")
         text = given.decode("latin-1")
-        if text[:7].lower() != "bearer " or len([1 for name, _ in headers if name == b"authorization"]) > 1:
+        is_repeated = len(headers) > len(call.headers) and [name for name, _ in headers].count(b"authorization") > 1
+        if is_repeated or text[:7].lower() != "bearer ":
             raise Unauthenticated("invalid Authorization format: one header, `Bearer <token>`")
         principal = call.principal = await self._parts.gate.admit(route.kind, text[7:].strip())
         scope = route.scope

@@ -1,7 +1,7 @@
 """The parts of a running service, put together: what every handler may use."""
 
 import asyncio
-import os
+import random
 from dataclasses import dataclass
 
 from codeq.domain.errors import StoreError
@@ -56,5 +56,8 @@ class Parts:
         return None
 
 
+_dice = random.Random()
+
+
 def request_id() -> str:
-    return os.urandom(16).hex()
+    return f"{_dice.getrandbits(128):032x}"

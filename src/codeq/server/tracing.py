@@ -1,7 +1,7 @@
 """Spans for OpenTelemetry: one per request, one per verb, joined to the producer's trace through the task."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from opentelemetry import trace
@@ -10,6 +10,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 _PROPAGATOR = TraceContextTextMapPropagator()
+_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class Tracing:
@@ -51,18 +52,18 @@ class Tracing:
             if status >= 500:
                 span.set_status(Status(StatusCode.ERROR))
 
-    @contextmanager
-    def verb(self, name: str, trace_parent: str | None = None, **attributes: Any) -> Iterator[None]:
+    def verb(self, name: str, trace_parent: str | None = None, **attributes: Any) -> AbstractContextManager[None]:
         """A span `codeq.task.<name>` with attributes `codeq.<key>`; it links to the trace that made the task."""
-        if self._tracer is None:
-            yield
-            return
+        return _NOTHING if self._tracer is None else self._verb(self._tracer, name, trace_parent, attributes)
+
+    @contextmanager
+    def _verb(self, tracer: Tracer, name: str, trace_parent: str | None, attributes: dict[str, Any]) -> Iterator[None]:
         links = []
         if trace_parent:
             made_by = trace.get_current_span(_PROPAGATOR.extract({"traceparent": trace_parent})).get_span_context()
             links = [trace.Link(made_by)] if made_by.is_valid else []
         named = {f"codeq.{key}": value for key, value in attributes.items() if value is not None}
-        with self._tracer.start_as_current_span(f"codeq.task.{name}", links=links, attributes=named):
+        with tracer.start_as_current_span(f"codeq.task.{name}", links=links, attributes=named):
             yield
 
     def context(self) -> tuple[str | None, str | None]:

@@ -69,12 +69,12 @@ class Gate:
         return self._producers.is_ready and self._workers.is_ready
 
     async def admit(self, kind: Kind, token: str) -> Principal:
+        now_s = time.time()
         revision = self._producers.revision + self._workers.revision
-        if revision != self._revision:
+        if revision != self._revision:  # an issuer has withdrawn a key
             self._verdicts.clear()
             self._revision = revision
         known = self._verdicts.get((kind, token))
-        now_s = time.time()
         if known is not None and now_s < known[1]:
             return known[0]
         principal, expires_s = await self._judge(kind, token)
