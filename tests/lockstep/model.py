@@ -1,8 +1,9 @@
 """A second, simple reading of the rules of the queue (DESIGN.md, section 3): a dictionary of tasks and nothing else.
 
-It shares no code with the product but its words and error types. `do_*` answers the error a call must raise, or None
-and has then changed the model as the call must change the store. Order in line is not invented here: a task that
-enters the pending line is given its number by the event that put it there, which is what "first in" means.
+It shares no code with the product but its words and error types. A move by an operator answers the error that the
+call must raise, or None and has then changed the model as the call must change the store; `refusal` answers the same
+for workers. Order in line is not invented here: a task that enters the pending line is given its number by the event
+that put it there, which is what "first in" means.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from codeq.domain import errors
 from codeq.domain.backoff import Backoff, BackoffKind
 from codeq.domain.queue import Index, OnExpiry, QueueKey, QueuePolicy
-from codeq.domain.task import Move, Status
+from codeq.domain.task import Holder, Move, Status
 
 BACKOFF_MS, LEASE_MS, KEEP_MS, KEEP_DEAD_MS, MAX_DELIVERIES, MAX_ATTEMPTS, FEW = 5_000, 10_000, 60_000, 90_000, 4, 3, 2
 
@@ -92,8 +93,8 @@ class ModelTask:
     def end(self, status: Status, now_ms: int, keep_ms: int) -> None:
         self.status, self.purge_ms, self.visible_ms, self.lease_ms = status, now_ms + keep_ms, 0, 0
 
-    def is_held_by(self, worker: str, token: int | None) -> bool:
-        return self.worker == worker and token in (None, self.token)
+    def is_held_by(self, holder: Holder) -> bool:
+        return self.worker == holder.worker and holder.token in (None, self.token)
 
 
 @dataclass
@@ -165,20 +166,21 @@ class Model:
         task.token += 1
         task.lease_ms = task.saved_lease_ms = now_ms + lease_ms
 
-    def refusal(self, task: ModelTask, tenant: str, worker: str, token: int | None) -> Failure:
+    def refusal(self, task: ModelTask, tenant: str, holder: Holder) -> Failure:
         """Why a worker may not touch the task, if it may not."""
         if task.gone or task.tenant != tenant:
             return errors.NotFound
         if task.status is Status.IN_PROGRESS:
-            return None if task.is_held_by(worker, token) else errors.NotOwner
+            return None if task.is_held_by(holder) else errors.NotOwner
         if task.status is Status.CANCELLED:
             return errors.Cancelled
-        if task.status in FINAL and not task.is_held_by(worker, token):
+        if task.status in FINAL and not task.is_held_by(holder):
             return errors.NotOwner
         return errors.NotInProgress
 
-    def is_repeat(self, task: ModelTask, status: Status, worker: str, token: int | None) -> bool:
-        return task.ended_by_worker and task.status is status and task.is_held_by(worker, token) and not task.gone
+    def is_repeat(self, task: ModelTask, status: Status, tenant: str, holder: Holder) -> bool:
+        known = not task.gone and task.tenant == tenant
+        return known and task.ended_by_worker and task.status is status and task.is_held_by(holder)
 
     def submit(self, task: ModelTask, status: Status, result: bytes | None, now_ms: int) -> None:
         task.end(status, now_ms, KEEP_MS)

@@ -32,7 +32,7 @@ from codeq.usecases import giveback, heartbeat, inspect, operate, submit, sweep
 from codeq.usecases.claim import Claim
 from codeq.usecases.enqueue import Enqueued, NewTask
 from codeq.usecases.lobby import Lobby
-from codeq.usecases.submit import Outcome
+from codeq.usecases.submit import Outcome, Submitted
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +44,9 @@ CALL_S_MAX = 20
 GRACE_MS = 3_000
 TENANTS = ("acme", "other")
 WORKERS = ("ann", "bob")
+
+NACKS = {"nack": None, "nack at once": 0, "nack soon": 300}
+VERBS = ("complete", "fail", *NACKS, "abandon", "heartbeat", "long heartbeat")
 
 tenants = st.sampled_from(TENANTS)
 workers = st.sampled_from(WORKERS)
@@ -60,7 +63,9 @@ orders = st.builds(
     max_attempts=st.sampled_from([None, None, 1, 2]),
     idempotency_key=st.sampled_from([None, None, None, "k", "l"]),
 )
-tokens = st.sampled_from(["right", "right", "right", "right", "none", "older", "other worker", "other tenant"])
+times = st.sampled_from([0, 1, 299, 700, 1_000, 5_000, 10_000, 30_000, 60_000])
+wrongs = st.sampled_from(["nothing", "older token", "other worker", "other tenant"])
+results = st.sampled_from([None, b"1", b"2"])
 windows = st.sampled_from([(1024, 65_536, 16 << 20), (1, 1, 0), (2, 3, 2), (3, 7, 1000)])
 
 
@@ -160,14 +165,29 @@ class Lockstep(RuleBasedStateMachine):
 
     # -- workers -------------------------------------------------------------------------------------------------
 
+    def busy_tenant(self, number: int) -> str:
+        """A tenant that has a task to be claimed, if any has."""
+        waiting = {task.tenant for task in self.model.kept() if task.status in (Status.PENDING, Status.IN_PROGRESS)}
+        choice = sorted(waiting) or TENANTS
+        return choice[number % len(choice)]
+
+    @rule(number=numbers, worker=workers, lease_ms=st.sampled_from([None, 1_000]))
+    def claim_all(self, number: int, worker: str, lease_ms: int | None) -> None:
+        self.claim_some(self.busy_tenant(number), worker, None, limit=10, lease_ms=lease_ms)
+
     @rule(
-        tenant=tenants,
+        number=numbers,
         worker=workers,
         wanted=st.one_of(st.none(), st.lists(commands, min_size=1, max_size=3, unique=True)),
-        limit=st.sampled_from([1, 1, 2, 3, 10]),
+        limit=st.sampled_from([1, 1, 2, 3]),
         lease_ms=st.sampled_from([None, 1_000, 20_000]),
     )
-    def claim(self, tenant: str, worker: str, wanted: list[str] | None, limit: int, lease_ms: int | None) -> None:
+    def claim(self, number: int, worker: str, wanted: list[str] | None, limit: int, lease_ms: int | None) -> None:
+        self.claim_some(self.busy_tenant(number), worker, wanted, limit=limit, lease_ms=lease_ms)
+
+    def claim_some(
+        self, tenant: str, worker: str, wanted: list[str] | None, *, limit: int, lease_ms: int | None
+    ) -> None:
         now_ms = self.clock.now_ms
         order = Claim(worker=worker, commands=wanted, limit=limit, lease_ms=lease_ms)
         deliveries = self.run(claiming.claim(self.core, tenant, order))
@@ -194,100 +214,73 @@ class Lockstep(RuleBasedStateMachine):
             self.model.claim(expected, worker, now_ms, lease_ms or LEASE_MS)
             assert delivery.body.payload == expected.payload
 
-    def as_holder(self, task: ModelTask, kind: str) -> tuple[str, Holder]:
-        """The tenant and holder to call with, right or wrong in one way."""
-        worker = task.worker or "ann"
-        match kind:
-            case "none":
-                return task.tenant, Holder(worker)
-            case "older":
-                return task.tenant, Holder(worker, task.token - 1)
+    @precondition(lambda self: self.model.at(Index.IN_PROGRESS))
+    @rule(number=numbers, verb=st.sampled_from(VERBS), token=st.booleans(), result=results)
+    def worker_calls(self, number: int, verb: str, *, token: bool, result: bytes | None) -> None:
+        task = self.some(self.model.at(Index.IN_PROGRESS), number)
+        self.call_as(task, verb, task.tenant, Holder(task.worker or "", task.token if token else None), result)
+
+    @precondition(lambda self: self.model.tasks)
+    @rule(number=numbers, verb=st.sampled_from(VERBS), wrong=wrongs, result=results)
+    def someone_calls(self, number: int, verb: str, wrong: str, result: bytes | None) -> None:
+        """On any task, whatever its state, and mostly not as its holder."""
+        task = self.some(list(self.model.tasks.values()), number)
+        tenant, worker, token = task.tenant, task.worker or "ann", task.token
+        match wrong:
+            case "older token":
+                token -= 1
             case "other worker":
-                return task.tenant, Holder("carl", task.token)
+                worker = "carl"
             case "other tenant":
-                return next(tenant for tenant in TENANTS if tenant != task.tenant), Holder(worker, task.token)
-        return task.tenant, Holder(worker, task.token)
+                tenant = next(other for other in TENANTS if other != tenant)
+        self.call_as(task, verb, tenant, Holder(worker, token), result)
 
-    def worker_call(
-        self, number: int, kind: str, call: Callable[[str, ModelTask, Holder], Coroutine[Any, Any, Task]]
-    ) -> tuple[ModelTask, Task] | None:
-        """Make the call; answers the task if it was accepted, as the model says it must or must not be."""
-        held = self.model.at(Index.IN_PROGRESS)
-        task = self.some(held if held and number % 4 else list(self.model.tasks.values()), number)
-        tenant, holder = self.as_holder(task, kind)
-        answer = self.attempt(call(tenant, task, holder))
-        refusal = self.model.refusal(task, tenant, holder.worker, holder.token)
-        if refusal is not None:
-            assert type(answer) is refusal
-            self.happened([])
-            return None
-        assert isinstance(answer, Task)
-        return task, answer
-
-    @precondition(lambda self: self.model.tasks)
-    @rule(number=numbers, kind=tokens, extend_ms=st.sampled_from([None, 100, 30_000]))
-    def heartbeat(self, number: int, kind: str, extend_ms: int | None) -> None:
-        accepted = self.worker_call(
-            number, kind,
-            lambda tenant, task, holder: heartbeat.heartbeat(self.core, tenant, task.id, holder, extend_ms=extend_ms),
-        )  # fmt: skip
-        if accepted:
-            task, _ = accepted
-            task.lease_ms = max(task.lease_ms, self.clock.now_ms + (extend_ms or LEASE_MS))
-            self.happened([])
-
-    @precondition(lambda self: self.model.tasks)
-    @rule(number=numbers, kind=tokens, delay_ms=st.sampled_from([None, 0, 300]))
-    def nack(self, number: int, kind: str, delay_ms: int | None) -> None:
-        accepted = self.worker_call(
-            number, kind,
-            lambda tenant, task, holder: giveback.nack(self.core, tenant, task.id, holder, delay_ms=delay_ms),
-        )  # fmt: skip
-        if accepted:
-            self.model.nack(accepted[0], delay_ms, self.clock.now_ms)
-            self.happened([(Move.NACK, accepted[0].id)])
-
-    @precondition(lambda self: self.model.tasks)
-    @rule(number=numbers, kind=tokens)
-    def abandon(self, number: int, kind: str) -> None:
-        accepted = self.worker_call(
-            number, kind, lambda tenant, task, holder: giveback.abandon(self.core, tenant, task.id, holder)
-        )
-        if accepted:
-            self.model.abandon(accepted[0], self.clock.now_ms)
-            self.happened([(Move.ABANDON, accepted[0].id)])
-
-    @precondition(lambda self: self.model.tasks)
-    @rule(number=numbers, kind=tokens, result=st.sampled_from([None, b"1", b"2"]))
-    def complete(self, number: int, kind: str, result: bytes | None) -> None:
-        self.end(number, kind, Status.COMPLETED, result)
-
-    @precondition(lambda self: self.model.tasks)
-    @rule(number=numbers, kind=tokens, result=st.sampled_from([None, b"1", b"2"]))
-    def fail(self, number: int, kind: str, result: bytes | None) -> None:
-        self.end(number, kind, Status.FAILED, result)
-
-    def end(self, number: int, kind: str, status: Status, result: bytes | None) -> None:
-        held = self.model.at(Index.IN_PROGRESS)
-        task = self.some(held if held and number % 3 else list(self.model.tasks.values()), number)
-        tenant, holder = self.as_holder(task, kind)
-        error = "broken" if status is Status.FAILED else None
-        outcome = Outcome(task_id=task.id, holder=holder, status=status, result=result, error=error)
-        [answer] = self.run(submit.submit(self.core, tenant, [outcome]))
-        if tenant == task.tenant and self.model.is_repeat(task, status, holder.worker, holder.token):
-            assert not isinstance(answer, CodeqError)
-            assert (answer.task.status, answer.result) == (status, task.result)
+    def call_as(self, task: ModelTask, verb: str, tenant: str, holder: Holder, result: bytes | None) -> None:
+        """Make the call, and see that it is accepted or refused as the model says."""
+        ends = {"complete": Status.COMPLETED, "fail": Status.FAILED}
+        answer = self.attempt(self.call(verb, tenant, task.id, holder, result))
+        if verb in ends and self.model.is_repeat(task, ends[verb], tenant, holder):
+            assert isinstance(answer, Submitted)
+            assert (answer.task.status, answer.result) == (ends[verb], task.result)
             self.happened([])
             return
-        refusal = self.model.refusal(task, tenant, holder.worker, holder.token)
+        refusal = self.model.refusal(task, tenant, holder)
         if refusal is not None:
             assert type(answer) is refusal
             self.happened([])
             return
         assert not isinstance(answer, CodeqError)
-        assert answer.result == result
-        self.model.submit(task, status, result, self.clock.now_ms)
-        self.happened([(Move.COMPLETE if status is Status.COMPLETED else Move.FAIL, task.id)])
+        now_ms = self.clock.now_ms
+        match verb:
+            case "heartbeat" | "long heartbeat":
+                task.lease_ms = max(task.lease_ms, now_ms + (30_000 if verb == "long heartbeat" else LEASE_MS))
+                self.happened([])
+            case "nack" | "nack at once" | "nack soon":
+                self.model.nack(task, NACKS[verb], now_ms)
+                self.happened([(Move.NACK, task.id)])
+            case "abandon":
+                self.model.abandon(task, now_ms)
+                self.happened([(Move.ABANDON, task.id)])
+            case _:
+                assert isinstance(answer, Submitted)
+                assert answer.result == result
+                self.model.submit(task, ends[verb], result, now_ms)
+                self.happened([(Move(verb), task.id)])
+
+    async def call(self, verb: str, tenant: str, task_id: str, holder: Holder, result: bytes | None) -> object:
+        match verb:
+            case "heartbeat" | "long heartbeat":
+                extend_ms = 30_000 if verb == "long heartbeat" else None
+                return await heartbeat.heartbeat(self.core, tenant, task_id, holder, extend_ms=extend_ms)
+            case "nack" | "nack at once" | "nack soon":
+                return await giveback.nack(self.core, tenant, task_id, holder, delay_ms=NACKS[verb])
+            case "abandon":
+                return await giveback.abandon(self.core, tenant, task_id, holder)
+        status = Status.COMPLETED if verb == "complete" else Status.FAILED
+        error = None if verb == "complete" else "broken"
+        outcome = Outcome(task_id=task_id, holder=holder, status=status, result=result, error=error)
+        [answer] = await submit.submit(self.core, tenant, [outcome])
+        return answer
 
     # -- operators -----------------------------------------------------------------------------------------------
 
@@ -313,18 +306,16 @@ class Lockstep(RuleBasedStateMachine):
         self.operator_call(task, Move.CANCEL, operate.cancel, self.model.cancel(task, self.clock.now_ms))
 
     @precondition(lambda self: self.model.tasks)
-    @rule(number=numbers)
-    def replay(self, number: int) -> None:
-        dead = self.model.at(Index.DEAD)
-        task = self.some(dead if dead and number % 5 else list(self.model.tasks.values()), number)
-        self.operator_call(task, Move.REPLAY, operate.replay, self.model.replay(task))
+    @rule(number=numbers, again=st.booleans())
+    def replay_or_purge(self, number: int, *, again: bool) -> None:
+        choice = self.model.at(Index.DEAD) + self.model.at(Index.NONE) if number % 5 else []
+        task = self.some(choice or list(self.model.tasks.values()), number)
+        if again:
+            self.operator_call(task, Move.REPLAY, operate.replay, self.model.replay(task))
+        else:
+            self.operator_call(task, Move.PURGE, operate.purge, self.model.purge(task))
 
-    @precondition(lambda self: self.model.tasks)
-    @rule(number=numbers)
-    def purge(self, number: int) -> None:
-        task = self.some(list(self.model.tasks.values()), number)
-        self.operator_call(task, Move.PURGE, operate.purge, self.model.purge(task))
-
+    @precondition(lambda self: self.model.at(Index.DEAD))
     @rule(tenant=tenants, command=st.one_of(st.none(), commands), again=st.booleans())
     def replay_or_purge_all_dead(self, tenant: str, command: str | None, *, again: bool) -> None:
         dead = [t for t in self.model.at(Index.DEAD) if t.tenant == tenant and command in (None, t.command)]
@@ -337,12 +328,13 @@ class Lockstep(RuleBasedStateMachine):
 
     # -- time ----------------------------------------------------------------------------------------------------
 
-    @rule(ms=st.sampled_from([1, 299, 700, 1_000, 5_000, 10_000, 30_000, 60_000]))
+    @rule(ms=times)
     def time_passes(self, ms: int) -> None:
         self.clock.pass_ms(ms)
 
-    @rule()
-    def sweep(self) -> None:
+    @rule(ms=times)
+    def time_passes_and_all_is_swept(self, ms: int) -> None:
+        self.clock.pass_ms(ms)
         now_ms = self.clock.now_ms
         expected = self.model.promote(now_ms) + self.model.expire(now_ms) + self.model.purge_due(now_ms)
 
