@@ -70,8 +70,8 @@ windows = st.sampled_from([(1024, 65_536, 16 << 20), (1, 1, 0), (2, 3, 2), (3, 7
 
 
 class Lockstep(RuleBasedStateMachine):
-    @initialize(name=st.sampled_from(sorted(ENGINES)), limits=windows)
-    def begin(self, name: str, limits: tuple[int, int, int]) -> None:
+    @initialize(name=st.sampled_from(sorted(ENGINES)), limits=windows, first=st.lists(orders, min_size=3, max_size=9))
+    def begin(self, name: str, limits: tuple[int, int, int], first: list[NewTask]) -> None:
         self.model = Model()
         self.clock = FakeClock()
         self.engine = ENGINES[name]
@@ -92,6 +92,7 @@ class Lockstep(RuleBasedStateMachine):
             for command in (NOW, LIMITED):
                 self.run(self.store.set_policy(QueueKey(tenant, command), policy_of(command)))
         self.run(self.store.settle())
+        self.enqueue_batch(TENANTS[0], first)
 
     def teardown(self) -> None:
         if hasattr(self, "runner"):
@@ -128,7 +129,7 @@ class Lockstep(RuleBasedStateMachine):
     def enqueue(self, tenant: str, order: NewTask) -> None:
         self.enqueue_batch(tenant, [order])
 
-    @rule(tenant=tenants, batch=st.lists(orders, min_size=2, max_size=6))
+    @rule(tenant=tenants, batch=st.lists(orders, min_size=2, max_size=9))
     def enqueue_many(self, tenant: str, batch: list[NewTask]) -> None:
         self.enqueue_batch(tenant, batch)
 
@@ -215,10 +216,19 @@ class Lockstep(RuleBasedStateMachine):
             assert delivery.body.payload == expected.payload
 
     @precondition(lambda self: self.model.at(Index.IN_PROGRESS))
-    @rule(number=numbers, verb=st.sampled_from(VERBS), token=st.booleans(), result=results)
-    def worker_calls(self, number: int, verb: str, *, token: bool, result: bytes | None) -> None:
-        task = self.some(self.model.at(Index.IN_PROGRESS), number)
-        self.call_as(task, verb, task.tenant, Holder(task.worker or "", task.token if token else None), result)
+    @rule(
+        number=numbers,
+        verbs=st.lists(st.sampled_from(VERBS), min_size=1, max_size=5),
+        token=st.booleans(),
+        result=results,
+    )
+    def workers_call(self, number: int, verbs: list[str], *, token: bool, result: bytes | None) -> None:
+        """Each on another task that is held, rightfully."""
+        for verb in verbs:
+            held = self.model.at(Index.IN_PROGRESS)
+            if held:
+                task = self.some(held, number)
+                self.call_as(task, verb, task.tenant, Holder(task.worker or "", task.token if token else None), result)
 
     @precondition(lambda self: self.model.tasks)
     @rule(number=numbers, verb=st.sampled_from(VERBS), wrong=wrongs, result=results)
@@ -300,20 +310,17 @@ class Lockstep(RuleBasedStateMachine):
             self.happened([(move, task.id)])
 
     @precondition(lambda self: self.model.tasks)
-    @rule(number=numbers)
-    def cancel(self, number: int) -> None:
-        task = self.some(list(self.model.tasks.values()), number)
-        self.operator_call(task, Move.CANCEL, operate.cancel, self.model.cancel(task, self.clock.now_ms))
-
-    @precondition(lambda self: self.model.tasks)
-    @rule(number=numbers, again=st.booleans())
-    def replay_or_purge(self, number: int, *, again: bool) -> None:
-        choice = self.model.at(Index.DEAD) + self.model.at(Index.NONE) if number % 5 else []
-        task = self.some(choice or list(self.model.tasks.values()), number)
-        if again:
-            self.operator_call(task, Move.REPLAY, operate.replay, self.model.replay(task))
-        else:
-            self.operator_call(task, Move.PURGE, operate.purge, self.model.purge(task))
+    @rule(number=numbers, move=st.sampled_from([Move.CANCEL, Move.REPLAY, Move.PURGE]))
+    def operator_calls(self, number: int, move: Move) -> None:
+        fitting = self.model.kept() if move is Move.CANCEL else self.model.at(Index.DEAD) + self.model.at(Index.NONE)
+        task = self.some((fitting if number % 5 else []) or list(self.model.tasks.values()), number)
+        match move:
+            case Move.CANCEL:
+                self.operator_call(task, move, operate.cancel, self.model.cancel(task, self.clock.now_ms))
+            case Move.REPLAY:
+                self.operator_call(task, move, operate.replay, self.model.replay(task))
+            case _:
+                self.operator_call(task, move, operate.purge, self.model.purge(task))
 
     @precondition(lambda self: self.model.at(Index.DEAD))
     @rule(tenant=tenants, command=st.one_of(st.none(), commands), again=st.booleans())
@@ -348,12 +355,17 @@ class Lockstep(RuleBasedStateMachine):
         assert self.run(all_roles()) == len(expected)
         self.happened(expected)
 
-    @rule(keep_max=st.sampled_from([0, 1, 5, 50]), age_ms=st.sampled_from([0, 5_000, 10**12]))
+    @rule(how=st.sampled_from(["close", "crash", "trim"]), keep_max=st.sampled_from([0, 1, 5, 50]))
+    def restart_or_trim(self, how: str, keep_max: int) -> None:
+        if how == "trim":
+            self.trim(keep_max, age_ms=10**12 if keep_max % 2 else 5_000)
+        else:
+            self.restart(crash=how == "crash")
+
     def trim(self, keep_max: int, age_ms: int) -> None:
         self.run(self.store.trim(before_ms=self.clock.now_ms - age_ms, keep_max=keep_max))
         self.run(self.store.settle())
 
-    @rule(crash=st.booleans())
     def restart(self, *, crash: bool) -> None:
         self.run(self.store.settle())
         if crash:  # what a killed process leaves behind: the files as they are, not closed
@@ -374,23 +386,26 @@ class Lockstep(RuleBasedStateMachine):
 
     # -- looking -------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.model.tasks)
-    @rule(number=numbers)
-    def history(self, number: int) -> None:
-        task = self.some(list(self.model.tasks.values()), number)
-        if task.gone:
-            return
+    @rule(
+        tenant=tenants,
+        number=numbers,
+        status=st.one_of(st.none(), st.sampled_from(Status)),
+        index=st.one_of(st.none(), st.sampled_from(Index)),
+        limit=st.sampled_from([1, 3, 100]),
+    )
+    def look(self, tenant: str, number: int, status: Status | None, index: Index | None, limit: int) -> None:
+        if self.model.kept():
+            self.history(self.some(self.model.kept(), number))
+        self.find(tenant, status, index, limit)
+        if number % 2:  # not always: it reads ahead
+            self.look_at_ages(tenant)
+
+    def history(self, task: ModelTask) -> None:
         first = self.run(self.store.events(task.shard, 0, 1)).first
         told = self.run(inspect.history(self.core, task.tenant, task.id))
         whole = self.histories[task.id]
         assert told == [event for event in whole if event.version >= first]
 
-    @rule(
-        tenant=tenants,
-        status=st.one_of(st.none(), st.sampled_from(Status)),
-        index=st.one_of(st.none(), st.sampled_from(Index)),
-        limit=st.sampled_from([1, 3, 100]),
-    )
     def find(self, tenant: str, status: Status | None, index: Index | None, limit: int) -> None:
         found: list[str] = []
         cursor: str | None = None
@@ -407,7 +422,6 @@ class Lockstep(RuleBasedStateMachine):
             if task.tenant == tenant and status in (None, task.status) and index in (None, task.index)
         )
 
-    @rule(tenant=tenants)
     def look_at_ages(self, tenant: str) -> None:
         counts = self.run(self.store.counts(tenant, ages=True))
         assert {key: count.oldest_ms for key, count in counts.items()} == {
@@ -498,7 +512,7 @@ def _stop(*_: object) -> None:
     raise TimeoutError(f"still busy after {CALL_S_MAX} s")
 
 
-examples, steps = (1_500, 120) if os.environ.get("CODEQ_LOCKSTEP") == "nightly" else (60, 40)
+examples, steps = (1_500, 120) if os.environ.get("CODEQ_LOCKSTEP") == "nightly" else (80, 50)
 
 TestLockstep = Lockstep.TestCase
 TestLockstep.settings = settings(

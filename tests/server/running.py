@@ -286,10 +286,12 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, "NO_COLOR": "1", "COLUMNS": "200", **(extra or {})}
 
 
-def run_codeq(*arguments: str, env: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-    """Run the `codeq` command to its end."""
+def run_codeq(
+    *arguments: str, env: Mapping[str, str] | None = None, within_s: float = 30
+) -> "subprocess.CompletedProcess[str]":
+    """Run the `codeq` command to its end; it is killed, and the test fails, if that does not come in time."""
     return subprocess.run(
-        command_line(*arguments), capture_output=True, text=True, timeout=60, env=environment(env), check=False
+        command_line(*arguments), capture_output=True, text=True, timeout=within_s, env=environment(env), check=False
     )
 
 
