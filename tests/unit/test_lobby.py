@@ -429,12 +429,12 @@ def test_one_who_stops_waiting_for_an_end_leaves_the_others_waiting() -> None:
 def test_one_who_waits_for_any_move_is_woken_by_the_next() -> None:
     async def story() -> None:
         lobby = Lobby()
-        line = [asyncio.create_task(lobby.wait_for_event(LONG_MS)) for _ in range(2)]
-        await turns()
-        assert not any(waiter.done() for waiter in line)
-        lobby.moved([delivery("t1").task])
-        await asyncio.gather(*line)
-        await lobby.wait_for_event(1)  # and no later than asked
+        with lobby.next_event() as first, lobby.next_event() as second:
+            await turns()
+            assert not first.done()
+            assert not second.done()
+            lobby.moved([delivery("t1").task])
+            await asyncio.gather(first, second)
 
     run(story())
 
@@ -445,12 +445,12 @@ def test_everyone_is_sent_home_when_the_service_stops() -> None:
         ann, bob = await hall.come("ann", MAIL, SMS), await hall.come("bob", MAIL)
         others = [
             asyncio.create_task(hall.lobby.wait_for_end("t1", LONG_MS)),
-            asyncio.create_task(hall.lobby.wait_for_event(LONG_MS)),
         ]
         await turns()
-        hall.lobby.end_waits()
-        assert (await ann, await bob) == ([], [])
-        await asyncio.gather(*others)
+        with hall.lobby.next_event() as happened:
+            hall.lobby.end_waits()
+            assert (await ann, await bob) == ([], [])
+            await asyncio.gather(*others, happened)
         assert hall.asked == []
 
     run(story())
@@ -464,7 +464,8 @@ def test_a_lobby_that_everyone_has_left_remembers_nobody() -> None:
         cid = asyncio.create_task(hall.lobby.wait_for_end("t1", 1))
         hall.put(MAIL, "t1")
         await asyncio.gather(ann, bob, cid)
-        await hall.lobby.wait_for_event(1)
+        with hall.lobby.next_event():
+            pass
         assert (hall.lobby._waiting, hall.lobby._for_end, hall.lobby._ringing) == ({}, {}, {})
         assert hall.lobby._for_event == set()
 

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 
 from codeq.domain.errors import CodeqError
@@ -121,12 +122,13 @@ class Lobby:
                 if not waiters:
                     del self._for_end[task_id]
 
-    async def wait_for_event(self, wait_ms: int) -> None:
-        """Return at the next move of any task, or after `wait_ms`."""
+    @contextmanager
+    def next_event(self) -> Iterator["asyncio.Future[None]"]:
+        """A future that is done at the next move of any task. Look for events inside, so that none slips through."""
         happened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._for_event.add(happened)
         try:
-            await asyncio.wait([happened], timeout=wait_ms / 1000)
+            yield happened
         finally:
             self._for_event.discard(happened)
 

@@ -38,6 +38,7 @@ class KeySet:
         self._fetch = fetch
         self._clock = clock
         self._keys: dict[str, Key] = {}
+        self._published: dict[Any, Any] = {}
         self._fetched_s: float | None = None
         self._asked_s = -COOL_DOWN_S
         self._fetching: asyncio.Task[None] | None = None
@@ -79,17 +80,20 @@ class KeySet:
 
     async def _refresh_forever(self) -> None:
         while True:
-            await asyncio.sleep(REFRESH_S)
+            await asyncio.sleep(REFRESH_S if self.is_ready else COOL_DOWN_S)
             await self._refresh()
 
     async def _refresh(self) -> None:
         try:
-            keys = read_keys(await self._fetch())
+            document = await self._fetch()
+            keys = read_keys(document)
         except (httpx.HTTPError, OSError, ValueError, InvalidRequest):
             return  # what is known stays in use until it is stale
-        if set(self._keys) - set(keys):
-            self.revision += 1  # a key was withdrawn: verdicts by it must not outlive it
+        published = {entry["kid"]: entry for entry in document["keys"] if isinstance(entry, dict) and "kid" in entry}
+        if any(published.get(kid) != self._published.get(kid) for kid in self._keys):
+            self.revision += 1  # a key was withdrawn or replaced: verdicts by it must not outlive it
         self._keys = keys
+        self._published = published
         self._fetched_s = self._clock()
 
 

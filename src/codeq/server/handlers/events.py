@@ -23,11 +23,11 @@ async def read_events(parts: Parts, call: Call) -> Reply:
         tenant = given.get("tenant", "")
     elif "tenant" in given:
         raise InvalidRequest("tenant is for admins of the platform; others see their own events")
-    found = await inspect.events(parts.core, shard, offset, limit)
-    if not found.events and wait_ms and not parts.is_stopping:
-        arriving = parts.core.lobby.wait_for_event(min(wait_ms, CLAIM_WAIT_MS_MAX))
-        await call.unless_gone(arriving)
+    with parts.core.lobby.next_event() as happened:
         found = await inspect.events(parts.core, shard, offset, limit)
+        if not found.events and wait_ms and not parts.is_stopping:
+            await call.unless_gone(asyncio.wait([happened], timeout=min(wait_ms, CLAIM_WAIT_MS_MAX) / 1000))
+            found = await inspect.events(parts.core, shard, offset, limit)
     may_see = call.principal.may_see
     mine = [task for task in found.events if (not tenant or task.tenant == tenant) and may_see(task.command)]
     next_offset = found.events[-1].version + 1 if found.events else max(offset, found.first)
