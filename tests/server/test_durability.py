@@ -8,7 +8,9 @@ import httpx
 import pytest
 from tests.server.running import Server, at, launch
 from tests.system.audit import audit
+from tests.system.disks import fill, small_disk
 
+from codeq.server.main import EXIT_STORE_FAILED
 from codeq.wire import paths
 
 KILLS = 8
@@ -114,3 +116,24 @@ def check(server: Server, created: set[str], completed: dict[str, int], seed: in
     for task_id, token in list(completed.items())[:20]:
         result = tenant.producer.get(at(paths.RESULT, task_id)).json()["result"]["result"]
         assert result == {"token": token}, f"another's result, seed {seed}"
+
+
+def test_a_failed_write_is_answered_with_503_and_ends_the_server_so_that_it_can_start_again(tmp_path: Path) -> None:
+    with small_disk(tmp_path, 96) as disk:
+        server = launch(tmp_path, data=disk / "data")
+        tenant = server.tenant("acme")
+        kept = tenant.create(payload=1)
+        filler = fill(disk, 0)
+        answer = tenant.producer.post(paths.TASKS, {"command": "work", "payload": "x" * 1_000_000})
+        assert answer.status_code in (503, 507)
+        if answer.status_code == 507:  # space was looked at in time: nothing has failed, and nothing is lost
+            assert server.request("GET", paths.HEALTHZ).status_code == 200
+            server.kill()
+        else:
+            assert answer.json()["code"] == "failed"
+            assert str(tmp_path) not in answer.text
+            assert server.process.wait(20) == EXIT_STORE_FAILED
+            server.kill()  # only its client is left to close
+        filler.unlink()
+        with launch(tmp_path, data=disk / "data") as again:
+            assert again.tenant("acme").task(kept["id"])["status"] == "PENDING"

@@ -15,7 +15,7 @@ import msgspec
 import uvicorn
 
 import codeq
-from codeq.domain.errors import InvalidRequest
+from codeq.domain.errors import InvalidRequest, StoreError
 from codeq.embedded import make_core
 from codeq.server import dev, logs, openapi, tracing
 from codeq.server.app import App
@@ -101,7 +101,11 @@ async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, b
         sweeping.cancel()
         await asyncio.gather(sweeping, return_exceptions=True)
         await parts.gate.close()
-        await parts.core.store.close()
+        try:
+            await parts.core.store.close()
+        except StoreError:
+            if not server.has_failed:  # else it has been said already
+                raise
         parts.tracing.close()
         log(logging.INFO, "stopped")
     return EXIT_STORE_FAILED if server.has_failed else 0
