@@ -35,6 +35,10 @@ class Parts:
     _probed_s: float = -PROBE_EVERY_S
     _probe_fault: str | None = None
 
+    def wait_ms(self, asked_ms: int) -> int:
+        """How long a call may wait: as asked, as long as the settings allow, and not at all once the server stops."""
+        return 0 if self.is_stopping else min(asked_ms, round(self.settings.http.wait_max_seconds * 1000))
+
     async def not_ready_because(self) -> str | None:
         """None if a write reaches the disk and tokens can be checked; else what is in the way."""
         if self.is_stopping:

@@ -25,6 +25,9 @@ class Http(Struct, frozen=True, kw_only=True):
     header_timeout_seconds: Annotated[float, said("How long a request's headers may take.", gt=0, le=600)] = 5.0
     body_timeout_seconds: Annotated[float, said("How long a request's body may take.", gt=0, le=600)] = 30.0
     idle_timeout_seconds: Annotated[float, said("How long a connection may idle between requests.", gt=0)] = 65.0
+    wait_max_seconds: Annotated[
+        float, said("Longest long poll; claims wait 30 s at most all the same.", ge=0, le=60)
+    ] = 60.0
     shutdown_seconds: Annotated[float, said("How long calls under way may take at shutdown.", gt=0, le=600)] = 10.0
 
 

@@ -17,7 +17,8 @@ async def read_events(parts: Parts, call: Call) -> Reply:
     shard = whole_number(given.get("shard", "0"), "shard", 0, 65_535)
     offset = whole_number(given.get("offset", "1"), "offset", 0, 1 << 62)
     limit = whole_number(given.get("limit", "1000"), "limit", 1, EVENTS_READ_MAX)
-    wait_ms = 1000 * whole_number(given.get("waitSeconds", "0"), "waitSeconds", 0, 3600)
+    wait_s = whole_number(given.get("waitSeconds", "0"), "waitSeconds", 0, 3600)
+    wait_ms = parts.wait_ms(min(wait_s * 1000, CLAIM_WAIT_MS_MAX))
     tenant = call.tenant
     if call.principal.is_platform:
         tenant = given.get("tenant", "")
@@ -25,8 +26,8 @@ async def read_events(parts: Parts, call: Call) -> Reply:
         raise InvalidRequest("tenant is for admins of the platform; others see their own events")
     with parts.core.lobby.next_event() as happened:
         found = await inspect.events(parts.core, shard, offset, limit)
-        if not found.events and wait_ms and not parts.is_stopping:
-            await call.unless_gone(asyncio.wait([happened], timeout=min(wait_ms, CLAIM_WAIT_MS_MAX) / 1000))
+        if not found.events and wait_ms:
+            await call.unless_gone(asyncio.wait([happened], timeout=wait_ms / 1000))
             found = await inspect.events(parts.core, shard, offset, limit)
     may_see = call.principal.may_see
     mine = [task for task in found.events if (not tenant or task.tenant == tenant) and may_see(task.command)]

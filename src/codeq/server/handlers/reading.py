@@ -27,7 +27,7 @@ async def get_result(parts: Parts, call: Call) -> Reply:
     wait_ms = 0
     if given.isascii() and given.isdigit():  # as in the original, what is no number is no wait
         wait_ms = min(int(given[:9]) * 1000, RESULT_WAIT_MS_MAX)
-    record = await _seen(parts, call, 0 if parts.is_stopping else wait_ms)
+    record = await _seen(parts, call, parts.wait_ms(wait_ms))
     if not record.task.status.is_final:
         raise NotFound("result not found: the task has not ended")
     packed = call.wants_packed

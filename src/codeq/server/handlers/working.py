@@ -118,13 +118,13 @@ async def submit_many(parts: Parts, call: Call) -> Reply:
 async def _claim(parts: Parts, call: Call, asked: Any, count: int) -> list[wire.TaskView]:
     authorization = call.headers[b"authorization"].decode("latin-1")
     parts.limiter.spend("worker", "claim", token=authorization, tenant=call.tenant, items=count)
-    wait_ms = min(_ms(asked.wait_seconds), CLAIM_WAIT_MS_MAX)
+    wait_ms = parts.wait_ms(min(_ms(asked.wait_seconds), CLAIM_WAIT_MS_MAX))
     wanted = Claim(
         worker=call.principal.subject,
         commands=_commands(call, asked.commands),
         limit=count,
         lease_ms=max(_ms(asked.lease_seconds), LEASE_MS_MIN) if asked.lease_seconds > 0 else None,
-        wait_ms=0 if parts.is_stopping else wait_ms,
+        wait_ms=wait_ms,
     )
     with parts.tracing.verb("claim", worker_id=wanted.worker, tenant_id=call.tenant):
         claiming = claim(parts.core, call.tenant, wanted)
