@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import shutil
 from pathlib import Path
 
 import msgspec
@@ -72,7 +71,7 @@ async def test_everything_acknowledged_survives_a_crash(worlds: Worlds, *, fsync
     world = worlds.open(fsync=fsync)
     await fill(world)
     before = await everything(world)
-    shutil.copytree(world.path, worlds.folder / "crashed")
+    worlds.engine.crash(world.path, worlds.folder / "crashed")
     crashed = worlds.open("crashed")
     assert await everything(crashed) == before
     assert await everything(world) == before

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import shutil
 
 import pytest
 from tests.contract.world import KEEP_DEAD_MS, TENANT, World, Worlds, ids
@@ -103,7 +102,7 @@ async def test_a_crash_after_any_write_leaves_counts_that_match_the_tasks(
         write(self, batch)
         if world.path / "shard-0000" / "rocksdb" == self.path:
             crashes.append(f"crash-{len(crashes)}")
-            shutil.copytree(world.path, worlds.folder / crashes[-1])
+            worlds.engine.crash(world.path, worlds.folder / crashes[-1])
 
     monkeypatch.setattr(database.Database, "write", write_and_copy)
     for _ in range(3):

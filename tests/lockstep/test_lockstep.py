@@ -66,6 +66,7 @@ orders = st.builds(
 times = st.sampled_from([0, 1, 299, 700, 1_000, 5_000, 10_000, 30_000, 60_000])
 wrongs = st.sampled_from(["nothing", "older token", "other worker", "other tenant"])
 results = st.sampled_from([None, b"1", b"2"])
+several_verbs = st.lists(st.sampled_from(VERBS), min_size=1, max_size=5)
 windows = st.sampled_from([(1024, 65_536, 16 << 20), (1, 1, 0), (2, 3, 2), (3, 7, 1000)])
 
 
@@ -362,15 +363,22 @@ class Lockstep(RuleBasedStateMachine):
         else:
             self.restart(crash=how == "crash")
 
-    def trim(self, keep_max: int, age_ms: int) -> None:
-        self.run(self.store.trim(before_ms=self.clock.now_ms - age_ms, keep_max=keep_max))
+    def trim(self, keep_max: int, *, age_ms: int) -> None:
+        before_ms = self.clock.now_ms - age_ms
+        firsts = {shard: self.run(self.store.events(shard, 0, 1)).first for shard in self.seen}
+        self.run(self.store.trim(before_ms=before_ms, keep_max=keep_max))
         self.run(self.store.settle())
+        events = [event for history in self.histories.values() for event in history]
+        for shard, seen in self.seen.items():
+            young = [e.version for e in events if int(e.id[-4:], 16) == shard and e.updated_ms >= before_ms]
+            wanted = [version for version in young if version > seen - keep_max and version >= firsts[shard]]
+            assert self.run(self.store.events(shard, 0, 1)).first <= min(wanted, default=seen + 1)
 
     def restart(self, *, crash: bool) -> None:
         self.run(self.store.settle())
         if crash:  # what a killed process leaves behind: the files as they are, not closed
             copy = self.folder / str(int(self.path.name) + 1)
-            shutil.copytree(self.path, copy)
+            self.engine.crash(self.path, copy)
             self.run(self.store.close())
             shutil.rmtree(self.path)
             self.path = copy
