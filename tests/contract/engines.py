@@ -34,14 +34,15 @@ class Open(Protocol):
 
 
 def copy_files(path: Path, target: Path) -> None:
-    """What a killed process leaves behind: the files as they are, not closed. Taken again should they change meanwhile."""
-    while True:
-        before = _listing(path)
-        with contextlib.suppress(shutil.Error, FileNotFoundError):  # a file that was removed during the copy
+    """Copy what a killed process leaves behind: the files as they are, not closed."""
+    for _ in range(10):
+        with contextlib.suppress(shutil.Error, FileNotFoundError):  # the engine has removed a file meanwhile
+            before = _listing(path)
             shutil.copytree(path, target)
             if _listing(path) == before:
                 return
         shutil.rmtree(target, ignore_errors=True)
+    raise AssertionError(f"{path} kept changing while it was copied")
 
 
 def _listing(path: Path) -> list[tuple[str, int]]:
