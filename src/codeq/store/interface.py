@@ -117,7 +117,7 @@ class Store(Protocol):
         """
 
     async def find(self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
-        """A page of the tenant's tasks, newest first (dead ones oldest id first). Looks at a bounded number of records:
+        """A page of the tenant's tasks, newest first (dead ones by command, oldest death first). Looks at a bounded number of records:
         a page may come back short, even empty, with a cursor to go on from. Raises InvalidRequest for a bad cursor.
         """
 

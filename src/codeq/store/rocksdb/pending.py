@@ -7,6 +7,7 @@ its end has been seen, new tasks are appended in memory and delivered without be
 
 from collections import OrderedDict
 
+from codeq.domain.errors import StoreCorrupt
 from codeq.domain.limits import WINDOW_BODY_BYTES_MAX, WINDOW_TASKS_MAX, WINDOWS_TASKS_MAX
 from codeq.domain.queue import QueueKey
 from codeq.domain.task import Body, Task
@@ -61,6 +62,8 @@ class Window:
         while len(popped) < wanted:
             if not self.entries:
                 self._read_ahead(journal, WINDOW_TASKS_MAX)
+                if not self.entries:
+                    raise StoreCorrupt(f"{self.queue.key} counts {self.count} pending tasks that are not there")
             popped += [pop_first(False)[1] for _ in range(min(wanted - len(popped), len(self.entries)))]
         for entry in popped:
             self.budget.release(entry)
