@@ -117,8 +117,10 @@ class Store(Protocol):
         """
 
     async def find(self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
-        """A page of the tenant's tasks, newest first (dead ones by command, oldest death first). Looks at a bounded number of records:
-        a page may come back short, even empty, with a cursor to go on from. Raises InvalidRequest for a bad cursor.
+        """A page of the tenant's tasks, newest first (dead ones by command, oldest death first).
+
+        Looks at a bounded number of records: a page may come back short, even empty, with a cursor to go on from.
+        Raises InvalidRequest for a bad cursor.
         """
 
     async def counts(self, tenant: str | None, *, ages: bool = False) -> dict[QueueKey, QueueCounts]:
