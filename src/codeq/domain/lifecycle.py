@@ -146,8 +146,7 @@ def cancel(task: Task, now_ms: int, *, keep_ms: int) -> Change:
 
 def replay(task: Task, now_ms: int) -> Change:
     """Give a dead task a fresh set of attempts. Its history and its lease tokens go on."""
-    if not task.is_dead:
-        raise NotDead(f"task {task.id} is {task.status}, not in the dead-letter queue")
+    _check_dead(task)
     after = _moved(task, _REPLAY, now_ms, status=_PENDING, attempts=0, deliveries=0)
     return Change(_REPLAY, task, after)
 
@@ -161,6 +160,12 @@ def purge(task: Task, now_ms: int) -> Change:
         ended_ms=task.ended_ms, purge_ms=task.purge_ms,
     )  # fmt: skip
     return Change(_PURGE, task, after)
+
+
+def purge_dead(task: Task, now_ms: int) -> Change:
+    """As `purge`, for dead tasks only."""
+    _check_dead(task)
+    return purge(task, now_ms)
 
 
 def is_repeat(task: Task, holder: Holder, status: Status) -> bool:
@@ -251,6 +256,11 @@ def _check_held(task: Task, holder: Holder) -> None:
         raise NotOwner(f"task {task.id} was ended by another delivery")
     else:
         raise NotInProgress(f"task {task.id} is {task.status}, not in progress")
+
+
+def _check_dead(task: Task) -> None:
+    if not task.is_dead:
+        raise NotDead(f"task {task.id} is {task.status}, not in the dead-letter queue")
 
 
 def _is_holder(task: Task, holder: Holder) -> bool:

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from codeq.domain import lifecycle
-from codeq.domain.errors import CodeqError, InvalidRequest, NotDead
+from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.limits import (
     ATTEMPTS_MAX,
     ATTEMPTS_MIN,
@@ -62,13 +62,7 @@ async def purge(core: Core, tenant: str, ids: Sequence[str]) -> list[Task | Code
 async def purge_dead(core: Core, tenant: str, ids: Sequence[str]) -> list[Task | CodeqError]:
     """Forget dead tasks, and only dead ones."""
     now_ms = core.store.now_ms()
-
-    def decide(_: int, task: Task) -> Change:
-        if not task.is_dead:
-            raise NotDead(f"task {task.id} is {task.status}, not in the dead-letter queue")
-        return lifecycle.purge(task, now_ms)
-
-    return await move_each(core, tenant, ids, decide)
+    return await move_each(core, tenant, ids, lambda _, task: lifecycle.purge_dead(task, now_ms))
 
 
 @durable
