@@ -4,11 +4,11 @@ from tests.contract.world import KEEP_MS, LEASE_MS, TENANT, World, accepted, by_
 
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.ids import shard_of
+from codeq.domain.requests import Claim, NewTask
 from codeq.domain.task import Move, Status
 from codeq.store.interface import ClaimOrder
 from codeq.usecases import claim as claiming
-from codeq.usecases.claim import Claim
-from codeq.usecases.enqueue import Enqueued, NewTask
+from codeq.usecases.enqueue import Enqueued
 
 
 async def test_a_task_is_enqueued_claimed_and_completed(world: World) -> None:

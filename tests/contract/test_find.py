@@ -7,8 +7,8 @@ from codeq.domain import lifecycle
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.ids import shard_of
 from codeq.domain.queue import Index
+from codeq.domain.requests import Filter
 from codeq.domain.task import Status, Task
-from codeq.store.interface import Filter
 from codeq.usecases import inspect
 
 

@@ -7,8 +7,9 @@ import pytest
 from tests.contract.world import KEEP_MS, TENANT, World, accepted
 
 from codeq.domain.errors import IdempotencyMismatch
+from codeq.domain.requests import NewTask
 from codeq.domain.task import Status
-from codeq.usecases.enqueue import Enqueued, NewTask
+from codeq.usecases.enqueue import Enqueued
 
 
 def order(key: str = "k", *, command: str = "work", payload: bytes = b"null") -> NewTask:

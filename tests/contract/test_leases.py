@@ -7,9 +7,9 @@ from tests.contract.world import BACKOFF_MS, LEASE_MS, TENANT, World, accepted, 
 from codeq.domain import lifecycle
 from codeq.domain.errors import Cancelled, InvalidRequest, NotInProgress, NotOwner
 from codeq.domain.queue import Index, OnExpiry
+from codeq.domain.requests import Outcome
 from codeq.domain.task import Holder, Move, Status
 from codeq.usecases import heartbeat, submit, sweep
-from codeq.usecases.submit import Outcome
 
 
 async def test_a_lost_lease_expires_by_the_sweep_without_any_claim(world: World) -> None:

@@ -4,8 +4,8 @@ import pytest
 from tests.contract.world import BACKOFF_MS, KEEP_MS, TENANT, World, ids
 
 from codeq.domain.errors import AlreadyFinal, CodeqError, NotDead, NotFinal, NotFound
+from codeq.domain.requests import Filter
 from codeq.domain.task import Move, Status, Task
-from codeq.store.interface import Filter
 from codeq.usecases import operate
 
 

@@ -12,8 +12,9 @@ from tests.contract.world import KEEP_MS, LEASE_MS, TENANT, World, Worlds, by_sh
 from codeq.domain.errors import InvalidRequest, StoreClosed, StoreLocked, StoreMismatch
 from codeq.domain.limits import RESTART_GRACE_MS
 from codeq.domain.queue import Index
+from codeq.domain.requests import Filter
 from codeq.domain.task import Status, Task
-from codeq.store.interface import Filter, Record
+from codeq.store.interface import Record
 from codeq.usecases.lobby import Lobby
 
 Everything = tuple[list[Record | None], object, object, object]

@@ -3,8 +3,8 @@
 import msgspec
 from tests.contract.world import BACKOFF_MS, KEEP_DEAD_MS, KEEP_MS, LEASE_MS, TENANT, World
 
+from codeq.domain.requests import Filter
 from codeq.domain.task import Status
-from codeq.store.interface import Filter
 from codeq.usecases import sweep
 
 

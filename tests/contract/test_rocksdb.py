@@ -6,12 +6,11 @@ import gc
 import pytest
 from tests.contract.world import KEEP_DEAD_MS, TENANT, World, Worlds, ids
 
+from codeq.domain.requests import Filter, NewTask
 from codeq.domain.task import Status
-from codeq.store.interface import Filter
 from codeq.store.rocksdb import database, pending
 from codeq.store.rocksdb.pending import Window
 from codeq.usecases import inspect
-from codeq.usecases.enqueue import NewTask
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from tests.contract.world import TENANT, World, ids
 
 from codeq.domain.errors import CodeqError, NotFound
 from codeq.domain.queue import QueueKey
+from codeq.domain.requests import Filter
 from codeq.domain.task import Status, Task
-from codeq.store.interface import Filter
 from codeq.usecases import operate
 
 Verb = Callable[[World, Task], Awaitable[object]]

@@ -10,8 +10,8 @@ from tests.contract.world import TENANT, World, by_shard, ids
 
 from codeq.domain.ids import shard_of
 from codeq.domain.limits import WINDOW_TASKS_MAX
+from codeq.domain.requests import Filter
 from codeq.domain.task import Status, Task
-from codeq.store.interface import Filter
 from codeq.store.rocksdb import pending
 from codeq.usecases import operate
 

@@ -12,17 +12,17 @@ from codeq.domain.errors import CodeqError
 from codeq.domain.ids import shard_of
 from codeq.domain.limits import RESTART_GRACE_MS
 from codeq.domain.queue import QueueCounts, QueueKey, QueuePolicy
+from codeq.domain.requests import Claim, Filter, NewTask, Outcome
 from codeq.domain.task import Holder, Status, Task
 from codeq.embedded import AsyncQueue, make_core
-from codeq.store.interface import Filter, Record, Store
+from codeq.store.interface import Record, Store
 from codeq.usecases import claim as claiming
 from codeq.usecases import enqueue as enqueuing
 from codeq.usecases import giveback, heartbeat, inspect, operate, submit, sweep
-from codeq.usecases.claim import Claim
 from codeq.usecases.core import Core
-from codeq.usecases.enqueue import Enqueued, NewTask
+from codeq.usecases.enqueue import Enqueued
 from codeq.usecases.lobby import Lobby
-from codeq.usecases.submit import Outcome, Submitted
+from codeq.usecases.submit import Submitted
 
 Answer = TypeVar("Answer")
 

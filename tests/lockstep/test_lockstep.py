@@ -22,17 +22,16 @@ from tests.lockstep.model import COMMANDS, DEFAULTS, LEASE_MS, LIMITED, NOW, Fai
 
 from codeq.domain.errors import CodeqError, IdempotencyMismatch
 from codeq.domain.queue import Index, QueueKey
+from codeq.domain.requests import Claim, Filter, NewTask, Outcome
 from codeq.domain.task import Holder, Move, Status, Task
 from codeq.embedded import make_core
-from codeq.store.interface import Filter
 from codeq.store.rocksdb import pending
 from codeq.usecases import claim as claiming
 from codeq.usecases import enqueue as enqueuing
 from codeq.usecases import giveback, heartbeat, inspect, operate, submit, sweep
-from codeq.usecases.claim import Claim
-from codeq.usecases.enqueue import Enqueued, NewTask
+from codeq.usecases.enqueue import Enqueued
 from codeq.usecases.lobby import Lobby
-from codeq.usecases.submit import Outcome, Submitted
+from codeq.usecases.submit import Submitted
 
 pytestmark = pytest.mark.slow
 

@@ -38,9 +38,9 @@ from codeq.server.auth.claims import Claims, make_validator
 from codeq.server.auth.jwks import LIFETIME_S_MAX, JwksValidator, make_jwks
 from codeq.server.auth.keyset import COOL_DOWN_S, REFRESH_S, STALE_S, KeySet, fetch_from, read_keys
 from codeq.server.auth.principal import CACHE_S, Gate, Kind, tenant_of
-from codeq.server.errors import Forbidden, Unauthenticated, Unavailable
 from codeq.server.routes import ROUTES, Route
 from codeq.wire import paths
+from codeq.wire.errors import Forbidden, Unauthenticated, Unavailable
 
 UNKNOWN = "01a1e1de-0000-7001-8390-3d3777730000"
 DONE = {"status": "COMPLETED", "result": {}}

@@ -18,7 +18,8 @@ from typing import Any
 
 import codeq
 from codeq.domain.errors import CodeqError, StoreError, StoreFull
-from codeq.store.interface import ClaimOrder, Delivery
+from codeq.domain.requests import Delivery
+from codeq.store.interface import ClaimOrder
 
 COMMANDS = ("alpha", "beta", "brief")
 BRIEF = codeq.QueuePolicy(

@@ -6,7 +6,7 @@ import json
 import sys
 
 import codeq
-from codeq.store.interface import Filter
+from codeq.domain.requests import Filter
 
 
 async def main() -> None:

@@ -21,11 +21,12 @@ from codeq.domain.limits import (
     WEBHOOK_CHARS_MAX,
 )
 from codeq.domain.queue import QueueKey, QueuePolicy
+from codeq.domain.requests import NewTask
 from codeq.domain.task import Change, Status, Task
 from codeq.store.interface import Store
 from codeq.usecases import operate
 from codeq.usecases.core import Core
-from codeq.usecases.enqueue import Enqueued, NewTask, enqueue
+from codeq.usecases.enqueue import Enqueued, enqueue
 from codeq.usecases.lobby import Lobby
 
 NOW = 1_700_000_000_000

@@ -10,8 +10,8 @@ import pytest
 
 from codeq.domain.errors import NotFound, StoreFailed
 from codeq.domain.queue import QueueKey
+from codeq.domain.requests import Delivery
 from codeq.domain.task import Body, Move, Status, Task
-from codeq.store.interface import Delivery
 from codeq.usecases.lobby import EVERY, Lobby
 
 MAIL, SMS = QueueKey("acme", "mail"), QueueKey("acme", "sms")

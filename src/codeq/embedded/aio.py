@@ -17,19 +17,16 @@ from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.ids import IdMint
 from codeq.domain.limits import RESTART_GRACE_MS
 from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
+from codeq.domain.requests import Claim, Filter, NewTask, Outcome, Page, Swept
 from codeq.domain.task import Holder, Status, Task
-from codeq.store.interface import Clock, Filter, Page, Store
+from codeq.store.interface import Clock, Store
 from codeq.store.opening import back_up, open_rocksdb
 from codeq.usecases import claim as claiming
 from codeq.usecases import enqueue as enqueuing
 from codeq.usecases import giveback, inspect, operate, submit, sweep
-from codeq.usecases.claim import Claim
 from codeq.usecases.core import Core
-from codeq.usecases.enqueue import NewTask
 from codeq.usecases.heartbeat import heartbeat
 from codeq.usecases.lobby import Lobby
-from codeq.usecases.operate import Swept
-from codeq.usecases.submit import Outcome
 
 Seconds = float | timedelta
 

@@ -12,7 +12,10 @@ import msgspec
 from codeq.domain.errors import CodeqError, InvalidRequest, StoreFailed
 from codeq.server.auth.principal import Kind
 from codeq.server.calls import Call, Reply
-from codeq.server.errors import (
+from codeq.server.logs import log
+from codeq.server.parts import Parts, request_id
+from codeq.server.routes import Route
+from codeq.wire.errors import (
     Forbidden,
     NoRoute,
     RateLimited,
@@ -23,9 +26,6 @@ from codeq.server.errors import (
     WrongMethod,
     status_of,
 )
-from codeq.server.logs import log
-from codeq.server.parts import Parts, request_id
-from codeq.server.routes import Route
 from codeq.wire.queues import Problem
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]

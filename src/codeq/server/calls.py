@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from codeq.domain.errors import InvalidRequest
 from codeq.server.auth.principal import Principal
-from codeq.server.errors import WrongMedia
+from codeq.wire.errors import WrongMedia
 
 if TYPE_CHECKING:
     from codeq.server.parts import Parts

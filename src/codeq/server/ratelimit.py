@@ -8,7 +8,7 @@ from time import monotonic
 
 from msgspec import Struct
 
-from codeq.server.errors import RateLimited
+from codeq.wire.errors import RateLimited
 
 BUCKETS_MAX = 100_000
 """Buckets of callers seen longest ago are forgotten first; a forgotten bucket is a full one."""

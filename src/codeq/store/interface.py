@@ -14,14 +14,8 @@ from typing import NamedTuple, Protocol
 from msgspec import Struct
 
 from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
-from codeq.domain.task import Body, Change, Status, Task
-
-
-class Delivery(Struct, frozen=True, gc=False):
-    """A task just leased, with what the producer handed over."""
-
-    task: Task
-    body: Body
+from codeq.domain.requests import Delivery, Filter, Page
+from codeq.domain.task import Body, Change, Task
 
 
 class Record(Struct, frozen=True, gc=False):
@@ -41,24 +35,6 @@ class ClaimOrder(Struct, frozen=True, kw_only=True, gc=False):
     lease_ms: int
     limit: int
     limits: Mapping[QueueKey, int] = {}
-
-
-class Filter(Struct, frozen=True, kw_only=True, gc=False):
-    """Which tasks of a tenant to list. Everything given must hold."""
-
-    command: str | None = None
-    status: Status | None = None
-    index: Index | None = None
-    error: str | None = None
-    """A piece of text that `error` or `last_error` must contain."""
-    created_from_ms: int = 0
-    created_to_ms: int = 1 << 62
-
-
-class Page(Struct, frozen=True, gc=False):
-    tasks: list[Task]
-    cursor: str | None
-    """Where the next page starts; None when there is nothing left."""
 
 
 class Events(NamedTuple):

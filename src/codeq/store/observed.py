@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
+from codeq.domain.requests import Delivery, Filter, Page
 from codeq.domain.task import Change, Task
-from codeq.store.interface import ClaimOrder, Delivery, Events, Filter, Listener, Page, Record, Store
+from codeq.store.interface import ClaimOrder, Events, Listener, Record, Store
 
 Report = Callable[[str, float, int, BaseException | None], None]
 """Called with the verb, its seconds, the number of items it was given or asked for, and what it raised."""

@@ -11,8 +11,9 @@ import msgspec
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.ids import is_task_id, shard_of
 from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
+from codeq.domain.requests import Delivery, Filter, Page
 from codeq.domain.task import Change, Task
-from codeq.store.interface import ClaimOrder, Delivery, Events, Filter, Listener, Page, Record, Store
+from codeq.store.interface import ClaimOrder, Events, Listener, Record, Store
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")

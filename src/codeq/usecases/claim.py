@@ -3,27 +3,16 @@
 import asyncio
 from collections.abc import Sequence
 
-from msgspec import Struct
-
 from codeq.domain import lifecycle
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, CLAIM_WAIT_MS_MAX, INSPECT_TASKS_MAX
 from codeq.domain.queue import QueueKey
+from codeq.domain.requests import Claim, Delivery
 from codeq.domain.task import Holder, Task
-from codeq.store.interface import ClaimOrder, Delivery
+from codeq.store.interface import ClaimOrder
 from codeq.usecases import checks, sweep
 from codeq.usecases.core import Core
 from codeq.usecases.lobby import EVERY
-
-
-class Claim(Struct, frozen=True, kw_only=True, gc=False):
-    worker: str
-    commands: Sequence[str] | None = None
-    """None for every command of the tenant."""
-    limit: int = 1
-    lease_ms: int | None = None
-    """None for the lease of the queue's policy (of the first command's, where there are several)."""
-    wait_ms: int = 0
 
 
 async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from codeq.domain import lifecycle
-from codeq.domain.backoff import Backoff
 from codeq.domain.errors import CodeqError, IdempotencyMismatch, InvalidRequest, StoreFailed
 from codeq.domain.ids import shard_for
 from codeq.domain.limits import (
@@ -20,26 +19,10 @@ from codeq.domain.limits import (
     PRIORITY_MIN,
     TRACE_CHARS_MAX,
 )
+from codeq.domain.requests import NewTask
 from codeq.domain.task import Body, Change, Task
 from codeq.usecases import checks
 from codeq.usecases.core import Core, durable
-
-
-class NewTask(Struct, frozen=True, kw_only=True, gc=False):
-    """What a producer may say of a task. `payload` is JSON and is kept byte for byte."""
-
-    command: str
-    payload: bytes = b"null"
-    priority: int = 0
-    delay_ms: int = 0
-    run_at_ms: int | None = None
-    """Unix milliseconds; wins over `delay_ms`, and a time in the past means at once."""
-    max_attempts: int | None = None
-    idempotency_key: str | None = None
-    webhook: str | None = None
-    backoff: Backoff | None = None
-    trace_parent: str | None = None
-    trace_state: str | None = None
 
 
 class Enqueued(Struct, frozen=True, gc=False):

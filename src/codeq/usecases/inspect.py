@@ -4,8 +4,9 @@ from codeq.domain.errors import NotFound
 from codeq.domain.ids import shard_of
 from codeq.domain.limits import DELIVERIES_MAX, EVENTS_READ_MAX, LIST_TASKS_MAX, RESULT_WAIT_MS_MAX
 from codeq.domain.queue import QueueCounts, QueueKey
+from codeq.domain.requests import Filter, Page
 from codeq.domain.task import Task
-from codeq.store.interface import Events, Filter, Page, Record
+from codeq.store.interface import Events, Record
 from codeq.usecases import checks
 from codeq.usecases.core import Core, durable
 

@@ -8,8 +8,8 @@ from itertools import count
 
 from codeq.domain.errors import CodeqError
 from codeq.domain.queue import QueueKey
+from codeq.domain.requests import Delivery
 from codeq.domain.task import Task
-from codeq.store.interface import Delivery
 
 EVERY = "*"
 """Stands for all commands of a tenant in a waiter's queues. No command can have this name."""

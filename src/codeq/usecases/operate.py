@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import msgspec
-from msgspec import Struct
 
 from codeq.domain import lifecycle
 from codeq.domain.errors import CodeqError, InvalidRequest
@@ -16,19 +15,11 @@ from codeq.domain.limits import (
     RETENTION_MS_MAX,
 )
 from codeq.domain.queue import Index, OnExpiry, QueueKey, QueuePolicy
+from codeq.domain.requests import Filter, Swept
 from codeq.domain.task import Change, Task
-from codeq.store.interface import Filter
 from codeq.usecases import checks
 from codeq.usecases.core import Core, durable
 from codeq.usecases.moving import move_each
-
-
-class Swept(Struct, frozen=True, gc=False):
-    """What an operation on all that match has done: how many tasks, and the first of their ids."""
-
-    matched: int
-    changed: int
-    ids: list[str]
 
 
 @durable

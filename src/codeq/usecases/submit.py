@@ -7,22 +7,13 @@ from msgspec import Struct
 from codeq.domain import lifecycle
 from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.limits import BATCH_BYTES_MAX, RESULT_BYTES_MAX
-from codeq.domain.task import Change, Holder, Status, Task
+from codeq.domain.requests import Outcome
+from codeq.domain.task import Change, Status, Task
 from codeq.usecases import checks
 from codeq.usecases.core import Core, durable
 from codeq.usecases.moving import move_each
 
 _COMPLETED, _FAILED = Status.COMPLETED, Status.FAILED
-
-
-class Outcome(Struct, frozen=True, kw_only=True, gc=False):
-    """What a worker says of a task: COMPLETED with a result (JSON), or FAILED with an error."""
-
-    task_id: str
-    holder: Holder
-    status: Status
-    result: bytes | None = None
-    error: str | None = None
 
 
 class Submitted(Struct, frozen=True, gc=False):

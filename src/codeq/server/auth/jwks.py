@@ -9,7 +9,7 @@ import msgspec
 from codeq.domain.errors import InvalidRequest
 from codeq.server.auth.claims import Claims
 from codeq.server.auth.keyset import Fetch, KeySet, fetch_from
-from codeq.server.errors import Unauthenticated
+from codeq.wire.errors import Unauthenticated
 
 TOKEN_CHARS_MAX = 8192
 LIFETIME_S_MAX = 31 * 86_400

@@ -9,7 +9,7 @@ import httpx
 import jwt
 
 from codeq.domain.errors import InvalidRequest
-from codeq.server.errors import Unavailable
+from codeq.wire.errors import Unavailable
 
 REFRESH_S = 300.0
 COOL_DOWN_S = 10.0

@@ -4,7 +4,7 @@ from typing import Any
 
 from codeq.domain.errors import InvalidRequest
 from codeq.server.auth.claims import Claims, Validator, make_validator
-from codeq.server.errors import EdgeError, Unauthenticated, Unavailable
+from codeq.wire.errors import EdgeError, Unauthenticated, Unavailable
 
 
 class MultiValidator:

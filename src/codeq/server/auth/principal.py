@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from codeq.domain.limits import NAME_PATTERN, WORKER_CHARS_MAX
 from codeq.server.auth.claims import Claims, Validator
-from codeq.server.errors import Forbidden, Unauthenticated
+from codeq.wire.errors import Forbidden, Unauthenticated
 
 WORKER_SCOPES = frozenset(f"codeq:{verb}" for verb in ("claim", "heartbeat", "abandon", "nack", "result", "subscribe"))
 EVERY_COMMAND = "*"

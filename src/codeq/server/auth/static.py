@@ -5,7 +5,7 @@ from typing import Any
 
 from codeq.domain.errors import InvalidRequest
 from codeq.server.auth.claims import Claims
-from codeq.server.errors import Unauthenticated
+from codeq.wire.errors import Unauthenticated
 
 
 class StaticValidator:

@@ -8,11 +8,11 @@ from msgspec import UNSET
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound
 from codeq.domain.limits import LIST_TASKS_MAX
 from codeq.domain.queue import Index, OnExpiry, QueueCounts, QueueKey, QueuePolicy
+from codeq.domain.requests import Filter
 from codeq.domain.task import Task
 from codeq.server.calls import Call, Parser, Reply, whole_number
 from codeq.server.handlers.reading import page_of
 from codeq.server.parts import Parts
-from codeq.store.interface import Filter
 from codeq.usecases import checks, inspect, operate
 from codeq.wire import queues as wire
 from codeq.wire import times

@@ -5,10 +5,11 @@ from typing import Any
 
 from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.limits import DELAY_MS_MAX, PRIORITY_MAX, PRIORITY_MIN
+from codeq.domain.requests import NewTask
 from codeq.server.calls import Call, Parser, Reply, json_value
 from codeq.server.parts import Parts
 from codeq.usecases import operate
-from codeq.usecases.enqueue import NewTask, enqueue
+from codeq.usecases.enqueue import enqueue
 from codeq.wire import tasks as wire
 from codeq.wire import times
 from codeq.wire.queues import domain_backoff

@@ -4,16 +4,17 @@ from codeq.domain.errors import InvalidRequest, NotFound
 from codeq.domain.ids import shard_of
 from codeq.domain.limits import LIST_TASKS_MAX, RESULT_WAIT_MS_MAX
 from codeq.domain.queue import Index
+from codeq.domain.requests import Filter
 from codeq.domain.task import Status
 from codeq.server.auth.principal import EVERY_COMMAND
 from codeq.server.calls import Call, Reply, whole_number
-from codeq.server.errors import Forbidden
 from codeq.server.parts import Parts
-from codeq.store.interface import Filter, Record
+from codeq.store.interface import Record
 from codeq.usecases import inspect
 from codeq.wire import queues as wire_queues
 from codeq.wire import tasks as wire
 from codeq.wire import times
+from codeq.wire.errors import Forbidden
 from codeq.wire.events import History, event
 
 

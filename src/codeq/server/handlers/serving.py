@@ -1,9 +1,9 @@
 """What machines ask: is it alive, is it ready, what does it count, what can it do."""
 
 from codeq.server.calls import Call, Reply
-from codeq.server.errors import NoRoute
 from codeq.server.parts import Parts
 from codeq.usecases import inspect
+from codeq.wire.errors import NoRoute
 from codeq.wire.queues import Health
 
 

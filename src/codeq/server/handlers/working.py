@@ -5,17 +5,18 @@ from typing import Any
 
 from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.limits import BACKOFF_MS_MAX, CLAIM_WAIT_MS_MAX, LEASE_MS_MIN
+from codeq.domain.requests import Claim, Outcome
 from codeq.domain.task import Holder, Status, Task
 from codeq.server.auth.principal import EVERY_COMMAND
 from codeq.server.calls import Call, Parser, Reply, json_value
-from codeq.server.errors import Forbidden
 from codeq.server.parts import Parts
 from codeq.usecases import giveback
-from codeq.usecases.claim import Claim, claim
+from codeq.usecases.claim import claim
 from codeq.usecases.heartbeat import heartbeat as extend
-from codeq.usecases.submit import Outcome, submit
+from codeq.usecases.submit import submit
 from codeq.wire import tasks as wire
 from codeq.wire import times
+from codeq.wire.errors import Forbidden
 
 CLAIM = Parser(wire.Claim)
 CLAIM_MANY = Parser(wire.ClaimBatch)

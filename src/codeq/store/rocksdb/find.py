@@ -7,8 +7,8 @@ from codeq.domain.errors import InvalidRequest
 from codeq.domain.ids import is_task_id
 from codeq.domain.limits import LIST_SCAN_MAX
 from codeq.domain.queue import Index, QueueKey
+from codeq.domain.requests import Filter, Page
 from codeq.domain.task import Task
-from codeq.store.interface import Filter, Page
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.journal import Journal
 

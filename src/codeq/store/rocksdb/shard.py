@@ -10,9 +10,10 @@ from codeq.domain.errors import InvalidRequest, StoreMismatch
 from codeq.domain.ids import is_task_id
 from codeq.domain.limits import BATCH_BYTES_MAX, RESTART_GRACE_MS
 from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
+from codeq.domain.requests import Delivery, Filter, Page
 from codeq.domain.task import Body, Change, Move, Task
 from codeq.store import codec
-from codeq.store.interface import ClaimOrder, Clock, Delivery, Events, Filter, Listener, Page, Record
+from codeq.store.interface import ClaimOrder, Clock, Events, Listener, Record
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.choosing import Chosen, choose
 from codeq.store.rocksdb.database import Database

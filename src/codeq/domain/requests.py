@@ -1,0 +1,81 @@
+"""What callers ask of the queue and what they are told: plain values, shared by use cases, stores and clients."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from codeq.domain.backoff import Backoff
+from codeq.domain.queue import Index
+from codeq.domain.task import Body, Holder, Status, Task
+
+
+class NewTask(Struct, frozen=True, kw_only=True, gc=False):
+    """What a producer may say of a task. `payload` is JSON and is kept byte for byte."""
+
+    command: str
+    payload: bytes = b"null"
+    priority: int = 0
+    delay_ms: int = 0
+    run_at_ms: int | None = None
+    """Unix milliseconds; wins over `delay_ms`, and a time in the past means at once."""
+    max_attempts: int | None = None
+    idempotency_key: str | None = None
+    webhook: str | None = None
+    backoff: Backoff | None = None
+    trace_parent: str | None = None
+    trace_state: str | None = None
+
+
+class Claim(Struct, frozen=True, kw_only=True, gc=False):
+    worker: str
+    commands: Sequence[str] | None = None
+    """None for every command of the tenant."""
+    limit: int = 1
+    lease_ms: int | None = None
+    """None for the lease of the queue's policy (of the first command's, where there are several)."""
+    wait_ms: int = 0
+
+
+class Delivery(Struct, frozen=True, gc=False):
+    """A task just leased, with what the producer handed over."""
+
+    task: Task
+    body: Body
+
+
+class Outcome(Struct, frozen=True, kw_only=True, gc=False):
+    """What a worker says of a task: COMPLETED with a result (JSON), or FAILED with an error."""
+
+    task_id: str
+    holder: Holder
+    status: Status
+    result: bytes | None = None
+    error: str | None = None
+
+
+class Filter(Struct, frozen=True, kw_only=True, gc=False):
+    """Which tasks of a tenant to list. Everything given must hold."""
+
+    command: str | None = None
+    status: Status | None = None
+    index: Index | None = None
+    error: str | None = None
+    """A piece of text that `error` or `last_error` must contain."""
+    created_from_ms: int = 0
+    created_to_ms: int = 1 << 62
+
+
+class Page(Struct, frozen=True, gc=False):
+    tasks: list[Task]
+    cursor: str | None
+    """Where the next page starts; None when there is nothing left."""
+
+
+class Swept(Struct, frozen=True, gc=False):
+    """What an operation on many dead tasks has done: how many it met, how many it changed, and the first ids."""
+
+    matched: int
+    changed: int
+    ids: list[str]
+    refused: dict[str, str] = {}
+    """Where ids were named: those that were refused, with the code of the refusal."""
