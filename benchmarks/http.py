@@ -181,11 +181,11 @@ async def in_process(queue: AsyncQueue, setting: Setting, plan: Plan, command: s
     async def go_round() -> None:
         nonlocal tasks
         while not stopping.is_set():
-            done = await queue.enqueue_many(orders)
+            done = len(await queue.enqueue_many(orders))
             if setting.is_cycle:
-                done = await queue.complete_many(await queue.claim(command, limit=setting.batch))
-            if len(done) != setting.batch:
-                raise RuntimeError(f"a round of {setting.batch} tasks got through {len(done)} of them")
+                done = len(await queue.complete_many(await queue.claim(command, limit=setting.batch)))
+            if done != setting.batch:
+                raise RuntimeError(f"a round of {setting.batch} tasks got through {done} of them")
             tasks += setting.batch
             if tasks >= TASKS_MAX:
                 return

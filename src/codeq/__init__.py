@@ -1,30 +1,40 @@
 """codeQ: a durable, multi-tenant task queue."""
 
+from codeq import errors
 from codeq.domain.backoff import Backoff, BackoffKind
 from codeq.domain.errors import CodeqError
-from codeq.domain.queue import OnExpiry, QueueCounts, QueuePolicy
+from codeq.domain.queue import OnExpiry, QueuePolicy
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Move, Status, Task
-from codeq.embedded import AsyncQueue, Job, Kept, Queue, new_tasks, open, open_async
+from codeq.embedded import AsyncQueue, Queue, open, open_async
+from codeq.sdk.client import AsyncClient, Client
+from codeq.sdk.jobs import GivenBack, Job, Kept, QueueInfo, TaskFailed, WaitedTooLong
+from codeq.sdk.verbs import new_tasks
 from codeq.store.opening import restore
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncClient",
     "AsyncQueue",
     "Backoff",
     "BackoffKind",
+    "Client",
     "CodeqError",
+    "GivenBack",
     "Job",
     "Kept",
     "Move",
     "NewTask",
     "OnExpiry",
     "Queue",
-    "QueueCounts",
+    "QueueInfo",
     "QueuePolicy",
     "Status",
     "Task",
+    "TaskFailed",
+    "WaitedTooLong",
+    "errors",
     "new_tasks",
     "open",
     "open_async",

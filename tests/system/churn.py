@@ -18,8 +18,15 @@ from typing import Any
 
 import codeq
 from codeq.domain.errors import CodeqError, StoreError, StoreFull
-from codeq.domain.requests import Delivery
+from codeq.domain.requests import Claim, Delivery, Outcome
+from codeq.domain.task import Holder
 from codeq.store.interface import ClaimOrder
+from codeq.usecases import giveback, inspect
+from codeq.usecases.claim import claim
+from codeq.usecases.heartbeat import heartbeat
+from codeq.usecases.submit import submit
+
+TENANT = "default"
 
 COMMANDS = ("alpha", "beta", "brief")
 BRIEF = codeq.QueuePolicy(
@@ -39,12 +46,17 @@ def acknowledge(verb: str, task: codeq.Task, **more: Any) -> None:
     say(verb=verb, task=[getattr(task, name) for name in SHOWN], **more)
 
 
+def holder_of(task: codeq.Task) -> Holder:
+    return Holder(task.worker or "", task.lease_token)
+
+
 SHOWN = ("id", "version", "move", "status", "lease_token", "attempts", "deliveries", "command", "updated_ms")
 
 
 class Actor:
     def __init__(self, queue: codeq.AsyncQueue, dice: random.Random, number: int, *, reads: bool) -> None:
         self.queue = queue
+        self.core = queue.core
         self.dice = dice
         self.number = number
         self.known: list[str] = []
@@ -88,42 +100,51 @@ class Actor:
 
     async def work(self) -> None:
         dice = self.dice
-        jobs = await self.queue.claim(
-            worker=f"worker-{self.number}", limit=dice.randint(1, 5), lease=dice.choice((0.1, 0.2, 0.4)),
-            wait=dice.choice((0, 0, 0.01)),
+        wanted = Claim(
+            worker=f"worker-{self.number}", limit=dice.randint(1, 5), lease_ms=dice.choice((100, 200, 400)),
+            wait_ms=dice.choice((0, 0, 10)),
         )  # fmt: skip
-        for job in jobs:
-            acknowledge("claim", job.task)
-        if len(jobs) > 2 and dice.random() < 0.5:
-            results = [dice.getrandbits(32) for _ in jobs]
-            for task, result in zip(await self.queue.complete_many(jobs, results), results, strict=True):
-                if isinstance(task, codeq.Task):
-                    acknowledge("complete", task, result=json.dumps(result))
+        held = [delivery.task for delivery in await claim(self.core, TENANT, wanted)]
+        for task in held:
+            acknowledge("claim", task)
+        if len(held) > 2 and dice.random() < 0.5:
+            await self.submit(held, codeq.Status.COMPLETED)
             return
-        for job in jobs:
+        for task in held:
             try:
-                await self.end(job)
+                await self.end(task)
             except StoreError:
                 raise
             except CodeqError:
                 pass  # its lease ran out, or another actor cancelled it
 
-    async def end(self, job: codeq.Job) -> None:
-        dice = self.dice
+    async def end(self, task: codeq.Task) -> None:
+        dice, core, holder = self.dice, self.core, holder_of(task)
         if dice.random() < 0.3:
-            acknowledge("heartbeat", await self.queue.heartbeat(job, 0.3))
+            acknowledge("heartbeat", await heartbeat(core, TENANT, task.id, holder, extend_ms=300))
         fate = dice.random()
         if fate < 0.45:
-            result = dice.getrandbits(32)
-            acknowledge("complete", await self.queue.complete(job, result), result=json.dumps(result))
+            await self.submit([task], codeq.Status.COMPLETED)
         elif fate < 0.65:
-            acknowledge("nack", await self.queue.nack(job, "not today", delay=dice.choice((None, 0, 0.05))))
+            delay_ms = dice.choice((None, 0, 50))
+            acknowledge("nack", await giveback.nack(core, TENANT, task.id, holder, delay_ms=delay_ms, reason="no"))
         elif fate < 0.75:
-            acknowledge("abandon", await self.queue.abandon(job))
+            acknowledge("abandon", await giveback.abandon(core, TENANT, task.id, holder))
         elif fate < 0.8:
-            acknowledge("fail", await self.queue.fail(job, "broken"))
+            await self.submit([task], codeq.Status.FAILED)
         elif fate < 0.85:
-            acknowledge("cancel", await self.queue.cancel(job.id))
+            acknowledge("cancel", await self.queue.cancel(task.id))
+
+    async def submit(self, held: list[codeq.Task], status: codeq.Status) -> None:
+        verb, error = ("complete", None) if status is codeq.Status.COMPLETED else ("fail", "broken")
+        outcomes = [
+            Outcome(task_id=task.id, holder=holder_of(task), status=status, error=error,
+                    result=str(self.dice.getrandbits(32)).encode())
+            for task in held
+        ]  # fmt: skip
+        for answer, outcome in zip(await submit(self.core, TENANT, outcomes), outcomes, strict=True):
+            if not isinstance(answer, CodeqError) and outcome.result is not None:
+                acknowledge(verb, answer.task, result=outcome.result.decode())
 
     async def cancel(self) -> None:
         if self.known:
@@ -149,7 +170,7 @@ class Actor:
             for task in (await self.queue.list(limit=5)).tasks:
                 acknowledge("look", task)
         elif self.known:
-            for task in await self.queue.history(self.dice.choice(self.known)):
+            for task in await inspect.history(self.core, TENANT, self.dice.choice(self.known)):
                 acknowledge("look", task)
 
 
@@ -190,11 +211,7 @@ async def main() -> None:
 
 async def say_how_it_answers(queue: codeq.AsyncQueue) -> None:
     """Call every verb, and say what each answered."""
-    task = codeq.Task(
-        "00000000-0000-7000-8000-000000000000", "default", "alpha", 0, codeq.Status.IN_PROGRESS, 1, 0,
-        codeq.Move.CLAIM, None, 0, 0, 0, 0, 5, 1, 100, 1, "w", 1, None, None, 0, 0, 0, None, None, False,
-    )  # fmt: skip
-    job = codeq.Job(task, b"null")
+    job = codeq.Job("00000000-0000-7000-8000-000000000000", "alpha", b"null", Holder("w", 1))
     calls: dict[str, Callable[[], Awaitable[object]]] = {
         "enqueue": lambda: queue.enqueue("alpha", 1),
         "claim": lambda: queue.claim("alpha"),
@@ -202,12 +219,12 @@ async def say_how_it_answers(queue: codeq.AsyncQueue) -> None:
         "complete": lambda: queue.complete(job),
         "nack": lambda: queue.nack(job),
         "abandon": lambda: queue.abandon(job),
-        "cancel": lambda: queue.cancel(task.id),
+        "cancel": lambda: queue.cancel(job.id),
         "replay_dead": queue.replay_dead,
-        "get": lambda: queue.get(task.id),
+        "get": lambda: queue.get(job.id),
         "list": queue.list,
         "queues": queue.queues,
-        "history": lambda: queue.history(task.id),
+        "history": lambda: queue.history(job.id),
         "set_policy": lambda: queue.set_policy("alpha", None),
         "take": lambda: _take(queue),
     }

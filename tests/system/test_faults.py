@@ -67,10 +67,11 @@ def test_a_nearly_full_disk_refuses_new_tasks_and_lets_running_ones_finish(tmp_p
             with pytest.raises(StoreFull, match="free some space"):
                 queue.enqueue("other", 10)
             [job] = queue.claim("job")
-            assert queue.complete(job, "done").status is codeq.Status.COMPLETED
+            queue.complete(job, "done")
+            assert queue.get(job.id).task.status is codeq.Status.COMPLETED
             jobs = queue.claim("job", limit=2)
-            assert queue.nack(jobs[0], delay=0).attempts == 1
-            assert queue.abandon(jobs[1]).status is codeq.Status.PENDING
+            assert queue.nack(jobs[0], delay=0) == codeq.GivenBack(is_dead=False)
+            assert queue.abandon(jobs[1]) == codeq.GivenBack(is_dead=False)
             with pytest.raises(StoreFull):
                 queue.enqueue("other", 10)
             assert queue.queues()["job"].pending == 9

@@ -13,6 +13,7 @@ from tests.system.ledger import Child, Ledger, live_and_die
 
 import codeq
 from codeq.domain.errors import NotOwner
+from codeq.domain.task import Holder
 
 CYCLES = {1: 55, 3: 15}
 
@@ -91,4 +92,6 @@ async def _claim_after_grace(data: Path) -> None:
             if kept.task.id in again:
                 assert kept.task.lease_token == task.lease_token + 1
                 with pytest.raises(NotOwner):
-                    await queue.complete(codeq.Job(task, b"null"))
+                    await queue.complete(
+                        codeq.Job(task.id, task.command, b"null", Holder(task.worker or "", task.lease_token))
+                    )

@@ -1,18 +1,19 @@
-"""The queue inside your process, for blocking calls from any thread: a thin runner over `aio`."""
+"""The queue inside your process, for blocking calls from any thread: its event loop runs in a thread of its own."""
 
 import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from functools import wraps
-from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from codeq.domain.errors import StoreClosed
 from codeq.embedded.aio import AsyncQueue, open_async
+from codeq.embedded.backend import CoreBackend
+from codeq.sdk.blocking import BlockingVerbs
+from codeq.sdk.verbs import Verbs
 
-Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
 
@@ -29,102 +30,46 @@ def open(path: str | os.PathLike[str], *, tenant: str = "default", **options: An
     return Queue(inner, loop, thread)
 
 
-def _blocking(
-    verb: Callable[Concatenate[AsyncQueue, Given], Coroutine[Any, Any, Answer]],
-) -> Callable[Concatenate["Queue", Given], Answer]:
-    @wraps(verb)
-    def call(self: "Queue", /, *args: Given.args, **kwargs: Given.kwargs) -> Answer:
-        future = self._submit(verb(self._inner, *args, **kwargs))
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # an interrupted caller leaves no claim behind
-            raise
-
-    return call
-
-
-def _bridged(
-    verb: Callable[Concatenate[AsyncQueue, Given], Coroutine[Any, Any, Answer]],
-) -> Callable[Concatenate["Bridge", Given], Coroutine[Any, Any, Answer]]:
-    @wraps(verb)
-    async def call(self: "Bridge", /, *args: Given.args, **kwargs: Given.kwargs) -> Answer:
-        return await asyncio.wrap_future(self._queue._submit(verb(self._queue._inner, *args, **kwargs)))
-
-    return call
-
-
 class Bridge:
-    """The verbs of a `Queue`, to be awaited from any event loop."""
+    """A backend that runs on another event loop, to be awaited on this one."""
 
-    def __init__(self, queue: "Queue") -> None:
-        self._queue = queue
+    def __init__(self, backend: CoreBackend, submit: "Callable[[Coroutine[Any, Any, Any]], Future[Any]]") -> None:
+        self._backend = backend
+        self._submit = submit
 
-    enqueue = _bridged(AsyncQueue.enqueue)
-    enqueue_many = _bridged(AsyncQueue.enqueue_many)
-    claim = _bridged(AsyncQueue.claim)
-    heartbeat = _bridged(AsyncQueue.heartbeat)
-    complete = _bridged(AsyncQueue.complete)
-    complete_many = _bridged(AsyncQueue.complete_many)
-    fail = _bridged(AsyncQueue.fail)
-    nack = _bridged(AsyncQueue.nack)
-    abandon = _bridged(AsyncQueue.abandon)
-    cancel = _bridged(AsyncQueue.cancel)
-    replay = _bridged(AsyncQueue.replay)
-    replay_dead = _bridged(AsyncQueue.replay_dead)
-    purge = _bridged(AsyncQueue.purge)
-    purge_dead = _bridged(AsyncQueue.purge_dead)
-    get = _bridged(AsyncQueue.get)
-    history = _bridged(AsyncQueue.history)
-    list = _bridged(AsyncQueue.list)
-    queues = _bridged(AsyncQueue.queues)
-    set_policy = _bridged(AsyncQueue.set_policy)
-    backup = _bridged(AsyncQueue.backup)
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._cross, getattr(self._backend, name))
+
+    async def _cross(self, verb: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> Any:
+        return await asyncio.wrap_future(self._submit(verb(*args, **kwargs)))
+
+    async def close(self) -> None:
+        """Left to the queue that was opened."""
 
 
-class Queue:
-    """The verbs of `AsyncQueue` as plain calls, from any thread. Awaitable ones are under `aio`."""
+class Queue(BlockingVerbs):
+    """The verbs of `AsyncQueue` as plain calls, from any thread. Under `aio` they are awaited, on any event loop."""
 
     def __init__(self, inner: AsyncQueue, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+        super().__init__(inner)
         self._inner = inner
         self._loop = loop
         self._thread = thread
         self._is_open = True
         self.tenant = inner.tenant
-        self.aio = Bridge(self)
-
-    enqueue = _blocking(AsyncQueue.enqueue)
-    enqueue_many = _blocking(AsyncQueue.enqueue_many)
-    claim = _blocking(AsyncQueue.claim)
-    heartbeat = _blocking(AsyncQueue.heartbeat)
-    complete = _blocking(AsyncQueue.complete)
-    complete_many = _blocking(AsyncQueue.complete_many)
-    fail = _blocking(AsyncQueue.fail)
-    nack = _blocking(AsyncQueue.nack)
-    abandon = _blocking(AsyncQueue.abandon)
-    cancel = _blocking(AsyncQueue.cancel)
-    replay = _blocking(AsyncQueue.replay)
-    replay_dead = _blocking(AsyncQueue.replay_dead)
-    purge = _blocking(AsyncQueue.purge)
-    purge_dead = _blocking(AsyncQueue.purge_dead)
-    get = _blocking(AsyncQueue.get)
-    history = _blocking(AsyncQueue.history)
-    list = _blocking(AsyncQueue.list)
-    queues = _blocking(AsyncQueue.queues)
-    set_policy = _blocking(AsyncQueue.set_policy)
-    backup = _blocking(AsyncQueue.backup)
+        self.aio = Verbs(Bridge(CoreBackend(inner.core, inner.tenant), self._submit))
 
     def for_tenant(self, tenant: str) -> "Queue":
         """The same store seen as another tenant. Closing is left to the one that was opened."""
         return Queue(self._inner.for_tenant(tenant), self._loop, self._thread)
 
-    def __enter__(self) -> Self:
-        return self
+    def awaited(self) -> Verbs:
+        """As `aio`: the same queue, to be awaited from any event loop."""
+        return self.aio
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def backup(self, target: str | os.PathLike[str]) -> None:
+        """Write a consistent copy into a new directory, while the queue goes on working."""
+        self._run(self._inner.backup(target))
 
     def close(self) -> None:
         """Wait for what is under way to reach the disk, and let go of the directory. Closing twice is harmless."""
@@ -134,6 +79,14 @@ class Queue:
                 asyncio.run_coroutine_threadsafe(self._inner.close(), self._loop).result()
             finally:
                 _stop(self._loop, self._thread)
+
+    def _run(self, verb: Coroutine[Any, Any, Answer]) -> Answer:
+        future = self._submit(verb)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # an interrupted caller leaves no claim behind
+            raise
 
     def _submit(self, verb: Coroutine[Any, Any, Answer]) -> "Future[Answer]":
         if not self._is_open or self._loop.is_closed():

@@ -1,5 +1,7 @@
 """Look without touching: a task, its result, its history, the tasks that match, the state of the queues."""
 
+import asyncio
+
 from codeq.domain.errors import NotFound
 from codeq.domain.ids import shard_of
 from codeq.domain.limits import DELIVERIES_MAX, EVENTS_READ_MAX, LIST_TASKS_MAX, RESULT_WAIT_MS_MAX
@@ -51,10 +53,16 @@ async def counts(core: Core, tenant: str | None) -> dict[QueueKey, QueueCounts]:
 
 
 @durable
-async def events(core: Core, shard: int, start: int, limit: int) -> Events:
+async def events(core: Core, shard: int, start: int, limit: int, *, wait_ms: int = 0) -> Events:
+    """Events from `start` on. With `wait_ms`, not before there is one or that time has passed."""
     checks.whole(shard, "shard", 0, core.store.shards - 1)
     checks.whole(limit, "limit", 1, EVENTS_READ_MAX)
-    return await core.store.events(shard, start, limit)
+    with core.lobby.next_event() as happened:
+        found = await core.store.events(shard, start, limit)
+        if not found.events and wait_ms:
+            await asyncio.wait([happened], timeout=wait_ms / 1000)
+            found = await core.store.events(shard, start, limit)
+    return found
 
 
 async def _read(core: Core, tenant: str, task_id: str) -> Record:

@@ -1,6 +1,6 @@
 """What operators do to tasks: cancel, replay from the dead-letter queue, purge; one by one or all that match."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -56,6 +56,16 @@ async def purge_dead(core: Core, tenant: str, ids: Sequence[str]) -> list[Task |
     return await move_each(core, tenant, ids, lambda _, task: lifecycle.purge_dead(task, now_ms))
 
 
+async def replay_named(core: Core, tenant: str, ids: Sequence[str], *, dry_run: bool = False) -> Swept:
+    """Replay these tasks, if they are dead."""
+    return await (_look_dead(core, tenant, ids) if dry_run else _named(core, tenant, ids, replay))
+
+
+async def purge_named(core: Core, tenant: str, ids: Sequence[str], *, dry_run: bool = False) -> Swept:
+    """Forget these tasks, if they are dead."""
+    return await (_look_dead(core, tenant, ids) if dry_run else _named(core, tenant, ids, purge_dead))
+
+
 @durable
 async def replay_matching(core: Core, tenant: str, wanted: Filter, *, limit: int, dry_run: bool = False) -> Swept:
     """Replay up to `limit` dead tasks that match."""
@@ -95,6 +105,37 @@ async def set_policy(core: Core, queue: QueueKey, policy: QueuePolicy | None) ->
         _check_policy(policy)
     await core.store.set_policy(queue, policy)
     core.lobby.ready(queue, 1)
+
+
+async def set_paused(core: Core, queue: QueueKey, *, paused: bool) -> None:
+    """Stop or start handing out the queue's tasks, and leave its other rules as they are."""
+    now_ms = core.store.now_ms()
+    policy = core.store.policies().get(queue) or msgspec.structs.replace(core.defaults, version=0, created_ms=now_ms)
+    if policy.paused != paused:
+        changed = msgspec.structs.replace(policy, paused=paused, version=policy.version + 1, updated_ms=now_ms)
+        await set_policy(core, queue, changed)
+
+
+@durable
+async def _look_dead(core: Core, tenant: str, ids: Sequence[str]) -> Swept:
+    found = [task.id for task in await core.store.load(tenant, ids) if task is not None and task.is_dead]
+    return Swept(len(found), 0, found)
+
+
+async def _named(
+    core: Core,
+    tenant: str,
+    ids: Sequence[str],
+    move: Callable[[Core, str, Sequence[str]], Awaitable[list[Task | CodeqError]]],
+) -> Swept:
+    moved = []
+    refused = {}
+    for task_id, answer in zip(ids, await move(core, tenant, ids), strict=True):
+        if isinstance(answer, CodeqError):
+            refused[task_id] = answer.code
+        else:
+            moved.append(task_id)
+    return Swept(len(moved), len(moved), moved, refused)
 
 
 async def _each_dead(

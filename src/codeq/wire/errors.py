@@ -1,4 +1,4 @@
-"""What the edge refuses by itself, and which HTTP status each error of codeQ becomes. The one table of both.
+"""What the edge refuses by itself, which HTTP status each error of codeQ becomes, and which error a code becomes again.
 
 EdgeError
 ├── Unauthenticated   401 unauthenticated     no token, or one that is not accepted
@@ -9,7 +9,9 @@ EdgeError
 ├── TooLarge          413 too-large
 ├── WrongMedia        415 unsupported-media
 ├── RateLimited       429 rate-limited
-└── Unavailable       503 unavailable         keys to check tokens with are missing, or the server is stopping
+├── Unavailable       503 unavailable         keys to check tokens with are missing, or the server is stopping
+├── Unreachable           unreachable         seen by a client: no connection, or no answer in time
+└── Unexpected            unexpected          seen by a client: an answer it does not know; has the code it came with
 """
 
 from codeq.domain import errors as domain
@@ -51,7 +53,7 @@ class WrongMedia(EdgeError):
 class RateLimited(EdgeError):
     code = "rate-limited"
 
-    def __init__(self, message: str, *, scope: str, operation: str, retry_after_s: int) -> None:
+    def __init__(self, message: str, *, scope: str = "", operation: str = "", retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.scope = scope
         self.operation = operation
@@ -60,6 +62,18 @@ class RateLimited(EdgeError):
 
 class Unavailable(EdgeError):
     code = "unavailable"
+
+
+class Unreachable(EdgeError):
+    code = "unreachable"
+
+
+class Unexpected(EdgeError):
+    code = "unexpected"
+
+    def __init__(self, message: str, code: str = "unexpected") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 STATUS: dict[type[CodeqError], int] = {
@@ -97,3 +111,14 @@ def status_of(fault: CodeqError) -> int:
         if kind in STATUS:
             return STATUS[kind]
     return 500
+
+
+_KINDS: list[type[CodeqError]] = [Unreachable, *STATUS]
+_BY_CODE = {kind.code: kind for kind in _KINDS}
+"""Where two errors share a code, the later one in the table: that of the domain."""
+
+
+def error_of(code: str, message: str) -> CodeqError:
+    """The error that travelled as this code."""
+    kind = _BY_CODE.get(code)
+    return kind(message) if kind is not None else Unexpected(message, code or "unexpected")

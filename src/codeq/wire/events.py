@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from codeq.domain.ids import shard_of
 from codeq.domain.task import Task
 from codeq.wire import times
 from codeq.wire.tasks import Wire
@@ -75,9 +76,9 @@ class History(Wire, frozen=True, kw_only=True, gc=False):
     events: list[Event]
 
 
-def event(task: Task, shard: int) -> Event:
+def event(task: Task) -> Event:
     return Event(
-        shard=shard,
+        shard=shard_of(task.id),
         seq=task.version,
         at=times.text(task.updated_ms),
         move=task.move.value,

@@ -4,7 +4,6 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
-from codeq.domain import backoff as domain
 from codeq.domain.limits import BATCH_TASKS_MAX
 from codeq.domain.queue import QueueCounts, QueueKey, QueuePolicy
 from codeq.wire import times
@@ -27,7 +26,7 @@ class QueueViews(Wire, frozen=True, kw_only=True, gc=False):
     queues: list[QueueView]
 
 
-class PolicyFields(Request, frozen=True, kw_only=True, gc=False):
+class PolicyFields(Request, omit_defaults=False, frozen=True, kw_only=True, gc=False):
     priority_tiers: Annotated[list[Annotated[int, Meta(ge=0, le=10)]], Meta(max_length=10)] = []
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = 5
     dead_letter_topic_ref: Annotated[str, Meta(max_length=63)] | None = None
@@ -121,35 +120,33 @@ def queue_view(key: QueueKey, counts: QueueCounts, *, now_ms: int, paused: bool)
     )
 
 
+def policy_fields(policy: QueuePolicy) -> PolicyFields:
+    return PolicyFields(
+        priority_tiers=list(policy.priority_tiers),
+        max_attempts=policy.max_attempts,
+        dead_letter_topic_ref=policy.dead_letter_ref,
+        retention_seconds=policy.retention_ms // 1000,
+        dead_retention_seconds=policy.dead_retention_ms // 1000,
+        max_consumers=policy.max_consumers,
+        max_deliveries=policy.max_deliveries,
+        lease_seconds=policy.lease_ms / 1000,
+        backoff=Backoff(
+            policy=policy.backoff.kind.value,
+            base_seconds=policy.backoff.base_ms / 1000,
+            max_seconds=policy.backoff.max_ms / 1000,
+        ),
+        on_expiry=policy.on_expiry.value,
+        paused=policy.paused,
+    )
+
+
 def topic_view(key: QueueKey, policy: QueuePolicy) -> Topic:
     return Topic(
         topic_id=f"{key.tenant}.{key.command}",
         tenant_id=key.tenant,
         topic_name=key.command,
-        policy=PolicyFields(
-            priority_tiers=list(policy.priority_tiers),
-            max_attempts=policy.max_attempts,
-            dead_letter_topic_ref=policy.dead_letter_ref,
-            retention_seconds=policy.retention_ms // 1000,
-            dead_retention_seconds=policy.dead_retention_ms // 1000,
-            max_consumers=policy.max_consumers,
-            max_deliveries=policy.max_deliveries,
-            lease_seconds=policy.lease_ms / 1000,
-            backoff=Backoff(
-                policy=policy.backoff.kind.value,
-                base_seconds=policy.backoff.base_ms / 1000,
-                max_seconds=policy.backoff.max_ms / 1000,
-            ),
-            on_expiry=policy.on_expiry.value,
-            paused=policy.paused,
-        ),
+        policy=policy_fields(policy),
         version=policy.version,
         created_at=times.text(policy.created_ms),
         updated_at=times.text(policy.updated_ms),
     )
-
-
-def domain_backoff(given: Backoff) -> domain.Backoff:
-    """Raises ValueError for a policy that does not exist."""
-    kind = domain.BackoffKind(given.policy)
-    return domain.Backoff(kind, round(given.base_seconds * 1000), round(given.max_seconds * 1000))

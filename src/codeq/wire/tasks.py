@@ -23,11 +23,13 @@ class Wire(Struct, rename="camel", frozen=True, kw_only=True, gc=False):
     """What all messages share."""
 
 
-class Request(Wire, rename="camel", forbid_unknown_fields=True, frozen=True, kw_only=True, gc=False):
+class Request(
+    Wire, rename="camel", forbid_unknown_fields=True, omit_defaults=True, frozen=True, kw_only=True, gc=False
+):
     """What all requests share: a field that we do not know is a mistake, and said to be one."""
 
 
-class Backoff(Request, frozen=True, kw_only=True, gc=False):
+class Backoff(Request, omit_defaults=False, frozen=True, kw_only=True, gc=False):
     policy: str = "exp_full_jitter"
     base_seconds: Seconds = 5
     max_seconds: Seconds = 900
@@ -128,6 +130,8 @@ class TaskView(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     deliveries: int
     priority: int
     last_known_location: str
+    last_move: str
+    """What happened to it last: enqueue, claim, nack, ..."""
     worker_id: str | None = None
     lease_until: str | None = None
     lease_token: int | None = None
@@ -226,6 +230,7 @@ def view(task: Task, body: Body) -> TaskView:
         deliveries=task.deliveries,
         priority=task.priority,
         last_known_location=_LOCATIONS[lifecycle.position(task)],
+        last_move=task.move.value,
         worker_id=task.worker,
         lease_until=times.text(task.lease_until_ms) if held else None,
         lease_token=task.lease_token or None,

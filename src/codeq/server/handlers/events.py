@@ -24,11 +24,8 @@ async def read_events(parts: Parts, call: Call) -> Reply:
         tenant = given.get("tenant", "")
     elif "tenant" in given:
         raise InvalidRequest("tenant is for admins of the platform; others see their own events")
-    with parts.core.lobby.next_event() as happened:
-        found = await inspect.events(parts.core, shard, offset, limit)
-        if not found.events and wait_ms:
-            await call.unless_gone(asyncio.wait([happened], timeout=wait_ms / 1000))
-            found = await inspect.events(parts.core, shard, offset, limit)
+    reading = inspect.events(parts.core, shard, offset, limit, wait_ms=wait_ms)
+    found = await (call.unless_gone(reading) if wait_ms else reading)
     may_see = call.principal.may_see
     mine = [task for task in found.events if (not tenant or task.tenant == tenant) and may_see(task.command)]
     next_offset = found.events[-1].version + 1 if found.events else max(offset, found.first)
@@ -36,7 +33,7 @@ async def read_events(parts: Parts, call: Call) -> Reply:
         return await _arrow(parts, mine, shard, found._replace(events=[]), next_offset=next_offset)
     page = EventPage(
         shard=shard,
-        events=[event(task, shard) for task in mine],
+        events=[event(task) for task in mine],
         next_offset=next_offset,
         first_offset=found.first,
         end_offset=found.next,

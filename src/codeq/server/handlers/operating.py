@@ -3,19 +3,18 @@
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
-from codeq.domain.errors import CodeqError, InvalidRequest, NotFound
+from codeq.domain.errors import InvalidRequest, NotFound
 from codeq.domain.limits import LIST_TASKS_MAX
-from codeq.domain.queue import Index, OnExpiry, QueueCounts, QueueKey, QueuePolicy
+from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
 from codeq.domain.requests import Filter
-from codeq.domain.task import Task
 from codeq.server.calls import Call, Parser, Reply, whole_number
 from codeq.server.handlers.reading import page_of
 from codeq.server.parts import Parts
 from codeq.usecases import checks, inspect, operate
 from codeq.wire import queues as wire
 from codeq.wire import times
+from codeq.wire.reading import policy_of
 
 TOPIC = Parser(wire.PutTopic)
 CLEANUP = Parser(wire.Cleanup)
@@ -94,11 +93,11 @@ async def list_dead(parts: Parts, call: Call) -> Reply:
 
 
 async def replay_dead(parts: Parts, call: Call) -> Reply:
-    return await _on_dead(parts, call, operate.replay, operate.replay_matching)
+    return await _on_dead(parts, call, operate.replay_named, operate.replay_matching)
 
 
 async def purge_dead(parts: Parts, call: Call) -> Reply:
-    return await _on_dead(parts, call, operate.purge_dead, operate.purge_matching)
+    return await _on_dead(parts, call, operate.purge_named, operate.purge_matching)
 
 
 async def cleanup(parts: Parts, call: Call) -> Reply:
@@ -114,38 +113,25 @@ async def cleanup(parts: Parts, call: Call) -> Reply:
     return call.answer(200, wire.Cleaned(deleted=deleted, before=times.text(before_ms), limit=asked.limit))
 
 
-async def _on_dead(parts: Parts, call: Call, by_id: Any, matching: Any) -> Reply:
+async def _on_dead(parts: Parts, call: Call, named: Any, matching: Any) -> Reply:
     asked = call.read(SELECTION)
     chosen = [asked.ids is not None, asked.command is not None or asked.error is not None, asked.all]
     if sum(chosen) != 1:
         raise InvalidRequest("say which dead tasks: ids, or command and error, or all: true; one of these")
-    if asked.ids is None:
+    if asked.ids is not None:
+        swept = await named(parts.core, call.tenant, asked.ids, dry_run=asked.dry_run)
+    else:
         wanted = Filter(command=asked.command, error=asked.error)
         swept = await matching(parts.core, call.tenant, wanted, limit=asked.limit, dry_run=asked.dry_run)
-        answer = wire.Selected(matched=swept.matched, changed=swept.changed, dry_run=asked.dry_run, ids=swept.ids)
-        return call.answer(200, answer)
-    if asked.dry_run:
-        found = await parts.core.store.load(call.tenant, asked.ids)
-        ids = [task.id for task in found if task is not None and task.is_dead]
-        return call.answer(200, wire.Selected(matched=len(ids), changed=0, dry_run=True, ids=ids))
-    refused = {}
-    ids = []
-    for task_id, answer in zip(asked.ids, await by_id(parts.core, call.tenant, asked.ids), strict=True):
-        if isinstance(answer, CodeqError):
-            refused[task_id] = answer.code
-        elif isinstance(answer, Task):
-            ids.append(task_id)
-    return call.answer(200, wire.Selected(matched=len(ids), changed=len(ids), dry_run=False, ids=ids, refused=refused))
+    answer = wire.Selected(
+        matched=swept.matched, changed=swept.changed, dry_run=asked.dry_run, ids=swept.ids, refused=swept.refused
+    )
+    return call.answer(200, answer)
 
 
 async def _set_paused(parts: Parts, call: Call, *, paused: bool) -> Reply:
     key = QueueKey(call.tenant, checks.name(call.params["command"], "command"))
-    before = parts.core.store.policies().get(key)
-    now_ms = parts.core.store.now_ms()
-    policy = before or msgspec.structs.replace(parts.core.defaults, version=0, created_ms=now_ms)
-    if policy.paused != paused:
-        policy = msgspec.structs.replace(policy, paused=paused, version=policy.version + 1, updated_ms=now_ms)
-        await _store(parts, key, policy)
+    await operate.set_paused(parts.core, key, paused=paused)
     return await one_queue(parts, call)
 
 
@@ -159,26 +145,14 @@ def _topic_key(call: Call) -> QueueKey:
 
 def _policy(asked: wire.PolicyFields, before: QueuePolicy | None, now_ms: int) -> QueuePolicy:
     try:
-        backoff, on_expiry = wire.domain_backoff(asked.backoff), OnExpiry(asked.on_expiry)
+        wanted = policy_of(asked)
     except ValueError as fault:
         raise InvalidRequest(f"policy: {fault}") from None
-    dead_s = asked.retention_seconds if asked.dead_retention_seconds is UNSET else asked.dead_retention_seconds
-    wanted = QueuePolicy(
-        max_attempts=asked.max_attempts,
-        max_deliveries=asked.max_deliveries,
-        lease_ms=round(asked.lease_seconds * 1000),
-        backoff=backoff,
-        on_expiry=on_expiry,
-        retention_ms=asked.retention_seconds * 1000,
-        dead_retention_ms=int(dead_s) * 1000,
-        max_consumers=asked.max_consumers,
-        paused=asked.paused,
-        priority_tiers=tuple(sorted(asked.priority_tiers)),
-        dead_letter_ref=asked.dead_letter_topic_ref,
-        version=before.version if before else 1,
-        created_ms=before.created_ms if before else now_ms,
-        updated_ms=before.updated_ms if before else now_ms,
+    if before is None:
+        return msgspec.structs.replace(wanted, created_ms=now_ms, updated_ms=now_ms)
+    wanted = msgspec.structs.replace(
+        wanted, version=before.version, created_ms=before.created_ms, updated_ms=before.updated_ms
     )
-    if before is None or wanted == before:
+    if wanted == before:
         return wanted
     return msgspec.structs.replace(wanted, version=before.version + 1, updated_ms=now_ms)

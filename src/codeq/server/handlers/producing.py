@@ -12,7 +12,7 @@ from codeq.usecases import operate
 from codeq.usecases.enqueue import enqueue
 from codeq.wire import tasks as wire
 from codeq.wire import times
-from codeq.wire.queues import domain_backoff
+from codeq.wire.reading import domain_backoff
 
 CREATE = Parser(wire.CreateTask, wire.PackedTask)
 CREATE_MANY = Parser(wire.CreateTasks)

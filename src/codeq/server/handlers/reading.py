@@ -1,7 +1,6 @@
 """What everyone may look at: a task, its result and history, lists of tasks, queues."""
 
 from codeq.domain.errors import InvalidRequest, NotFound
-from codeq.domain.ids import shard_of
 from codeq.domain.limits import LIST_TASKS_MAX, RESULT_WAIT_MS_MAX
 from codeq.domain.queue import Index
 from codeq.domain.requests import Filter
@@ -41,8 +40,7 @@ async def get_result(parts: Parts, call: Call) -> Reply:
 async def get_history(parts: Parts, call: Call) -> Reply:
     record = await _seen(parts, call, 0)
     moves = await inspect.history(parts.core, call.tenant, record.task.id)
-    shard = shard_of(record.task.id)
-    return call.answer(200, History(task_id=record.task.id, events=[event(task, shard) for task in moves]))
+    return call.answer(200, History(task_id=record.task.id, events=[event(task) for task in moves]))
 
 
 async def list_tasks(parts: Parts, call: Call) -> Reply:

@@ -1,0 +1,136 @@
+"""The verbs on a store inside the process: the use cases, called directly."""
+
+import asyncio
+from collections.abc import Sequence
+
+from codeq.domain.errors import CodeqError
+from codeq.domain.limits import CLAIM_WAIT_MS_MAX
+from codeq.domain.queue import QueueKey, QueuePolicy
+from codeq.domain.requests import Claim, Filter, NewTask, Outcome, Page, Swept
+from codeq.domain.task import Holder, Task
+from codeq.sdk.jobs import GivenBack, Job, QueueInfo
+from codeq.usecases import claim as claiming
+from codeq.usecases import enqueue as enqueuing
+from codeq.usecases import giveback, inspect, operate, submit
+from codeq.usecases.core import Core
+from codeq.usecases.heartbeat import heartbeat
+from codeq.wire.events import Event, EventPage, event
+
+
+class CoreBackend:
+    def __init__(self, core: Core, tenant: str) -> None:
+        self.core = core
+        self.tenant = tenant
+
+    async def enqueue(self, orders: Sequence[NewTask]) -> list[Task | CodeqError]:
+        answers = await enqueuing.enqueue(self.core, self.tenant, orders)
+        return [answer if isinstance(answer, CodeqError) else answer.task for answer in answers]
+
+    async def claim(self, wanted: Claim) -> list[Job]:
+        return [
+            Job(
+                task.id,
+                task.command,
+                body.payload,
+                Holder(task.worker or "", task.lease_token),
+                task.priority,
+                task.attempts,
+                task.max_attempts,
+                task.deliveries,
+                task.lease_until_ms,
+                body.trace_parent,
+                body.trace_state,
+            )
+            for task, body in [(d.task, d.body) for d in await claiming.claim(self.core, self.tenant, wanted)]
+        ]
+
+    async def heartbeat(self, job: Job, extend_ms: int | None) -> int:
+        task = await heartbeat(self.core, self.tenant, job.id, job.holder, extend_ms=extend_ms)
+        return task.lease_until_ms
+
+    async def submit(self, outcomes: Sequence[Outcome]) -> list[CodeqError | None]:
+        answers = await submit.submit(self.core, self.tenant, outcomes)
+        return [answer if isinstance(answer, CodeqError) else None for answer in answers]
+
+    async def nack(self, job: Job, delay_ms: int | None, reason: str) -> GivenBack:
+        return _given_back(
+            await giveback.nack(self.core, self.tenant, job.id, job.holder, delay_ms=delay_ms, reason=reason)
+        )
+
+    async def abandon(self, job: Job) -> GivenBack:
+        return _given_back(await giveback.abandon(self.core, self.tenant, job.id, job.holder))
+
+    async def cancel(self, task_id: str) -> Task:
+        [answer] = await operate.cancel(self.core, self.tenant, [task_id])
+        if isinstance(answer, CodeqError):
+            raise answer
+        return answer
+
+    async def replay(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> Swept:
+        if ids is None:
+            return await operate.replay_matching(self.core, self.tenant, wanted, limit=limit, dry_run=dry_run)
+        return await operate.replay_named(self.core, self.tenant, ids, dry_run=dry_run)
+
+    async def purge(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> Swept:
+        if ids is None:
+            return await operate.purge_matching(self.core, self.tenant, wanted, limit=limit, dry_run=dry_run)
+        return await operate.purge_named(self.core, self.tenant, ids, dry_run=dry_run)
+
+    async def cleanup(self, before_ms: int | None, limit: int) -> int:
+        before = self.core.store.now_ms() if before_ms is None else before_ms
+        return await operate.purge_before(self.core, self.tenant, before, limit=limit)
+
+    async def get(self, task_id: str, wait_ms: int) -> tuple[Task, str, bytes | None]:
+        record = await inspect.get(self.core, self.tenant, task_id, wait_ms=wait_ms)
+        return record.task, record.body.payload.decode(), record.result
+
+    async def history(self, task_id: str) -> list[Event]:
+        return [event(task) for task in await inspect.history(self.core, self.tenant, task_id)]
+
+    async def find(self, wanted: Filter, cursor: str | None, limit: int) -> Page:
+        return await inspect.find(self.core, self.tenant, wanted, cursor=cursor, limit=limit)
+
+    async def queues(self) -> dict[str, QueueInfo]:
+        now_ms = self.core.store.now_ms()
+        return {
+            key.command: QueueInfo(
+                pending=counts.pending,
+                delayed=counts.delayed,
+                in_progress=counts.in_progress,
+                dead=counts.dead,
+                oldest_seconds=0 if counts.oldest_ms is None else max(0, now_ms - counts.oldest_ms) / 1000,
+                paused=self.core.policy(*key).paused,
+            )
+            for key, counts in sorted((await inspect.counts(self.core, self.tenant)).items())
+        }
+
+    async def policy(self, command: str) -> QueuePolicy | None:
+        return self.core.store.policies().get(QueueKey(self.tenant, command))
+
+    async def set_policy(self, command: str, policy: QueuePolicy | None) -> None:
+        await operate.set_policy(self.core, QueueKey(self.tenant, command), policy)
+
+    async def set_paused(self, command: str, paused: bool) -> None:
+        await operate.set_paused(self.core, QueueKey(self.tenant, command), paused=paused)
+
+    async def events(self, shard: int, offset: int, limit: int, wait_ms: int) -> EventPage:
+        found = await inspect.events(self.core, shard, offset, limit, wait_ms=min(wait_ms, CLAIM_WAIT_MS_MAX))
+        return EventPage(
+            shard=shard,
+            events=[event(task) for task in found.events if task.tenant == self.tenant],
+            next_offset=found.events[-1].version + 1 if found.events else max(offset, found.first),
+            first_offset=found.first,
+            end_offset=found.next,
+            shards=self.core.store.shards,
+        )
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def close(self) -> None:
+        await self.core.store.close()
+
+
+def _given_back(task: Task) -> GivenBack:
+    waits_ms = task.visible_ms - task.updated_ms if task.visible_ms else 0
+    return GivenBack(task.is_dead, waits_ms / 1000)

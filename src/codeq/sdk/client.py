@@ -1,0 +1,80 @@
+"""A codeQ server from Python: `Client` for plain calls from any thread, `AsyncClient` to be awaited."""
+
+import os
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from codeq.domain.errors import InvalidRequest
+from codeq.sdk.blocking import BlockingVerbs
+from codeq.sdk.http import HttpBackend, Token
+from codeq.sdk.transport import Address, AsyncTransport, BlockingTransport, Transport, address_of
+from codeq.sdk.verbs import Seconds, Verbs, milliseconds
+
+Done = TypeVar("Done")
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+
+class AsyncClient(Verbs):
+    """The queues of the token's tenant, on the event loop that calls. Use it with `async with`."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: Token | None = None,
+        *,
+        timeout: Seconds = 10,
+        retry_for: Seconds = 30,
+        ca_file: str | None = None,
+    ) -> None:
+        """`url` and `token` are taken from CODEQ_URL and CODEQ_TOKEN if not given. `token` may be a function, which is
+        asked again when the server refuses the last one. `retry_for` bounds how long a call is repeated while the
+        server cannot be reached or is busy; `timeout` bounds one try, on top of what the call itself waits."""
+        address, known = _server(url, token, ca_file)
+        self._given: dict[str, Any] = {"token": known, "timeout": timeout, "retry_for": retry_for, "ca_file": ca_file}
+        self.url = url or os.environ.get("CODEQ_URL", DEFAULT_URL)
+        super().__init__(_backend(AsyncTransport(address), address, **self._given))
+
+
+class Client(BlockingVerbs):
+    """The queues of the token's tenant, for plain calls from any thread. Takes what `AsyncClient` takes."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: Token | None = None,
+        *,
+        timeout: Seconds = 10,
+        retry_for: Seconds = 30,
+        ca_file: str | None = None,
+    ) -> None:
+        address, known = _server(url, token, ca_file)
+        self._given: dict[str, Any] = {"token": known, "timeout": timeout, "retry_for": retry_for, "ca_file": ca_file}
+        self.url = url or os.environ.get("CODEQ_URL", DEFAULT_URL)
+        super().__init__(Verbs(_backend(BlockingTransport(address), address, **self._given)))
+
+    def awaited(self) -> AsyncClient:
+        """The same server and token, to be awaited."""
+        return AsyncClient(self.url, **self._given)
+
+    def _run(self, verb: Coroutine[Any, Any, Done]) -> Done:
+        try:
+            verb.send(None)
+        except StopIteration as end:
+            done: Done = end.value
+            return done
+        raise AssertionError("a blocking transport never suspends")
+
+
+def _server(url: str | None, token: Token | None, ca_file: str | None) -> tuple[Address, Token]:
+    known = token or os.environ.get("CODEQ_TOKEN")
+    if not known:
+        raise InvalidRequest("a token is needed: pass token=..., or set CODEQ_TOKEN")
+    return address_of(url or os.environ.get("CODEQ_URL", DEFAULT_URL), ca_file), known
+
+
+def _backend(
+    transport: Transport, address: Address, *, token: Token, timeout: Seconds, retry_for: Seconds, **_: Any
+) -> HttpBackend:
+    timeout_s, retry_s = milliseconds(timeout) / 1000, milliseconds(retry_for) / 1000
+    return HttpBackend(transport, address, token, timeout_s=timeout_s, retry_s=retry_s)

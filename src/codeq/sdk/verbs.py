@@ -1,0 +1,275 @@
+"""Every verb of the queue, awaited: the same calls on a server and on a queue inside the process."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from codeq.domain.backoff import Backoff
+from codeq.domain.errors import CodeqError, InvalidRequest, NotFound
+from codeq.domain.limits import RESULT_WAIT_MS_MAX
+from codeq.domain.queue import Index, QueuePolicy
+from codeq.domain.requests import Claim, Filter, NewTask, Outcome, Page, Swept
+from codeq.domain.task import Status, Task
+from codeq.sdk.backend import Backend
+from codeq.sdk.batcher import AsyncBatcher
+from codeq.sdk.jobs import GivenBack, Job, Kept, QueueInfo, TaskFailed, WaitedTooLong, encode_json
+from codeq.wire.errors import error_of
+from codeq.wire.events import Event, EventPage
+
+Seconds = float | timedelta
+
+_COMPLETED = Status.COMPLETED
+
+
+class Verbs:
+    """The queues of one tenant. Times are seconds, or `timedelta`."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def enqueue(
+        self,
+        command: str,
+        payload: Any = None,
+        *,
+        priority: int = 0,
+        delay: Seconds = 0,
+        run_at: datetime | None = None,
+        max_attempts: int | None = None,
+        idempotency_key: str | None = None,
+        webhook: str | None = None,
+        backoff: Backoff | None = None,
+    ) -> Task:
+        """Put one task into the queue. It is on disk when this returns."""
+        order = NewTask(
+            command=command,
+            payload=encode_json(payload),
+            priority=priority,
+            delay_ms=milliseconds(delay) if delay else 0,
+            run_at_ms=_unix_ms(run_at) if run_at else None,
+            max_attempts=max_attempts,
+            idempotency_key=idempotency_key,
+            webhook=webhook,
+            backoff=backoff,
+        )
+        [answer] = await self.backend.enqueue([order])
+        if isinstance(answer, CodeqError):
+            raise answer
+        return answer
+
+    async def enqueue_many(self, orders: Sequence[NewTask]) -> list[Task | CodeqError]:
+        """Put up to 1000 tasks in at the price of one. Answers per order: the task, or why it was refused."""
+        return await self.backend.enqueue(orders)
+
+    def batcher(self, *, size: int = 500, linger: Seconds = 0.005) -> AsyncBatcher:
+        """Enqueues that travel together: sent when `size` of them wait, or the first has waited for `linger`."""
+        return AsyncBatcher(self.backend.enqueue, size=size, linger_s=milliseconds(linger) / 1000)
+
+    async def claim(
+        self,
+        *commands: str,
+        worker: str = "worker",
+        limit: int = 1,
+        lease: Seconds | None = None,
+        wait: Seconds = 0,
+    ) -> list[Job]:
+        """Lease up to `limit` tasks of these commands (of all, if none are named). Waits up to `wait` for the first.
+
+        On a server the worker is who the token says, and `worker` counts for nothing.
+        """
+        wanted = Claim(
+            worker=worker,
+            commands=commands or None,
+            limit=limit,
+            lease_ms=None if lease is None else milliseconds(lease),
+            wait_ms=milliseconds(wait),
+        )
+        return await self.backend.claim(wanted)
+
+    async def heartbeat(self, job: Job, extend: Seconds | None = None) -> datetime:
+        """Keep the job a while longer; answers until when. Raises NotOwner or Cancelled when it is no longer ours."""
+        until_ms = await self.backend.heartbeat(job, None if extend is None else milliseconds(extend))
+        return datetime.fromtimestamp(until_ms / 1000, UTC)
+
+    async def complete(self, job: Job, result: Any = None) -> None:
+        """End the job with success."""
+        await self._end(Outcome(task_id=job.id, holder=job.holder, status=_COMPLETED, result=encode_json(result)))
+
+    async def fail(self, job: Job, error: str, result: Any = None) -> None:
+        """End the job for good, without a retry."""
+        kept = encode_json(result)
+        await self._end(Outcome(task_id=job.id, holder=job.holder, status=Status.FAILED, error=error, result=kept))
+
+    async def complete_many(self, jobs: Sequence[Job], results: Sequence[Any] | None = None) -> list[CodeqError | None]:
+        """End up to 1000 jobs at the price of one. Answers per job: None, or why it was refused."""
+        given = [None] * len(jobs) if results is None else results
+        outcomes = [
+            Outcome(task_id=job.id, holder=job.holder, status=_COMPLETED, result=encode_json(result))
+            for job, result in zip(jobs, given, strict=True)
+        ]
+        return await self.backend.submit(outcomes)
+
+    async def nack(self, job: Job, reason: str = "", *, delay: Seconds | None = None) -> GivenBack:
+        """Report a failed try. The task comes back after its backoff, or after `delay`; at its limit it is dead."""
+        return await self.backend.nack(job, None if delay is None else milliseconds(delay), reason)
+
+    async def abandon(self, job: Job) -> GivenBack:
+        """Hand the job back unharmed, for another worker to take at once."""
+        return await self.backend.abandon(job)
+
+    async def cancel(self, task_id: str) -> Task:
+        """End a task that is not wanted any more. One in progress: its worker learns of it at its next heartbeat."""
+        return await self.backend.cancel(task_id)
+
+    async def wait(self, task_id: str, timeout: Seconds = 60) -> Any:  # noqa: ASYNC109 - the server does the waiting
+        """The result of the task, as soon as it has one.
+
+        Raises TaskFailed when the task ends in another way than with success, WaitedTooLong when the time is over.
+        """
+        deadline_s = monotonic() + milliseconds(timeout) / 1000
+        while True:
+            left_ms = round((deadline_s - monotonic()) * 1000)
+            kept = await self._kept(task_id, min(max(left_ms, 0), RESULT_WAIT_MS_MAX))
+            if kept.task.status.is_final:
+                if kept.task.status is not _COMPLETED:
+                    raise TaskFailed(kept)
+                return kept.result
+            if left_ms <= 0:
+                raise WaitedTooLong(f"task {task_id} is {kept.task.status} after {timeout} seconds")
+
+    async def get(self, task_id: str, *, wait: Seconds = 0) -> Kept:
+        """The task with its payload and result. With `wait`, not before it has ended or that time has passed."""
+        return await self._kept(task_id, milliseconds(wait))
+
+    async def history(self, task_id: str) -> list[Event]:
+        """Every move of the task, oldest first."""
+        return await self.backend.history(task_id)
+
+    async def list(
+        self,
+        *,
+        command: str | None = None,
+        status: Status | str | None = None,
+        dead: bool = False,
+        error: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page:
+        """A page of tasks, newest first. It may come back short with a cursor: go on from there until there is none."""
+        try:
+            known = None if status is None else Status(status)
+        except ValueError:
+            raise InvalidRequest(f"status is one of {', '.join(Status)}, not {status!r}") from None
+        wanted = Filter(command=command, status=known, error=error, index=Index.DEAD if dead else None)
+        return await self.backend.find(wanted, cursor, limit)
+
+    async def queues(self) -> dict[str, QueueInfo]:
+        """How the queue of each command stands."""
+        return await self.backend.queues()
+
+    async def replay(self, task_id: str) -> None:
+        """Put a dead task back into its queue, with a fresh set of attempts."""
+        _check_swept(task_id, await self.backend.replay([task_id], Filter(), limit=1, dry_run=False))
+
+    async def purge(self, task_id: str) -> None:
+        """Forget a dead task now."""
+        _check_swept(task_id, await self.backend.purge([task_id], Filter(), limit=1, dry_run=False))
+
+    async def replay_dead(
+        self,
+        command: str | None = None,
+        *,
+        ids: Sequence[str] | None = None,
+        error: str | None = None,
+        limit: int = 10_000,
+        dry_run: bool = False,
+    ) -> Swept:
+        """Put dead tasks back into their queues: those named by `ids`, or all of the command (of all commands)."""
+        wanted = Filter(command=command, error=error)
+        return await self.backend.replay(ids, wanted, limit=limit, dry_run=dry_run)
+
+    async def purge_dead(
+        self,
+        command: str | None = None,
+        *,
+        ids: Sequence[str] | None = None,
+        error: str | None = None,
+        limit: int = 10_000,
+        dry_run: bool = False,
+    ) -> Swept:
+        """Forget dead tasks: those named by `ids`, or all of the command (of all commands)."""
+        wanted = Filter(command=command, error=error)
+        return await self.backend.purge(ids, wanted, limit=limit, dry_run=dry_run)
+
+    async def cleanup(self, *, before: datetime | None = None, limit: int = 1000) -> int:
+        """Forget up to `limit` ended tasks whose retention passes before then (by now, if not said)."""
+        return await self.backend.cleanup(_unix_ms(before) if before else None, limit)
+
+    async def policy(self, command: str) -> QueuePolicy | None:
+        """The rules of one command; None where the defaults hold."""
+        return await self.backend.policy(command)
+
+    async def set_policy(self, command: str, policy: QueuePolicy | None) -> None:
+        """Rules for one command: attempts, lease, backoff, retention, consumers, pause. None for the defaults."""
+        await self.backend.set_policy(command, policy)
+
+    async def pause(self, command: str) -> None:
+        """Hand out no tasks of this command until it is resumed. New ones are still taken in."""
+        await self.backend.set_paused(command, True)
+
+    async def resume(self, command: str) -> None:
+        await self.backend.set_paused(command, False)
+
+    async def events(self, *, shard: int = 0, offset: int = 1, limit: int = 1000, wait: Seconds = 0) -> EventPage:
+        """The events of a shard from `offset` on. With `wait`, not before there is one or that time has passed."""
+        return await self.backend.events(shard, offset, limit, milliseconds(wait))
+
+    async def close(self) -> None:
+        await self.backend.close()
+
+    async def _kept(self, task_id: str, wait_ms: int) -> Kept:
+        task, payload, result = await self.backend.get(task_id, wait_ms)
+        decode = msgspec.json.decode
+        return Kept(task, decode(payload), decode(result) if result is not None else None)
+
+    async def _end(self, outcome: Outcome) -> None:
+        [refusal] = await self.backend.submit([outcome])
+        if refusal is not None:
+            raise refusal
+
+
+def new_tasks(command: str, payloads: Iterable[Any], **options: Any) -> list[NewTask]:
+    """Orders for `enqueue_many`, one per payload. `options` are those of `NewTask`."""
+    return [NewTask(command=command, payload=encode_json(payload), **options) for payload in payloads]
+
+
+def milliseconds(value: Seconds) -> int:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    try:
+        return round(seconds * 1000)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidRequest(f"a time is a number of seconds or a timedelta, not {value!r}") from None
+
+
+def _unix_ms(moment: datetime) -> int:
+    if moment.tzinfo is None:
+        raise InvalidRequest("a moment needs a time zone, such as datetime.now(UTC)")
+    return round(moment.timestamp() * 1000)
+
+
+def _check_swept(task_id: str, swept: Swept) -> None:
+    if not swept.changed:
+        code = swept.refused.get(task_id, NotFound.code)
+        raise error_of(code, f"task {task_id} is not in the dead-letter queue")
