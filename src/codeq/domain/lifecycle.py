@@ -85,10 +85,12 @@ def claim(task: Task, worker: str, now_ms: int, *, lease_ms: int) -> Change:
     return Change(_CLAIM, task, after)
 
 
-def heartbeat(task: Task, holder: Holder, now_ms: int, *, lease_ms: int) -> Change:
-    """Let the holder keep the task until `lease_ms` from now. Never shortens a lease, makes no event."""
+def heartbeat(task: Task, holder: Holder, now_ms: int, *, lease_ms: int, progress: str | None = None) -> Change:
+    """Let the holder keep the task until `lease_ms` from now, and say how far it is. Never shortens a lease, makes no
+    event."""
     _check_held(task, holder)
-    return Change(_HEARTBEAT, task, _extended(task, max(task.lease_until_ms, now_ms + lease_ms)))
+    until_ms = max(task.lease_until_ms, now_ms + lease_ms)
+    return Change(_HEARTBEAT, task, _extended(task, until_ms, progress or task.progress))
 
 
 def complete(task: Task, holder: Holder, now_ms: int, *, keep_ms: int, result: bytes | None = None) -> Change:
@@ -114,10 +116,14 @@ def fail(task: Task, holder: Holder, now_ms: int, *, error: str, keep_ms: int, r
     return Change(_FAIL, task, after, None, result)
 
 
-def nack(task: Task, holder: Holder, now_ms: int, *, retry_ms: int, reason: str, keep_ms: int) -> Change:
-    """Count a failed delivery: retry after `retry_ms`, or dead-letter at the limit."""
+def nack(
+    task: Task, holder: Holder, now_ms: int, *, retry_ms: int, reason: str, keep_ms: int, is_last: bool = False
+) -> Change:
+    """Count a failed delivery: retry after `retry_ms`, or dead-letter at the limit, or at once if it was the last."""
     _check_held(task, holder)
-    return _retry_or_bury(_NACK, task, now_ms, failed=1, retry_ms=retry_ms, reason=reason, keep_ms=keep_ms)
+    return _retry_or_bury(
+        _NACK, task, now_ms, failed=1, retry_ms=retry_ms, reason=reason, keep_ms=keep_ms, is_last=is_last
+    )
 
 
 def expire(task: Task, now_ms: int, *, retry_ms: int, keep_ms: int) -> Change:
@@ -188,15 +194,23 @@ def with_grace(task: Task, least_ms: int) -> Task:
     """A task in progress whose lease lasts at least until then: workers could not reach a store that was down."""
     if task.lease_until_ms >= least_ms:
         return task
-    return _extended(task, least_ms)
+    return _extended(task, least_ms, task.progress)
 
 
 def _retry_or_bury(
-    move: Move, task: Task, now_ms: int, *, failed: int, retry_ms: int, reason: str | None, keep_ms: int
+    move: Move,
+    task: Task,
+    now_ms: int,
+    *,
+    failed: int,
+    retry_ms: int,
+    reason: str | None,
+    keep_ms: int,
+    is_last: bool = False,
 ) -> Change:
     attempts = task.attempts + failed
     verdict = None
-    if attempts >= task.max_attempts:
+    if is_last or attempts >= task.max_attempts:
         verdict = MAX_ATTEMPTS
     elif task.deliveries >= task.max_deliveries:
         verdict = MAX_DELIVERIES
@@ -237,12 +251,12 @@ def _moved(
     )  # fmt: skip
 
 
-def _extended(task: Task, until_ms: int) -> Task:
+def _extended(task: Task, until_ms: int, progress: str | None) -> Task:
     t = task
     return Task(
         t.id, t.tenant, t.command, t.priority, t.status, t.version, t.previous, t.move, t.status_before, t.created_ms,
         t.updated_ms, 0, t.attempts, t.max_attempts, t.deliveries, t.max_deliveries, t.lease_token, t.worker, until_ms,
-        t.error, t.last_error, 0, 0, t.payload_bytes, t.trace_id, t.backoff, t.has_webhook,
+        t.error, t.last_error, 0, 0, t.payload_bytes, t.trace_id, t.backoff, t.has_webhook, progress,
     )  # fmt: skip
 
 

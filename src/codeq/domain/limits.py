@@ -27,6 +27,9 @@ IDEMPOTENCY_KEY_CHARS_MAX = 255
 ERROR_CHARS_MAX = 2000
 """The head of a stack trace. It is copied into every later event of the task, so it must stay small."""
 
+PROGRESS_CHARS_MAX = 200
+"""One line on a screen; it is kept in memory with the lease."""
+
 WEBHOOK_CHARS_MAX = 2000
 """What browsers and proxies accept as a URL."""
 

@@ -83,6 +83,8 @@ class Task(Struct, frozen=True, array_like=True, gc=False):
     backoff: Backoff | None
     """The task's own policy; None leaves it to the queue."""
     has_webhook: bool
+    progress: str | None = None
+    """While in progress: how far its worker says it is."""
 
     @property
     def is_dead(self) -> bool:

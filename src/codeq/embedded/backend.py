@@ -44,17 +44,19 @@ class CoreBackend:
             for task, body in [(d.task, d.body) for d in await claiming.claim(self.core, self.tenant, wanted)]
         ]
 
-    async def heartbeat(self, job: Job, extend_ms: int | None) -> int:
-        task = await heartbeat(self.core, self.tenant, job.id, job.holder, extend_ms=extend_ms)
+    async def heartbeat(self, job: Job, extend_ms: int | None, progress: str | None = None) -> int:
+        task = await heartbeat(self.core, self.tenant, job.id, job.holder, extend_ms=extend_ms, progress=progress)
         return task.lease_until_ms
 
     async def submit(self, outcomes: Sequence[Outcome]) -> list[CodeqError | None]:
         answers = await submit.submit(self.core, self.tenant, outcomes)
         return [answer if isinstance(answer, CodeqError) else None for answer in answers]
 
-    async def nack(self, job: Job, delay_ms: int | None, reason: str) -> GivenBack:
+    async def nack(self, job: Job, delay_ms: int | None, reason: str, *, dead: bool = False) -> GivenBack:
         return _given_back(
-            await giveback.nack(self.core, self.tenant, job.id, job.holder, delay_ms=delay_ms, reason=reason)
+            await giveback.nack(
+                self.core, self.tenant, job.id, job.holder, delay_ms=delay_ms, reason=reason, is_last=dead
+            )
         )
 
     async def abandon(self, job: Job) -> GivenBack:

@@ -21,13 +21,13 @@ class Backend(Protocol):
 
     async def claim(self, wanted: Claim) -> list[Job]: ...
 
-    async def heartbeat(self, job: Job, extend_ms: int | None) -> int:
+    async def heartbeat(self, job: Job, extend_ms: int | None, progress: str | None = None) -> int:
         """Until when the job is ours now, in Unix milliseconds."""
 
     async def submit(self, outcomes: Sequence[Outcome]) -> list[CodeqError | None]:
         """Per outcome, of up to 1000: None if it was accepted, or why not."""
 
-    async def nack(self, job: Job, delay_ms: int | None, reason: str) -> GivenBack: ...
+    async def nack(self, job: Job, delay_ms: int | None, reason: str, *, dead: bool = False) -> GivenBack: ...
 
     async def abandon(self, job: Job) -> GivenBack: ...
 

@@ -133,8 +133,9 @@ class HttpBackend:
             for held in _held(answer.body).tasks
         ]
 
-    async def heartbeat(self, job: Job, extend_ms: int | None) -> int:
-        asked = tasks.Heartbeat(lease_token=job.holder.token, extend_seconds=(extend_ms or 0) / 1000)
+    async def heartbeat(self, job: Job, extend_ms: int | None, progress: str | None = None) -> int:
+        extend_s = (extend_ms or 0) / 1000
+        asked = tasks.Heartbeat(lease_token=job.holder.token, extend_seconds=extend_s, progress=progress)
         answer = await self._call("POST", paths.HEARTBEAT, asked, tasks.HeartbeatAnswer, id=job.id)
         return reading.moment_ms(answer.lease_until)
 
@@ -157,9 +158,9 @@ class HttpBackend:
             for verdict in _verdicts(answer.body).results
         ]
 
-    async def nack(self, job: Job, delay_ms: int | None, reason: str) -> GivenBack:
+    async def nack(self, job: Job, delay_ms: int | None, reason: str, *, dead: bool = False) -> GivenBack:
         delay_s = None if delay_ms is None else delay_ms / 1000
-        asked = tasks.Nack(lease_token=job.holder.token, delay_seconds=delay_s, reason=reason)
+        asked = tasks.Nack(lease_token=job.holder.token, delay_seconds=delay_s, reason=reason, dead=dead)
         return _given_back(await self._call("POST", paths.NACK, asked, tasks.GiveBackAnswer, id=job.id))
 
     async def abandon(self, job: Job) -> GivenBack:

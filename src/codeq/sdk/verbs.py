@@ -98,9 +98,12 @@ class Verbs:
         )
         return await self.backend.claim(wanted)
 
-    async def heartbeat(self, job: Job, extend: Seconds | None = None) -> datetime:
-        """Keep the job a while longer; answers until when. Raises NotOwner or Cancelled when it is no longer ours."""
-        until_ms = await self.backend.heartbeat(job, None if extend is None else milliseconds(extend))
+    async def heartbeat(self, job: Job, extend: Seconds | None = None, *, progress: str | None = None) -> datetime:
+        """Keep the job a while longer, and say how far it is; answers until when it is ours.
+
+        Raises NotOwner or Cancelled when it is ours no longer: stop working on it.
+        """
+        until_ms = await self.backend.heartbeat(job, None if extend is None else milliseconds(extend), progress)
         return datetime.fromtimestamp(until_ms / 1000, UTC)
 
     async def complete(self, job: Job, result: Any = None) -> None:
@@ -121,9 +124,10 @@ class Verbs:
         ]
         return await self.backend.submit(outcomes)
 
-    async def nack(self, job: Job, reason: str = "", *, delay: Seconds | None = None) -> GivenBack:
-        """Report a failed try. The task comes back after its backoff, or after `delay`; at its limit it is dead."""
-        return await self.backend.nack(job, None if delay is None else milliseconds(delay), reason)
+    async def nack(self, job: Job, reason: str = "", *, delay: Seconds | None = None, dead: bool = False) -> GivenBack:
+        """Report a failed try. The task comes back after its backoff, or after `delay`; at its limit, or with `dead`
+        at once, it goes to the dead-letter queue."""
+        return await self.backend.nack(job, None if delay is None else milliseconds(delay), reason, dead=dead)
 
     async def abandon(self, job: Job) -> GivenBack:
         """Hand the job back unharmed, for another worker to take at once."""

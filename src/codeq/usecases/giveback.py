@@ -10,10 +10,17 @@ from codeq.usecases.moving import move_one
 
 @durable
 async def nack(
-    core: Core, tenant: str, task_id: str, holder: Holder, *, delay_ms: int | None = None, reason: str = ""
+    core: Core,
+    tenant: str,
+    task_id: str,
+    holder: Holder,
+    *,
+    delay_ms: int | None = None,
+    reason: str = "",
+    is_last: bool = False,
 ) -> Task:
     """Count a failed delivery. The task waits `delay_ms` (0 for the back of the queue now), by default as its backoff
-    says; at its last attempt it is dead-lettered, with `reason` kept as its last error."""
+    says; at its last attempt, or with `is_last`, it is dead-lettered, with `reason` kept as its last error."""
     now_ms = core.store.now_ms()
     if delay_ms is not None:
         checks.whole(delay_ms, "delay in milliseconds", 0, BACKOFF_MS_MAX)
@@ -21,7 +28,8 @@ async def nack(
 
     def decide(task: Task) -> Change:
         retry_ms = core.retry_ms(task) if delay_ms is None else delay_ms
-        return lifecycle.nack(task, holder, now_ms, retry_ms=retry_ms, reason=said, keep_ms=core.keep_dead_ms(task))
+        keep_ms = core.keep_dead_ms(task)
+        return lifecycle.nack(task, holder, now_ms, retry_ms=retry_ms, reason=said, keep_ms=keep_ms, is_last=is_last)
 
     task = await move_one(core, tenant, task_id, decide)
     core.freed(task)

@@ -1,23 +1,41 @@
 """Let a worker keep its task a while longer."""
 
 from codeq.domain import lifecycle
+from codeq.domain.limits import PROGRESS_CHARS_MAX
 from codeq.domain.task import Holder, Task
 from codeq.usecases import checks
 from codeq.usecases.core import Core
 from codeq.usecases.moving import move_one
 
 
-async def heartbeat(core: Core, tenant: str, task_id: str, holder: Holder, *, extend_ms: int | None = None) -> Task:
-    """Extend the lease to `extend_ms` from now, by default the queue's lease. Acts in memory and does not wait for
-    the disk: losing it to a crash only shortens a lease, and a restart gives every lease some grace."""
+async def heartbeat(
+    core: Core,
+    tenant: str,
+    task_id: str,
+    holder: Holder,
+    *,
+    extend_ms: int | None = None,
+    progress: str | None = None,
+) -> Task:
+    """Extend the lease to `extend_ms` from now, by default the queue's lease, and note the progress.
+
+    Acts in memory and does not wait for the disk: losing it to a crash only shortens a lease, and a restart gives every
+    lease some grace.
+    """
     now_ms = core.store.now_ms()
     if extend_ms is not None:
         checks.lease_ms(extend_ms)
+    if progress is not None:
+        checks.text(progress, "progress", PROGRESS_CHARS_MAX)
     return await move_one(
         core,
         tenant,
         task_id,
         lambda task: lifecycle.heartbeat(
-            task, holder, now_ms, lease_ms=extend_ms or core.policy(task.tenant, task.command).lease_ms
+            task,
+            holder,
+            now_ms,
+            lease_ms=extend_ms or core.policy(task.tenant, task.command).lease_ms,
+            progress=progress,
         ),
     )

@@ -41,6 +41,7 @@ def task_of(view: TaskView) -> Task:
         view.trace_parent[3:35] if view.trace_parent else None,
         None,
         view.webhook is not None,
+        view.progress,
     )
     return msgspec.convert(record, Task)
 

@@ -81,12 +81,16 @@ class LeaseCall(Request, frozen=True, kw_only=True, gc=False):
 
 class Heartbeat(LeaseCall, frozen=True, kw_only=True, gc=False):
     extend_seconds: Annotated[float, Meta(le=43_200)] = 0
+    progress: Annotated[str, Meta(max_length=200)] | None = None
+    """How far the work is, in words; shown with the task while it is in progress."""
 
 
 class Nack(LeaseCall, frozen=True, kw_only=True, gc=False):
     delay_seconds: Seconds | None = None
     """0 for the back of the queue now; absent for the backoff."""
     reason: str = ""
+    dead: bool = False
+    """Into the dead-letter queue at once, whatever tries are left."""
 
 
 class _Submit(LeaseCall, frozen=True, kw_only=True, gc=False):
@@ -139,6 +143,7 @@ class TaskView(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     ended_at: str | None = None
     error: str | None = None
     last_error: str | None = None
+    progress: str | None = None
     webhook: str | None = None
     idempotency_key: str | None = None
     result_key: str | None = None
@@ -238,6 +243,7 @@ def view(task: Task, body: Body) -> TaskView:
         ended_at=times.optional(task.ended_ms),
         error=task.error,
         last_error=task.last_error,
+        progress=task.progress,
         webhook=body.webhook,
         idempotency_key=body.idempotency_key,
         result_key="codeq:results" if task.status is _COMPLETED else None,

@@ -47,7 +47,12 @@ async def heartbeat(parts: Parts, call: Call) -> Reply:
     await _check_commands(parts, call, [task_id])
     with parts.tracing.verb("heartbeat", task_id=task_id, worker_id=call.principal.subject):
         task = await extend(
-            parts.core, call.tenant, task_id, _holder(call, asked), extend_ms=_ms(asked.extend_seconds) or None
+            parts.core,
+            call.tenant,
+            task_id,
+            _holder(call, asked),
+            extend_ms=_ms(asked.extend_seconds) or None,
+            progress=asked.progress,
         )
     return call.answer(200, wire.HeartbeatAnswer(ok=True, lease_until=times.text(task.lease_until_ms)))
 
@@ -68,7 +73,13 @@ async def nack(parts: Parts, call: Call) -> Reply:
     delay_ms = None if asked.delay_seconds is None else min(_ms(asked.delay_seconds), BACKOFF_MS_MAX)
     with parts.tracing.verb("nack", task_id=task_id, worker_id=call.principal.subject):
         task = await giveback.nack(
-            parts.core, call.tenant, task_id, _holder(call, asked), delay_ms=delay_ms, reason=asked.reason
+            parts.core,
+            call.tenant,
+            task_id,
+            _holder(call, asked),
+            delay_ms=delay_ms,
+            reason=asked.reason,
+            is_last=asked.dead,
         )
     waits_ms = task.visible_ms - task.updated_ms if task.visible_ms else 0
     status = "dlq" if task.is_dead else "requeued"
