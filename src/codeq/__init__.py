@@ -10,6 +10,7 @@ from codeq.embedded import AsyncQueue, Queue, open, open_async
 from codeq.sdk.client import AsyncClient, Client
 from codeq.sdk.jobs import GivenBack, Job, Kept, QueueInfo, TaskFailed, WaitedTooLong
 from codeq.sdk.verbs import new_tasks
+from codeq.sdk.worker import Fail, Interrupted, Retry, RunningJob, Worker, current_job
 from codeq.store.opening import restore
 
 __version__ = "0.1.0"
@@ -21,7 +22,9 @@ __all__ = [
     "BackoffKind",
     "Client",
     "CodeqError",
+    "Fail",
     "GivenBack",
+    "Interrupted",
     "Job",
     "Kept",
     "Move",
@@ -30,10 +33,14 @@ __all__ = [
     "Queue",
     "QueueInfo",
     "QueuePolicy",
+    "Retry",
+    "RunningJob",
     "Status",
     "Task",
     "TaskFailed",
     "WaitedTooLong",
+    "Worker",
+    "current_job",
     "errors",
     "new_tasks",
     "open",

@@ -58,6 +58,10 @@ class BlockingVerbs:
         """Enqueues that travel together: sent when `size` of them wait, or the first has waited for `linger`."""
         return Batcher(self.enqueue_many, size=size, linger_s=milliseconds(linger) / 1000)
 
+    def awaited(self) -> Verbs:
+        """The same queue, to be awaited."""
+        raise NotImplementedError
+
     def close(self) -> None:
         self._run(self._verbs.close())
 

@@ -31,9 +31,9 @@ class AsyncClient(Verbs):
         asked again when the server refuses the last one. `retry_for` bounds how long a call is repeated while the
         server cannot be reached or is busy; `timeout` bounds one try, on top of what the call itself waits."""
         address, known = _server(url, token, ca_file)
-        self._given: dict[str, Any] = {"token": known, "timeout": timeout, "retry_for": retry_for, "ca_file": ca_file}
+        self.given: dict[str, Any] = {"token": known, "timeout": timeout, "retry_for": retry_for, "ca_file": ca_file}
         self.url = url or os.environ.get("CODEQ_URL", DEFAULT_URL)
-        super().__init__(_backend(AsyncTransport(address), address, **self._given))
+        super().__init__(_backend(AsyncTransport(address), address, **self.given))
 
 
 class Client(BlockingVerbs):
@@ -49,13 +49,13 @@ class Client(BlockingVerbs):
         ca_file: str | None = None,
     ) -> None:
         address, known = _server(url, token, ca_file)
-        self._given: dict[str, Any] = {"token": known, "timeout": timeout, "retry_for": retry_for, "ca_file": ca_file}
+        self.given: dict[str, Any] = {"token": known, "timeout": timeout, "retry_for": retry_for, "ca_file": ca_file}
         self.url = url or os.environ.get("CODEQ_URL", DEFAULT_URL)
-        super().__init__(Verbs(_backend(BlockingTransport(address), address, **self._given)))
+        super().__init__(Verbs(_backend(BlockingTransport(address), address, **self.given)))
 
     def awaited(self) -> AsyncClient:
         """The same server and token, to be awaited."""
-        return AsyncClient(self.url, **self._given)
+        return AsyncClient(self.url, **self.given)
 
     def _run(self, verb: Coroutine[Any, Any, Done]) -> Done:
         try:

@@ -120,7 +120,7 @@ class HttpBackend:
             Job(
                 held.id,
                 held.command,
-                held.payload,
+                held.payload.encode(),
                 Holder(held.worker_id, held.lease_token),
                 held.priority,
                 held.attempts,

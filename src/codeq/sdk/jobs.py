@@ -14,7 +14,7 @@ class Job(Struct, gc=False, eq=False):
 
     id: str
     command: str
-    raw: "bytes | str"
+    raw: bytes
     """The payload as JSON text, as the producer sent it."""
     holder: Holder
     priority: int = 0
@@ -25,6 +25,11 @@ class Job(Struct, gc=False, eq=False):
     """By the clock of the queue."""
     trace_parent: str | None = None
     trace_state: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Names this delivery: the same task may come again, under a higher token."""
+        return f"{self.id} {self.holder.token}"
 
     @property
     def attempt(self) -> int:

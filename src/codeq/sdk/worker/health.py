@@ -1,0 +1,60 @@
+"""A page for probes: whether this worker really takes tasks and gets them done."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from codeq.domain.errors import InvalidRequest
+
+_REQUEST_S_MAX = 5.0
+
+
+class Counts(msgspec.Struct):
+    """What the worker has done since it started."""
+
+    completed: int = 0
+    failed: int = 0
+    retried: int = 0
+    abandoned: int = 0
+    lost: int = 0
+    """Jobs whose lease was lost, or that were cancelled, while they were held."""
+    refused: int = 0
+    """Results that came too late."""
+
+
+async def serve_health(address: str, state: Callable[[], tuple[bool, dict[str, Any]]]) -> asyncio.Server:
+    """Answer every request with the state: 200 while it is good, 503 while it is not; `/metrics` for Prometheus."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        raise InvalidRequest(f"health is host:port, not {address!r}")
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(_REQUEST_S_MAX):
+                head = await reader.readuntil(b"\r\n\r\n")
+                is_good, shown = state()
+                kind, body = "application/json", msgspec.json.encode(shown)
+                if head.split(b" ", 2)[1].startswith(b"/metrics"):
+                    kind, body = "text/plain; version=0.0.4", _metrics(shown)
+                    is_good = True
+                status = "200 OK" if is_good else "503 Service Unavailable"
+                length = f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+                writer.write(f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\n{length}".encode() + body)
+                await writer.drain()
+        writer.close()
+
+    try:
+        return await asyncio.start_server(answer, host.strip("[]") or "127.0.0.1", int(port), limit=16_384)
+    except (OSError, OverflowError) as fault:
+        raise InvalidRequest(f"cannot serve health at {address}: {fault}") from None
+
+
+def _metrics(shown: dict[str, Any]) -> bytes:
+    lines = []
+    for name, value in shown.items():
+        if isinstance(value, (int, float)):
+            lines.append(f"codeq_worker_{name} {float(value):g}\n")
+    return "".join(lines).encode()

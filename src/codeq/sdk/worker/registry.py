@@ -1,0 +1,151 @@
+"""Which function does which command, and with what care: `@worker.task("render_video", lease=60)`."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from codeq.domain.backoff import Backoff
+from codeq.domain.errors import InvalidRequest
+from codeq.domain.limits import ATTEMPTS_MAX, BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, LEASE_MS_MAX
+from codeq.sdk.blocking import BlockingVerbs
+from codeq.sdk.client import AsyncClient
+from codeq.sdk.verbs import Seconds, Verbs, milliseconds
+from codeq.sdk.worker.handling import Handler, Middleware, Place, wants_job
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Source = str | Verbs | BlockingVerbs
+
+LEASE_MS_LEAST = 1_000
+
+
+class Worker:
+    """Functions for tasks. `run` works until it is told to stop (SIGTERM, Ctrl-C).
+
+    Plain functions run in threads, or with `processes=True` each in a child process, which may crash without harm;
+    `async` functions run on the event loop. Tasks are fetched ahead and results are sent in batches.
+    """
+
+    def __init__(
+        self,
+        queue: Source | None = None,
+        *,
+        concurrency: int = 16,
+        processes: bool = False,
+        lease: Seconds = 60,
+        grace: Seconds = 30,
+        prefetch: int | None = None,
+        health: str | None = None,
+        name: str = "worker",
+    ) -> None:
+        """`queue` is a server's address, a client or an opened queue. `concurrency` is how many handlers run at once.
+        `lease` is how long a job is kept without a heartbeat, so how long the jobs of a killed worker wait. `grace` is
+        how long running handlers may go on once it is told to stop. `prefetch` bounds how many jobs are held; if not
+        said, about a tenth of a second's work. `health` is `host:port` of a page for probes. `name` is who works, on a
+        queue inside the process."""
+        if not 1 <= concurrency <= BATCH_TASKS_MAX:
+            raise InvalidRequest(f"concurrency is 1 to {BATCH_TASKS_MAX}, not {concurrency}")
+        if prefetch is not None and not concurrency <= prefetch <= BATCH_TASKS_MAX:
+            raise InvalidRequest(f"prefetch is at least the concurrency and at most {BATCH_TASKS_MAX}, not {prefetch}")
+        self.queue = queue
+        self.concurrency = concurrency
+        self.processes = processes
+        self.lease_ms = _lease_ms(lease)
+        self.grace_s = milliseconds(grace) / 1000
+        self.prefetch = prefetch
+        self.health = health
+        self.name = name
+        self.handlers: dict[str, Handler] = {}
+        self._around: list[Middleware] = []
+
+    def task(
+        self,
+        command: str,
+        *,
+        lease: Seconds | None = None,
+        max_attempts: int | None = None,
+        backoff: Backoff | None = None,
+        timeout: Seconds | None = None,
+        process: bool | None = None,
+    ) -> Callable[[Function], Function]:
+        """Have the function do the tasks of this command. It gets the payload, and the job as a second argument if it
+        takes one; what it returns is the result. It may raise or return `Retry(delay)` or `Fail(error)`; any other
+        error is a failed try.
+
+        `max_attempts` buries a task earlier than its own limit says, `backoff` replaces its own, `timeout` ends a try
+        that takes longer, `process` says where this one runs.
+        """
+        if command in self.handlers:
+            raise InvalidRequest(f"two functions for the command {command!r}")
+        if len(self.handlers) >= CLAIM_COMMANDS_MAX:
+            raise InvalidRequest(f"a worker does at most {CLAIM_COMMANDS_MAX} commands")
+        if max_attempts is not None and not 1 <= max_attempts <= ATTEMPTS_MAX:
+            raise InvalidRequest(f"max_attempts is 1 to {ATTEMPTS_MAX}, not {max_attempts}")
+
+        def register(function: Function) -> Function:
+            self.handlers[command] = Handler(
+                command=command,
+                function=function,
+                place=self._place(function, process),
+                lease_ms=self.lease_ms if lease is None else _lease_ms(lease),
+                timeout_s=None if timeout is None else milliseconds(timeout) / 1000,
+                max_attempts=max_attempts,
+                backoff=backoff,
+                wants_job=wants_job(function),
+                around=self._around,
+            )
+            return function
+
+        return register
+
+    def middleware(self, around: Middleware) -> Middleware:
+        """Wrap every handler: called with the job and a function that calls the handler, and answers its result.
+
+        Around an `async` handler that function answers an awaitable."""
+        self._around.append(around)
+        return around
+
+    def run(self, queue: Source | None = None, *, until_idle: bool = False) -> None:
+        """Work until told to stop, or with `until_idle` until nothing is ready any more."""
+        asyncio.run(self.run_async(queue, until_idle=until_idle, signals=True))
+
+    async def run_async(self, queue: Source | None = None, *, until_idle: bool = False, signals: bool = False) -> None:
+        """As `run`, on the running event loop. Cancel it to stop it as a signal would."""
+        from codeq.sdk.worker.running import Runner  # noqa: PLC0415 - who only declares tasks needs none of it
+
+        source = queue if queue is not None else self.queue
+        if source is None:
+            raise InvalidRequest("where from? give Worker(queue) or run(queue) a server's address or a queue")
+        if not self.handlers:
+            raise InvalidRequest("this worker has no tasks; declare some with @worker.task")
+        verbs = awaited(source)
+        try:
+            await Runner(self, verbs, until_idle=until_idle).run(signals=signals)
+        finally:
+            if verbs is not source:
+                await verbs.close()
+
+    @property
+    def commands(self) -> Sequence[str]:
+        return tuple(self.handlers)
+
+    def _place(self, function: Callable[..., Any], process: bool | None) -> Place:
+        if inspect.iscoroutinefunction(function):
+            if process:
+                raise InvalidRequest("an async function runs on the event loop, not in a process")
+            return Place.LOOP
+        return Place.PROCESS if (self.processes if process is None else process) else Place.THREAD
+
+
+def awaited(source: Source) -> Verbs:
+    """The same queue, to be awaited."""
+    if isinstance(source, str):
+        return AsyncClient(source)
+    return source.awaited() if isinstance(source, BlockingVerbs) else source
+
+
+def _lease_ms(lease: Seconds) -> int:
+    lease_ms = milliseconds(lease)
+    if not LEASE_MS_LEAST <= lease_ms <= LEASE_MS_MAX:
+        raise InvalidRequest(f"a worker's lease is 1 s to {LEASE_MS_MAX // 3_600_000} h, not {lease}")
+    return lease_ms
