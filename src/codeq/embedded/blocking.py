@@ -19,15 +19,21 @@ Answer = TypeVar("Answer")
 
 def open(path: str | os.PathLike[str], *, tenant: str = "default", **options: Any) -> "Queue":  # noqa: A001
     """Open the data directory for blocking calls from any thread. Takes the options of `open_async`."""
+    return Queue(*start(open_async(path, tenant=tenant, **options)))
+
+
+def start(
+    opening: Coroutine[Any, Any, AsyncQueue],
+) -> tuple[AsyncQueue, asyncio.AbstractEventLoop, threading.Thread]:
+    """Open a queue on an event loop in a thread of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="codeq", daemon=True)
     thread.start()
     try:
-        inner = asyncio.run_coroutine_threadsafe(open_async(path, tenant=tenant, **options), loop).result()
+        return asyncio.run_coroutine_threadsafe(opening, loop).result(), loop, thread
     except BaseException:
         _stop(loop, thread)
         raise
-    return Queue(inner, loop, thread)
 
 
 class Bridge:

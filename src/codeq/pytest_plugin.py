@@ -1,0 +1,17 @@
+"""The fixture `codeq_queue`, for every test suite in an environment where codeQ is installed."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from codeq.testing import QueueForTests
+
+
+@pytest.fixture
+def codeq_queue() -> "Iterator[QueueForTests]":
+    """A new, empty queue with a clock that the test moves; see `codeq.testing`."""
+    from codeq import testing  # noqa: PLC0415 - suites that do not use it do not pay for it
+
+    yield from testing.fixture()

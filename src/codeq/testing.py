@@ -1,0 +1,133 @@
+"""For the test suites of programs that use codeQ: a real queue in a temporary folder, with a clock that you move.
+
+    def test_a_signup_sends_a_mail():
+        with codeq.testing.open() as queue:
+            sign_up(queue, "ada@example.org")
+            queue.assert_enqueued("mail", {"to": "ada@example.org"})
+            queue.work(worker)                      # until nothing is ready any more
+            queue.advance(hours=1)                  # what was delayed is ready now
+
+With pytest, the fixture `codeq_queue` is such a queue.
+"""
+
+import asyncio
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from codeq.domain.queue import QueuePolicy
+from codeq.domain.task import Status, Task
+from codeq.embedded import AsyncQueue, Queue, open_async
+from codeq.embedded.blocking import start
+from codeq.sdk.worker import Worker
+
+ROUNDS_MAX = 1000
+"""How often `work_off` moves the clock: more means that tasks make new ones for ever."""
+
+_ANY: Any = object()
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_ms = time.time_ns() // 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+class QueueForTests(Queue):
+    """Every verb of the queue, and what a test wants to ask. Nothing expires and no delay ends but by `advance`."""
+
+    def __init__(
+        self, started: tuple[AsyncQueue, asyncio.AbstractEventLoop, threading.Thread], clock: Clock, folder: str
+    ) -> None:
+        super().__init__(*started)
+        self.clock = clock
+        self._folder = folder
+
+    def advance(self, seconds: float = 0, **time_units: float) -> None:
+        """Move the clock: by seconds, or by what `timedelta` takes (minutes=5, hours=1)."""
+        self.clock.now_ms += round((timedelta(**time_units).total_seconds() + seconds) * 1000)
+
+    def work(self, worker: Worker) -> None:
+        """Have the worker do what is ready, and what becomes ready by that, until nothing is."""
+        asyncio.run(worker.run_async(self, until_idle=True))
+
+    def work_off(self, worker: Worker) -> None:
+        """As `work`, moving the clock to each delay and retry in turn, until no task waits for anything."""
+        for _ in range(ROUNDS_MAX):
+            self.work(worker)
+            due_ms = [task.visible_ms for task in self.tasks(status=Status.PENDING) if task.command in worker.commands]
+            if not due_ms:
+                return
+            self.clock.now_ms = max(self.clock.now_ms, min(due_ms))
+        raise AssertionError(f"tasks still wait after the clock was moved {ROUNDS_MAX} times")
+
+    def tasks(self, command: str | None = None, *, status: Status | None = None) -> list[Task]:
+        """Every task there is, oldest first."""
+        found = []
+        cursor = None
+        while True:
+            page = self.list(command=command, status=status, cursor=cursor, limit=1000)
+            found += page.tasks
+            cursor = page.cursor
+            if cursor is None:
+                return found[::-1]
+
+    def payloads(self, command: str) -> list[Any]:
+        """What was sent to the command, oldest first."""
+        return [self.get(task.id).payload for task in self.tasks(command)]
+
+    def assert_enqueued(self, command: str, payload: Any = _ANY, *, times: int | None = None, **task: Any) -> None:
+        """Fail unless such a task was enqueued (exactly `times` times). `task` is for fields of it, as priority=9."""
+        matching = [
+            kept
+            for kept in (self.get(found.id) for found in self.tasks(command))
+            if (payload is _ANY or kept.payload == payload)
+            and all(getattr(kept.task, name) == value for name, value in task.items())
+        ]
+        if len(matching) == times or (times is None and matching):
+            return
+        wanted = "" if payload is _ANY else f" with {msgspec.json.encode(payload).decode()}"
+        told = "".join(f"\n  {item!r}" for item in self.payloads(command)[:20]) or " none"
+        raise AssertionError(
+            f"expected {times or 'a'} {command} task{wanted}, found {len(matching)}; all {command} tasks:{told}"
+        )
+
+    def assert_not_enqueued(self, command: str, payload: Any = _ANY) -> None:
+        self.assert_enqueued(command, payload, times=0)
+
+    def close(self) -> None:
+        super().close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open(*, tenant: str = "default", defaults: QueuePolicy | None = None) -> QueueForTests:  # noqa: A001
+    """A new, empty queue in a temporary folder, which is removed when it is closed."""
+    folder = tempfile.mkdtemp(prefix="codeq-test-")
+    clock = Clock()
+    opening = open_async(folder, tenant=tenant, durability="process", defaults=defaults, clock=clock, sweeping=False)
+    return QueueForTests(start(opening), clock, folder)
+
+
+def fixture() -> Iterator[QueueForTests]:
+    """What the pytest fixture `codeq_queue` does."""
+    with open() as queue:
+        yield queue
