@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 from tests.server.running import Caller, Server, Tenant, answered, at, refused, start_server, waiting
 
-from codeq.server.calls import ARROW
 from codeq.wire import paths
-from codeq.wire.events import COLUMNS
+from codeq.wire.events import ARROW, COLUMNS
 
 TYPES = {"int32": pa.int32(), "int64": pa.int64(), "string": pa.string(), "timestamp": pa.timestamp("us", tz="UTC")}
 

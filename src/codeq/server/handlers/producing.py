@@ -56,7 +56,7 @@ async def create_many(parts: Parts, call: Call) -> Reply:
             if isinstance(done, CodeqError):
                 results.append(wire.TaskAnswer(error=str(done), code=done.code))
             else:
-                results.append(wire.TaskAnswer(task=wire.view(done.task, done.body)))
+                results.append(wire.TaskAnswer(task=wire.view(done.task, done.body), replayed=done.is_replay))
         else:
             results.append(answer)
     return call.answer(200, wire.TaskAnswers(results=results))
