@@ -22,7 +22,7 @@ TRANSIENT = (Unreachable, Unavailable, RateLimited, StoreError)
 """Faults that pass by themselves: the server is away, is busy, or asks to come back later."""
 
 TIMEOUT_S = 60.0
-ONE_TRY_S = 10.0
+ONE_TRY_S = 2.0
 """How long one call is repeated before we say that the server is away."""
 
 Done = TypeVar("Done")
@@ -48,8 +48,8 @@ class Connection(Struct, frozen=True, kw_only=True):
         token = os.environ.get(name, "").strip()
         if not token:
             raise InvalidRequest(
-                f"a token is needed: give tokenFile, or tokenEnv, or set {name} where this runs (on executors by "
-                f"spark.executorEnv.{name})"
+                f"a token is needed: give tokenFile or tokenEnv, or set {name} before Spark starts (on executors of a "
+                f"cluster by spark.executorEnv.{name})"
             )
         return token
 

@@ -7,6 +7,8 @@ the same DataFrame reads the rows of the one before. Filters are options instead
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -103,24 +105,24 @@ class _Events:
 
     def pages(self, stretch: Stretch, *, within_s: float | None) -> Iterator[pa.RecordBatch]:
         shard, offset, end = stretch
-        calls = self.calls
-        while offset < end:
-            limit = min(PAGE_EVENTS, end - offset)
-            body, span = patiently(
-                lambda offset=offset, limit=limit: calls.events(shard, offset, limit, self.options.wanted),  # type: ignore[misc]
-                f"cannot read shard {shard} from event {offset} on",
-                within_s=within_s,
-            )
-            if span.first > offset or span.next <= offset:
-                self.lost(shard, offset, span)
-            table = pa.ipc.open_stream(body).read_all()
-            if span.next > end:  # what was asked for is gone in part, and the rest was read instead
-                table = table.filter(pc.less(table["seq"], end))
-            if table.num_rows:
-                yield from table.select(self.columns).combine_chunks().to_batches()
-            if span.next <= offset:
-                return
-            offset = span.next
+        with closing(Calls(self.options.connection)) as calls:
+            while offset < end:
+                limit = min(PAGE_EVENTS, end - offset)
+                body, span = patiently(
+                    partial(calls.events, shard, offset, limit, self.options.wanted),
+                    f"cannot read shard {shard} from event {offset} on",
+                    within_s=within_s,
+                )
+                if span.first > offset or span.next <= offset:
+                    self.lost(shard, offset, span)
+                table = pa.ipc.open_stream(body).read_all()
+                if span.next > end:  # what was asked for is gone in part, and the rest was read instead
+                    table = table.filter(pc.less(table["seq"], end))
+                if table.num_rows:
+                    yield from table.select(self.columns).combine_chunks().to_batches()
+                if span.next <= offset:
+                    return
+                offset = span.next
 
 
 class EventsReader(_Events, DataSourceReader):

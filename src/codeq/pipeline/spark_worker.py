@@ -60,7 +60,8 @@ def work(
     rounds_max: int | None = None,
     on_progress: Callable[[Progress], object] | None = None,
 ) -> Progress:
-    """Work on the tasks of a command: until the queue is empty with `until_idle`, else until it is interrupted.
+    """Work on the tasks of a command: with `until_idle` until none is ready (those that wait for their next try are not
+    waited for), else until it is interrupted.
 
     `fn` gets tasks with the columns `id`, `command`, `payload` (JSON text), `priority`, `attempt`, and gives rows with
     `id` and `result` (JSON text, or anything that can be written as JSON), and where it likes `status` (COMPLETED or
