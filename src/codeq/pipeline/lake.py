@@ -28,7 +28,9 @@ APP = "codeq"
 VACUUM_AFTER_S = 3600
 """Files that no commit names may belong to a run under way; after an hour they belong to one that died."""
 
-_NAME = re.compile(r"(?P<part>[^/]+)/b(?P<batch>\d{8})-[^/]+/[^/]+\.parquet")
+_NAME = re.compile(r"(?P<part>[^/]+)/b(?P<batch>\d{8})-[^/]+/(?:_day=(?P<day>[^/]+)/)?[^/]+\.parquet")
+_DAY = "_day"
+"""Copy of the column `day` by which files are kept apart; `day` itself stays inside them, for every reader."""
 
 
 class LakeConflict(CodeqError):
@@ -43,6 +45,8 @@ class DataFile(Struct, frozen=True):
     batch: int
     rows: int
     size_bytes: int
+    day: str | None = None
+    """The one day whose rows it holds, where files are kept apart by day."""
 
 
 class Table:
@@ -80,7 +84,7 @@ class Table:
                 continue  # not ours: somebody wrote to the table by other means
             batch = int(name["batch"])
             if part in (None, name["part"]) and after_batch < batch and (up_to_batch is None or batch <= up_to_batch):
-                found.append(DataFile(path, name["part"], batch, int(rows or 0), int(size_bytes or 0)))
+                found.append(DataFile(path, name["part"], batch, int(rows or 0), int(size_bytes or 0), name["day"]))
         return sorted(found, key=lambda file: (file.batch, file.path))
 
     def read(self, spark: SparkSession, files: Sequence[DataFile] | None = None) -> DataFrame:
@@ -90,12 +94,13 @@ class Table:
             return spark.createDataFrame([], self.schema)
         return spark.read.schema(self.schema).parquet(*[str(self.folder / file.path) for file in chosen])
 
-    def write(self, rows: DataFrame, *, part: str, batch: int) -> "list[Written]":
+    def write(self, rows: DataFrame, *, part: str, batch: int, by_day: bool = False) -> "list[Written]":
         """Have Spark write the rows as files. They are not in the table before a commit names them."""
-        folder = f"{part}/b{batch:08d}-{uuid.uuid4().hex}"
-        target = self.folder / folder
-        rows.select(*self.schema.fieldNames()).write.mode("error").option("compression", "zstd").parquet(str(target))
-        return [_written(self.folder, file) for file in sorted(target.glob("*.parquet"))]
+        target = self.folder / part / f"b{batch:08d}-{uuid.uuid4().hex}"
+        chosen = rows.select(*self.schema.fieldNames())
+        writer = chosen.withColumn(_DAY, chosen["day"]).write.partitionBy(_DAY) if by_day else chosen.write
+        writer.mode("error").option("compression", "zstd").parquet(str(target))
+        return [_written(self.folder, file) for file in sorted(target.rglob("*.parquet"))]
 
     def commit(
         self,
@@ -142,11 +147,11 @@ class Table:
         live = {file.path for file in self.files()}
         oldest_s = time.time() - VACUUM_AFTER_S
         removed = 0
-        for file in self.folder.glob("*/b*/*"):
-            if str(file.relative_to(self.folder)) not in live and file.stat().st_mtime < oldest_s:
+        for file in self.folder.glob("*/b*/**/*"):
+            if file.is_file() and str(file.relative_to(self.folder)) not in live and file.stat().st_mtime < oldest_s:
                 file.unlink()
                 removed += 1
-        for folder in self.folder.glob("*/b*"):
+        for folder in sorted(self.folder.glob("*/b*/**/"), reverse=True):
             if not any(folder.iterdir()):
                 folder.rmdir()
         return removed
