@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -27,6 +27,7 @@ _json_encode = msgspec.json.Encoder().encode
 _msgpack_encode = msgspec.msgpack.Encoder().encode
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_NONE: Mapping[str, str] = {}
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -35,6 +36,8 @@ class Reply(Struct, gc=False):
     body: bytes = b""
     content_type: str = JSON
     headers: list[tuple[bytes, bytes]] = []
+    closes: bool = False
+    """Whether the connection ends with this answer."""
 
 
 class Parser:
@@ -63,15 +66,26 @@ class Parser:
 class Call:
     """What a handler needs to know. Made once per request, so it stays small."""
 
-    __slots__ = ("body", "connection", "headers", "params", "path", "principal", "query_string", "request_id", "route")
+    __slots__ = (
+        "body", "connection", "expects_continue", "headers", "is_whole", "keeps_alive", "method", "params", "path",
+        "principal", "query_string", "repeated", "request_id", "route", "started_s",
+    )  # fmt: skip
 
-    def __init__(self, path: str, params: dict[str, str], headers: dict[bytes, bytes], query_string: bytes) -> None:
+    def __init__(self, method: str, path: str, headers: dict[bytes, bytes], query_string: bytes) -> None:
+        self.method = method
         self.path = path
-        self.params = params
         self.headers = headers
         self.query_string = query_string
+        self.params: Mapping[str, str] = _NONE
+        self.repeated: Sequence[bytes] = ()
+        """Names of headers that were given more than once; `headers` has the last of each."""
         self.body = b""
+        self.is_whole = False
+        """Whether all of the body has arrived."""
+        self.keeps_alive = True
+        self.expects_continue = False
         self.request_id = ""
+        self.started_s = 0.0
         self.connection: Any = None
         self.route: Any = None
         self.principal: Principal = NOBODY
@@ -132,8 +146,6 @@ class Call:
 
     async def unless_gone(self, waiting: Awaitable[Message]) -> Message:
         """Wait, but stop when the caller hangs up: a wait for nobody must not hold anything."""
-        if self.connection is None:
-            return await waiting
         self.connection.waiting = asyncio.current_task()
         try:
             return await waiting

@@ -7,9 +7,10 @@ from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.limits import DELAY_MS_MAX, PRIORITY_MAX, PRIORITY_MIN
 from codeq.domain.requests import NewTask
 from codeq.server.calls import Call, Parser, Reply, json_value
+from codeq.server.lane import Shared
 from codeq.server.parts import Parts
 from codeq.usecases import operate
-from codeq.usecases.enqueue import enqueue
+from codeq.usecases.enqueue import Enqueued, enqueue
 from codeq.wire import tasks as wire
 from codeq.wire import times
 from codeq.wire.reading import domain_backoff
@@ -22,17 +23,28 @@ _REPLAYED = [(b"idempotent-replay", b"true")]
 
 
 async def create(parts: Parts, call: Call) -> Reply:
-    asked = call.read(CREATE)
-    parts.limiter.spend("producer", "create_task", token=_token(call), tenant=call.tenant)
-    order = _order(parts, call, asked, call.headers.get(b"idempotency-key"))
+    order = _asked(parts, call)
     with parts.tracing.verb("create", command=order.command, tenant_id=call.tenant, priority=order.priority):
         [answer] = await enqueue(parts.core, call.tenant, [order])
     if isinstance(answer, CodeqError):
         raise answer
+    return _created(call, answer)
+
+
+def _asked(parts: Parts, call: Call) -> NewTask:
+    asked = call.read(CREATE)
+    parts.limiter.spend("producer", "create_task", token=_token(call), tenant=call.tenant)
+    return _order(parts, call, asked, call.headers.get(b"idempotency-key"))
+
+
+def _created(call: Call, answer: Enqueued) -> Reply:
     reply = call.answer(202, wire.view(answer.task, answer.body))
     if answer.is_replay:
         reply.headers = _REPLAYED
     return reply
+
+
+CREATING = Shared(read=_asked, size=lambda order: len(order.payload), verb=enqueue, answer=_created)
 
 
 async def create_many(parts: Parts, call: Call) -> Reply:
