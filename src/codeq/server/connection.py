@@ -157,9 +157,9 @@ class Connection(asyncio.Protocol):
                 call.expects_continue = False
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._body_max = most
-            self._body_ready = self._loop.create_future()
+            ready = self._body_ready = self._loop.create_future()
             self._go_on()
-            await self._body_ready
+            await ready
             if self._arriving is call:
                 return None
         return call.body if len(call.body) <= most else None
@@ -190,6 +190,10 @@ class Connection(asyncio.Protocol):
             return
         if len(headers) + len(self._repeated) > HEADERS_MAX or (self._is_head_split and self._is_head_large()):
             self._refuse(431, b'{"error":"the headers are too large","code":"too-large"}')
+            return
+        if b"upgrade" in headers and parser.should_upgrade() and _has_body(headers):
+            # The parser takes what follows for the other protocol; read as HTTP, a body could pass for a request.
+            self._refuse(400, b'{"error":"a request that offers an upgrade has no body","code":"invalid"}')
             return
         path, query = _split(self._url)
         # A client of HTTP/1.0 that asks to keep the connection says so in a header; we do not keep it all the same.
@@ -336,6 +340,10 @@ class Connection(asyncio.Protocol):
         else:
             # Not closed: a client that does not read would keep the connection alive with what it has not fetched.
             self.abort()
+
+
+def _has_body(headers: dict[bytes, bytes]) -> bool:
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
 def _split(url: bytes) -> tuple[str, bytes]:
