@@ -44,6 +44,7 @@ class App:
         self._parts = parts
         self._tasks = tasks
         self._on_failure = on_failure
+        self._access = parts.settings.log.access
         self._lane = Lane(lambda batch: self._start(self._answer_all(batch)))
         self._exact: dict[str, dict[str, Route]] = {}
         self._shaped: dict[int, list[tuple[list[str], dict[str, Route]]]] = {}
@@ -185,7 +186,7 @@ class App:
     def _record(self, call: Call, status: int, seconds: float) -> None:
         name = call.route.path if call.route is not None else "unknown"
         self._parts.metrics.answered(name, status, seconds)
-        access = self._parts.settings.log.access
+        access = self._access
         if access == "all" or (access == "errors" and status >= 500):
             log(
                 logging.INFO,

@@ -48,12 +48,6 @@ class Parser:
         self._json = msgspec.json.Decoder(plain).decode
         self._msgpack = msgspec.msgpack.Decoder(packed or plain).decode
 
-    def read_item(self, item: msgspec.Raw, *, packed: bool) -> Any:
-        """One item of a batch."""
-        if not packed:
-            check_depth(bytes(item))
-        return self.read(item, packed=packed)
-
     def read(self, body: bytes | msgspec.Raw, *, packed: bool) -> Any:
         try:
             return self._msgpack(body) if packed else self._json(body)
@@ -61,6 +55,42 @@ class Parser:
             raise InvalidRequest(str(fault)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as fault:
             raise InvalidRequest(f"the body cannot be read: {fault}") from None
+
+
+class BatchParser:
+    """Reads a batch in one pass. Where that fails, item by item, so that only the bad ones are refused."""
+
+    def __init__(self, items: Parser, item: Parser, whole: Parser, nested: Callable[[Any], bytes]) -> None:
+        self._items = items
+        self._item = item
+        self._whole = whole
+        self._nested = nested
+
+    def read(self, call: "Call") -> list[Any]:
+        """Per item the message, or why it is none."""
+        packed = call.is_packed
+        body = call.body or (b"\x80" if packed else b"{}")
+        try:
+            [messages] = msgspec.structs.astuple(self._whole.read(body, packed=packed))
+        except InvalidRequest:
+            [items] = msgspec.structs.astuple(self._items.read(body, packed=packed))
+            return [self._read_item(item, packed=packed) for item in items]
+        return messages if packed else [self._checked(message) for message in messages]
+
+    def _read_item(self, item: msgspec.Raw, *, packed: bool) -> Any:
+        try:
+            if not packed:
+                check_depth(bytes(item))
+            return self._item.read(item, packed=packed)
+        except InvalidRequest as refusal:
+            return refusal
+
+    def _checked(self, message: Any) -> Any:
+        try:
+            check_depth(self._nested(message), DEPTH_MAX - 1)
+        except InvalidRequest as refusal:
+            return refusal
+        return message
 
 
 class Call:
@@ -115,11 +145,6 @@ class Call:
             check_depth(self.body)
         return parser.read(self.body or (b"\x80" if packed else b"{}"), packed=packed)
 
-    def read_batch(self, parser: Parser) -> Any:
-        """As `read`, for a list of items that are left as they are. Each is measured when it is read by itself."""
-        packed = self.is_packed
-        return parser.read(self.body or (b"\x80" if packed else b"{}"), packed=packed)
-
     def answer(self, status: int, message: Any) -> Reply:
         if self.wants_packed:
             return Reply(status, _msgpack_encode(message), MSGPACK)
@@ -164,14 +189,14 @@ NOBODY = Principal(
 )
 
 
-def check_depth(body: bytes) -> None:
-    """Refuse JSON nested deeper than DEPTH_MAX. Few brackets mean little depth, so most bodies are only counted."""
-    if body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
+def check_depth(body: bytes, most: int = DEPTH_MAX) -> None:
+    """Refuse JSON nested deeper than `most`. Few brackets mean little depth, so most bodies are only counted."""
+    if body.count(b"[") + body.count(b"{") <= most:
         return
     depth = 0
     for bracket in _STRINGS.sub(b"", body).translate(None, _NOT_BRACKETS):
         depth += 1 if bracket in b"[{" else -1
-        if depth > DEPTH_MAX:
+        if depth > most:
             raise InvalidRequest(f"the body is nested deeper than {DEPTH_MAX} levels")
 
 
@@ -179,7 +204,7 @@ def json_value(raw: bytes, what: str) -> bytes:
     """The bytes of a JSON value that every reader will read alike: valid text, numbers in range, no half surrogates."""
     try:
         value = msgspec.json.decode(raw)
-        if _SURROGATE.search(raw):
+        if b"\\u" in raw and _SURROGATE.search(raw):
             msgspec.json.encode(value)
     except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError) as fault:
         raise InvalidRequest(f"the {what} is not JSON that can be kept: {fault}") from None

@@ -70,7 +70,9 @@ class Gate:
 
     def known(self, kind: Kind, token: str) -> Principal | None:
         """The verdict, if it is remembered and still good."""
-        revision = self._producers.revision + self._workers.revision
+        revision = self._producers.revision
+        if self._workers is not self._producers:
+            revision += self._workers.revision
         if revision != self._revision:  # an issuer has withdrawn a key
             self._verdicts.clear()
             self._revision = revision
