@@ -30,7 +30,7 @@ from codeq.wire import paths
 
 
 class Everyone:
-    """Takes every token as the name of a tenant, but `nobody`."""
+    """Takes every token as `<tenant>` or `<tenant>/<name>`, but `nobody`."""
 
     is_ready = True
     revision = 0
@@ -42,7 +42,8 @@ class Everyone:
     async def validate(self, token: str) -> Claims:
         if token == "nobody":
             raise Unauthenticated("the token is not accepted")
-        return Claims(subject=token, scopes=frozenset({"codeq:result", "codeq:claim"}), event_types=("*",), raw={})
+        scopes = frozenset({"codeq:result", "codeq:claim"})
+        return Claims(subject=token, scopes=scopes, event_types=("*",), raw={"tid": token.partition("/")[0]})
 
 
 class Inside:
@@ -101,8 +102,9 @@ class Inside:
         """One per token, each on a connection of its own and with a token that the server knows already."""
         made = [self.stranger(token) for token in tokens]
         for caller in made:
-            caller.send("POST", paths.TASKS, b"not a task")
-            assert (await caller.answer()).status == 400
+            for path in (paths.TASKS, paths.CLAIM):
+                caller.send("POST", path, b"nothing")
+                assert (await caller.answer()).status == 400
         return made
 
     def _failed(self) -> None:
@@ -124,6 +126,18 @@ class Caller:
 
     def create(self, command: str = "work", payload: Any = 1, **fields: Any) -> None:
         self.send("POST", paths.TASKS, msgspec.json.encode({"command": command, "payload": payload, **fields}))
+
+    def submit(self, task: dict[str, Any], result: Any = 1, **fields: Any) -> None:
+        body = {"status": "COMPLETED", "result": result, **fields}
+        self.send("POST", paths.RESULT.replace("{id}", task["id"]), msgspec.json.encode(body))
+
+    async def held(self) -> dict[str, Any]:
+        """A new task that this caller has claimed."""
+        self.create()
+        assert (await self.answer()).status == 202
+        self.send("POST", paths.CLAIM, b'{"commands":["work"]}')
+        task: dict[str, Any] = (await self.answer()).json
+        return task
 
     async def answer(self) -> Answer:
         loop = asyncio.get_running_loop()

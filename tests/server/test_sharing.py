@@ -292,3 +292,51 @@ def test_a_batch_that_is_cancelled_at_the_end_of_the_server_answers_nobody(
         monkeypatch.setattr(type(inside.store), "settle", settle)
 
     tell(story)
+
+
+def test_results_that_arrive_together_are_one_commit_and_each_ends_its_own_task(
+    tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(inside: Inside) -> None:
+        callers = await inside.callers(*[f"acme/{n}" for n in range(6)])
+        held = [await caller.held() for caller in callers]
+        commits = watch(inside, monkeypatch)
+        for place, (caller, task) in enumerate(zip(callers, held, strict=True)):
+            caller.submit(task, result={"n": place})
+        answers = [(await caller.answer()).json for caller in callers]
+        assert [answer["taskId"] for answer in answers] == [task["id"] for task in held]
+        assert [answer["result"] for answer in answers] == [{"n": place} for place in range(6)]
+        assert commits == [["acme"] * 6]
+
+    tell(story)
+
+
+def test_results_for_one_task_in_a_turn_are_accepted_once_and_from_its_holder_alone(
+    tell: Callable[..., None],
+) -> None:
+    async def story(inside: Inside) -> None:
+        holder, same, other, globex, bad = await inside.callers("acme/1", "acme/1", "acme/2", "globex", "acme/1")
+        task = await holder.held()
+        other.submit(task, result="stolen")
+        globex.submit(task, result="foreign")
+        bad.submit(task, status="DONE")
+        holder.submit(task, result="first", leaseToken=task["leaseToken"])
+        same.submit(task, result="second", leaseToken=task["leaseToken"])
+        answers = [await caller.answer() for caller in (holder, same, other, globex, bad)]
+        assert [answer.status for answer in answers] == [200, 200, 403, 404, 400]
+        assert [answer.json["result"] for answer in answers[:2]] == ["first", "first"]
+
+    tell(story)
+
+
+def test_creates_and_results_of_one_turn_do_not_mix(tell: Callable[..., None]) -> None:
+    async def story(inside: Inside) -> None:
+        maker, worker = await inside.callers("acme", "acme/1")
+        task = await worker.held()
+        maker.create(payload="new")
+        worker.submit(task, result="done")
+        made, ended = await maker.answer(), await worker.answer()
+        assert (made.status, made.json["payload"]) == (202, '"new"')
+        assert (ended.status, ended.json["result"]) == (200, "done")
+
+    tell(story)

@@ -70,7 +70,7 @@ ROUTES: Sequence[Route] = (
            takes=tasks.Nack, gives=((200, tasks.GiveBackAnswer),), refuses=(404, 409), scope="codeq:nack"),
     _route("POST", paths.RESULT, _WORKER, working.submit_one, "Submit a task's result",
            takes=tasks.Submit, gives=((200, tasks.ResultView),), refuses=(404, 409), scope="codeq:result",
-           body_max=_ONE),
+           body_max=_ONE, shared=working.SUBMITTING),
     _route("POST", paths.CANCEL, _PRODUCER, producing.cancel, "Cancel a task",
            gives=((200, tasks.TaskView),), refuses=(404, 409)),
     _route("GET", paths.QUEUES, _ANY, reading.list_queues, "List queues with exact counts",

@@ -23,6 +23,8 @@ CACHE_S = 60.0
 class Kind(StrEnum):
     """Which tokens a route accepts."""
 
+    __hash__ = str.__hash__  # an enum's own is written in Python, and every request looks one up
+
     NONE = "none"
     PRODUCER = "producer"
     WORKER = "worker"

@@ -9,11 +9,12 @@ from codeq.domain.requests import Claim, Outcome
 from codeq.domain.task import Holder, Status, Task
 from codeq.server.auth.principal import EVERY_COMMAND
 from codeq.server.calls import BatchParser, Call, Parser, Reply, json_value
+from codeq.server.lane import Shared
 from codeq.server.parts import Parts
 from codeq.usecases import giveback
 from codeq.usecases.claim import claim
 from codeq.usecases.heartbeat import heartbeat as extend
-from codeq.usecases.submit import submit
+from codeq.usecases.submit import Submitted, submit
 from codeq.wire import tasks as wire
 from codeq.wire import times
 from codeq.wire.errors import Forbidden
@@ -105,7 +106,20 @@ async def submit_one(parts: Parts, call: Call) -> Reply:
         [answer] = await submit(parts.core, call.tenant, [_outcome(call, asked, task_id)])
     if isinstance(answer, CodeqError):
         raise answer
+    return _submitted(call, answer)
+
+
+def _submitting(_: Parts, call: Call) -> Outcome | None:
+    if EVERY_COMMAND not in call.principal.event_types:
+        return None  # the task has to be looked at first
+    return _outcome(call, call.read(SUBMIT), call.params["id"])
+
+
+def _submitted(call: Call, answer: Submitted) -> Reply:
     return call.answer(200, wire.result_view(answer.task, answer.result, packed=call.wants_packed))
+
+
+SUBMITTING = Shared(read=_submitting, size=lambda outcome: len(outcome.result or b""), verb=submit, answer=_submitted)
 
 
 async def submit_many(parts: Parts, call: Call) -> Reply:
