@@ -16,7 +16,6 @@ from codeq.server.app import App
 from codeq.server.auth.claims import Claims
 from codeq.server.auth.principal import Gate
 from codeq.server.connection import Connection, Serving
-from codeq.server.errors import Unauthenticated
 from codeq.server.heads import Heads
 from codeq.server.metrics import Metrics
 from codeq.server.parts import Parts
@@ -27,6 +26,7 @@ from codeq.server.tracing import Tracing
 from codeq.store.opening import open_rocksdb
 from codeq.usecases.lobby import Lobby
 from codeq.wire import paths
+from codeq.wire.errors import Unauthenticated
 
 
 class Everyone:
