@@ -151,6 +151,14 @@ def test_a_body_in_chunks_is_put_together(server: Server) -> None:
         assert client.answer().request_id == "next"
 
 
+@pytest.mark.parametrize("before", [b"", b"5\r\nhello\r\n"])
+def test_chunks_that_are_none_are_refused_at_once(server: Server, before: bytes) -> None:
+    with line(server.port) as client:
+        client.send(head("POST", paths.TASKS, "Transfer-Encoding: chunked") + before, b"zz\r\n", every_s=0.05)
+        assert client.answer().status == 400
+        assert client.is_closed()
+
+
 def test_a_body_larger_than_any_read_arrives_whole(server: Server) -> None:
     payload = b"1" * 900_000
     with line(server.port) as client:

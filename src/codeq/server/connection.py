@@ -115,6 +115,9 @@ class Connection(asyncio.Protocol):
             self._unparsed = memoryview(bytes(self._unparsed) + data)
         self._go_on()
 
+    def eof_received(self) -> None:
+        self._is_closing = True  # the client has gone, or will not know better: the transport closes now
+
     def pause_writing(self) -> None:
         self._is_write_paused = True
 
@@ -152,6 +155,8 @@ class Connection(asyncio.Protocol):
 
     async def body(self, call: Call, most: int) -> bytes | None:
         """The body of the current call, as soon as all of it is there; None if it is longer than `most`."""
+        if self.is_lost:
+            raise asyncio.CancelledError
         if self._arriving is call:
             if call.expects_continue:
                 call.expects_continue = False
@@ -255,7 +260,7 @@ class Connection(asyncio.Protocol):
                 self._parse(piece)
             elif self._current is not None or self._is_write_paused:
                 break
-            elif self._behind or self._arriving is not None:
+            elif self._behind or (self._arriving is not None and self._last_words is None):
                 call = self._current = self._behind.popleft() if self._behind else self._arriving
                 self._deadline_s, self._timed = _NEVER, _BETWEEN
                 self._serving.begin(call)  # type: ignore[arg-type]
@@ -305,7 +310,9 @@ class Connection(asyncio.Protocol):
         if self._last_words is None:
             self._last_words = self._serving.heads.head(Reply(status, body), request_id(), closes=True) + body
             self._unparsed = memoryview(b"")
-            if self._arriving is not self._current:
+            if self._arriving is self._current:
+                self._current = None  # its body will never be whole, so this is its answer
+            else:
                 self._forget_body()
 
     def _close(self) -> None:
