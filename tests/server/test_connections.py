@@ -1,5 +1,7 @@
 """HTTP on the wire: pieces, pipelines, old versions, clients that do not read, and what is neither."""
 
+import asyncio
+import gc
 import socket
 import time
 from collections.abc import Iterator
@@ -8,8 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.server.connections import create, head, line, look
+from tests.server.inside import Inside
 from tests.server.running import Server, start_server
 
+from codeq.server.calls import Call
 from codeq.wire import paths
 
 MB = 1 << 20
@@ -87,6 +91,22 @@ def test_what_is_sent_ahead_of_an_answer_is_not_taken_in_without_end(server: Ser
         assert taken < 32 * MB  # the sockets' own buffers
         assert client.answer().status == 204
         assert client.answer().status == 200
+
+
+def test_only_a_few_of_the_requests_sent_ahead_are_in_memory_at_once(tmp_path: Path) -> None:
+    async def story() -> None:
+        inside = Inside(tmp_path)
+        async with inside.running():
+            [client] = await inside.callers("acme")
+            client.send("POST", paths.CLAIM, b'{"commands":["work"],"waitSeconds":20}')
+            await asyncio.to_thread(client.socket.sendall, look() * 2000)
+            await asyncio.sleep(0.1)
+            assert 1 < sum(isinstance(thing, Call) for thing in gc.get_objects()) < 500
+            inside.parts.core.lobby.end_waits()
+            assert (await client.answer()).status == 204
+            assert {(await client.answer()).status for _ in range(2000)} == {200}
+
+    asyncio.run(story())
 
 
 def test_a_body_behind_a_request_under_way_is_not_taken_in_without_end(server: Server) -> None:
