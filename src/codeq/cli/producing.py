@@ -1,0 +1,144 @@
+"""`codeq enqueue`: one task from the command line, or as many as a file has lines."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from codeq.cli.importing import Import, Refusal
+from codeq.cli.measures import duration, json_argument, moment
+from codeq.cli.plain import Code, Misuse
+from codeq.cli.reaching import remote
+from codeq.cli.showing import Output, count
+from codeq.cli.task_view import fields
+from codeq.domain.errors import CodeqError, InvalidRequest
+
+if TYPE_CHECKING:
+    from codeq import Client
+
+RETRY_S = 30.0
+"""An import outlives a restart of the server."""
+SHOWN_MAX = 20
+"""How many refused lines a person is told of; `--json` has them all."""
+
+
+def add_to(app: typer.Typer) -> None:
+    remote(app, "enqueue", example=_EXAMPLES, retry_s=RETRY_S)(enqueue)
+
+
+def enqueue(
+    client: "Client",
+    out: Output,
+    command: Annotated[str, typer.Argument(metavar="COMMAND", help="What is to be done; workers claim by it.")],
+    payload: Annotated[
+        str | None, typer.Argument(metavar="JSON", help="The payload; - for standard input; null if not said.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="A file with the payload; - as above.")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="One task per line, each of them JSON.")] = False,
+    key_field: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --lines: the field of the payload that is the idempotency key."),
+    ] = None,
+    priority: Annotated[int, typer.Option(min=0, max=9, metavar="0..9", help="9 goes first.")] = 0,
+    delay: Annotated[
+        float | None, typer.Option(parser=duration, metavar="DURATION", help="Not before this has passed.")
+    ] = None,
+    run_at: Annotated[
+        Any, typer.Option(parser=moment, metavar="TIME", help="Not before then, such as 2026-01-31T12:00:00Z.")
+    ] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option(min=1, max=100, metavar="1..100", help="Tries before it is dead.")
+    ] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Of orders with the same key, one is taken.")
+    ] = None,
+    webhook: Annotated[str | None, typer.Option(metavar="URL", help="Called when the task has ended.")] = None,
+) -> None:
+    """Put a task into its queue and print its id; with --lines, a task per line of a file or of standard input.
+
+    It is on disk when this ends. An import that is repeated with the same --key-field enqueues nothing twice.
+    """
+    _check_name(command)
+    options: dict[str, Any] = {"priority": priority, "max_attempts": max_attempts, "webhook": webhook}
+    if delay is not None and run_at is not None:
+        raise Misuse("--delay and --run-at say two different things; give one of them")
+    if lines:
+        if idempotency_key is not None:
+            raise Misuse("--idempotency-key is for one task; with --lines use --key-field")
+        orders = {**options, "delay_ms": round((delay or 0) * 1000)}
+        if run_at is not None:
+            orders["run_at_ms"] = round(run_at.timestamp() * 1000)
+        _import(client, out, _source(payload, file), Import(command, orders, key_field))
+        return
+    if key_field is not None:
+        raise Misuse("--key-field is for --lines; for one task use --idempotency-key")
+    value = json_argument(payload, file, "payload")
+    task = client.enqueue(
+        command, value, delay=delay or 0, run_at=run_at, idempotency_key=idempotency_key, **options
+    )  # fmt: skip
+    if out.is_json:
+        out.document(fields(task))
+    else:
+        out.say(task.id)
+        out.note(f"what becomes of it: codeq task show {task.id}")
+
+
+def _check_name(command: str) -> None:
+    """Here already, or every line of an import would be refused for it."""
+    from codeq.usecases import checks
+
+    try:
+        checks.name(command, "command")
+    except InvalidRequest as fault:
+        raise Misuse(str(fault)) from None
+
+
+def _source(payload: str | None, file: Path | None) -> BinaryIO:
+    if payload is not None and payload != "-":
+        raise Misuse("--lines reads a --file, or standard input for -; not the command line")
+    if payload is not None and file is not None:
+        raise Misuse("the lines are given twice: as - and as --file")
+    if file is None or str(file) == "-":
+        if file is None and payload is None and sys.stdin.isatty():
+            raise Misuse("--lines needs --file FILE, or - for standard input")
+        return sys.stdin.buffer
+    return file.open("rb")
+
+
+def _import(client: "Client", out: Output, source: BinaryIO, work: Import) -> None:
+    shown = 0
+
+    def refused(refusal: Refusal) -> None:
+        nonlocal shown
+        shown += 1
+        if out.is_json:
+            print(refusal.as_json(), file=sys.stderr)
+        elif shown <= SHOWN_MAX:
+            print(f"codeq: line {refusal.line}: {refusal.error}", file=sys.stderr)
+        elif shown == SHOWN_MAX + 1:
+            print("codeq: ... and more; --json shows all", file=sys.stderr)
+
+    def said() -> None:
+        if out.is_json:
+            out.document({"enqueued": work.enqueued, "refused": work.refused})
+        else:
+            out.say(f"enqueued {count(work.enqueued, 'task')}, refused {count(work.refused, 'line')}")
+
+    try:
+        work.run(client, source, on_refusal=refused)
+    except (CodeqError, KeyboardInterrupt):
+        said()
+        if work.key_field is None:
+            print("codeq: some of the rest may have been enqueued; repeat with --key-field next time", file=sys.stderr)
+        raise
+    said()
+    if work.refused:
+        raise typer.Exit(Code.REFUSED)
+
+
+_EXAMPLES = """
+codeq enqueue resize '{"image": "cat.png"}' --priority 5 --delay 10m
+codeq enqueue resize --file images.jsonl --lines --key-field image
+generate | codeq enqueue resize - --lines
+"""
