@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from codeq.cli.plain import missing
+from codeq.cli.plain import Missing
 from codeq.cli.queues import COLUMNS, fields, row
 from codeq.cli.reaching import local
 from codeq.cli.showing import Output
@@ -71,4 +71,4 @@ def _say(out: Output, done: str, source: Path, target: Path) -> None:
 
 def _check(directory: Path) -> None:
     if not (directory / "codeq.json").exists():
-        raise missing(f"{directory} is not a codeQ data directory")
+        raise Missing(f"{directory} is not a codeQ data directory")

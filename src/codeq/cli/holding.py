@@ -25,7 +25,7 @@ def add_to(app: typer.Typer) -> None:
     remote(app, "nack", example='codeq nack "$id" --token "$token" --reason "disk full" --delay 5m',
            retry_s=RETRY_S, has_lease=True)(nack)  # fmt: skip
     remote(app, "abandon", example='codeq abandon "$id" --token "$token"', retry_s=RETRY_S, has_lease=True)(abandon)
-    remote(app, "heartbeat", example='codeq heartbeat "$id" --token "$token" --extend 10m',
+    remote(app, "heartbeat", example='codeq heartbeat "$id" --token "$token" --extend 10m --progress "page 3 of 9"',
            retry_s=RETRY_S, has_lease=True)(heartbeat)  # fmt: skip
 
 
@@ -93,9 +93,10 @@ def nack(
         float | None,
         typer.Option(parser=duration, metavar="DURATION", help="When to try again; else by the queue's backoff."),
     ] = None,
+    dead: Annotated[bool, typer.Option("--dead", help="Do not try again: it is beyond hope.")] = False,
 ) -> None:
     """Report a failed try: the task is tried again later, or is dead if this was its last try."""
-    _say_back(out, task_id, client.nack(_held(task_id, token), reason, delay=delay))
+    _say_back(out, task_id, client.nack(_held(task_id, token), reason, delay=delay, dead=dead))
 
 
 def abandon(client: "Client", out: Output, task_id: TaskId, token: LeaseToken) -> None:
@@ -111,9 +112,10 @@ def heartbeat(
     extend: Annotated[
         float | None, typer.Option(parser=duration, metavar="DURATION", help="From now; else the queue's lease.")
     ] = None,
+    progress: Annotated[str | None, typer.Option(metavar="TEXT", help="How far it is, shown with the task.")] = None,
 ) -> None:
     """Keep a task a while longer. Fails when it is no longer yours, or was cancelled."""
-    until = client.heartbeat(_held(task_id, token), extend)
+    until = client.heartbeat(_held(task_id, token), extend, progress=progress)
     until_ms = round(until.timestamp() * 1000)
     if out.is_json:
         out.document({"taskId": task_id, "leaseUntil": stamp(until_ms)})
@@ -134,7 +136,7 @@ def _say_back(out: Output, task_id: str, back: "GivenBack") -> None:
         status = "dlq" if back.is_dead else "requeued"
         out.document({"taskId": task_id, "status": status, "delaySeconds": back.delay_seconds})
     elif back.is_dead:
-        out.say(f"{task_id} is dead: it has no tries left (codeq dlq list)")
+        out.say(f"{task_id} is dead: it is not tried again (codeq dlq list)")
     else:
         wait = f"in {span(back.delay_seconds)}" if back.delay_seconds else "at once"
         out.say(f"{task_id} is back in its queue, to be tried again {wait}")
@@ -163,7 +165,7 @@ def _row(job: "Job") -> tuple[object, ...]:
 def _one_line(job: "Job") -> str:
     import msgspec
 
-    return msgspec.json.format(job.raw.encode() if isinstance(job.raw, str) else job.raw, indent=-1).decode()
+    return msgspec.json.format(job.raw, indent=-1).decode()
 
 
 _CLAIM = """

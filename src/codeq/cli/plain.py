@@ -56,6 +56,12 @@ _ADVICE = {
 }
 
 
+class Missing(CodeqError):
+    """Something on this machine that is not there."""
+
+    code = "not-found"
+
+
 class Misuse(CodeqError):
     """What the user asked for makes no sense, which is seen before anything is done."""
 
@@ -74,13 +80,6 @@ def complain(message: str, *, code: str = "", exit_code: int = Code.REFUSED, as_
     print(f"codeq: {message}", file=sys.stderr)
     if code in _ADVICE:
         print(f"  {_ADVICE[code]}", file=sys.stderr)
-
-
-def missing(message: str) -> CodeqError:
-    """The error for something on this machine that is not there."""
-    fault = CodeqError(message)
-    fault.code = "not-found"
-    return fault
 
 
 class Commands(TyperGroup):

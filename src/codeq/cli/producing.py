@@ -1,6 +1,8 @@
 """`codeq enqueue`: one task from the command line, or as many as a file has lines."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -32,7 +34,7 @@ def enqueue(
     out: Output,
     command: Annotated[str, typer.Argument(metavar="COMMAND", help="What is to be done; workers claim by it.")],
     payload: Annotated[
-        str | None, typer.Argument(metavar="JSON", help="The payload; - for standard input; null if not said.")
+        str | None, typer.Argument(metavar="JSON", help="The payload; - for standard input; {} if not said.")
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A file with the payload; - as above.")] = None,
     lines: Annotated[bool, typer.Option("--lines", help="One task per line, each of them JSON.")] = False,
@@ -69,14 +71,14 @@ def enqueue(
         orders = {**options, "delay_ms": round((delay or 0) * 1000)}
         if run_at is not None:
             orders["run_at_ms"] = round(run_at.timestamp() * 1000)
-        _import(client, out, _source(payload, file), Import(command, orders, key_field))
+        with _source(payload, file) as source:
+            _import(client, out, source, Import(command, orders, key_field))
         return
     if key_field is not None:
         raise Misuse("--key-field is for --lines; for one task use --idempotency-key")
     value = json_argument(payload, file, "payload")
-    task = client.enqueue(
-        command, value, delay=delay or 0, run_at=run_at, idempotency_key=idempotency_key, **options
-    )  # fmt: skip
+    options |= {"delay": delay or 0, "run_at": run_at, "idempotency_key": idempotency_key}
+    task = client.enqueue(command, {} if value is None else value, **options)
     if out.is_json:
         out.document(fields(task))
     else:
@@ -94,7 +96,8 @@ def _check_name(command: str) -> None:
         raise Misuse(str(fault)) from None
 
 
-def _source(payload: str | None, file: Path | None) -> BinaryIO:
+@contextmanager
+def _source(payload: str | None, file: Path | None) -> Iterator[BinaryIO]:
     if payload is not None and payload != "-":
         raise Misuse("--lines reads a --file, or standard input for -; not the command line")
     if payload is not None and file is not None:
@@ -102,8 +105,10 @@ def _source(payload: str | None, file: Path | None) -> BinaryIO:
     if file is None or str(file) == "-":
         if file is None and payload is None and sys.stdin.isatty():
             raise Misuse("--lines needs --file FILE, or - for standard input")
-        return sys.stdin.buffer
-    return file.open("rb")
+        yield sys.stdin.buffer
+        return
+    with file.open("rb") as opened:
+        yield opened
 
 
 def _import(client: "Client", out: Output, source: BinaryIO, work: Import) -> None:

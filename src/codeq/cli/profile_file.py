@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from codeq.cli.plain import missing
-from codeq.domain.errors import CodeqError, InvalidRequest
+from codeq.cli.plain import Missing
+from codeq.domain.errors import InvalidRequest
 
 _HEADING = "# Written by `codeq profile`; comments are not kept. Tokens in here are secrets.\n"
 
@@ -42,7 +42,7 @@ class Profiles(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     def named(self, name: str) -> Profile:
         if name not in self.profiles:
             known = ", ".join(sorted(self.profiles)) or "none"
-            raise missing(f"there is no profile {name!r}; there is: {known}")
+            raise Missing(f"there is no profile {name!r}; there is: {known}")
         return self.profiles[name]
 
 
@@ -64,7 +64,7 @@ def save(file: Path, known: Profiles) -> None:
     """Replace the file as a whole, readable by its owner alone from the first byte on."""
     text = _written(known)
     if msgspec.convert(tomllib.loads(text), Profiles) != known:
-        raise CodeqError("the profiles cannot be written as TOML")
+        raise InvalidRequest("the profiles cannot be written as TOML")
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".config-")  # 0600 by itself
     try:

@@ -78,6 +78,8 @@ def facts(task: "Task") -> list[tuple[str, str]]:
     if task.status.value == "IN_PROGRESS":
         said += [("worker", task.worker or "-"), ("lease token", str(task.lease_token))]
         said.append(("lease until", f"{when(task.lease_until_ms)} ({_left(task.lease_until_ms)})"))
+        if task.progress:
+            said.append(("progress", task.progress))
     if task.ended_ms:
         said.append(("ended", f"{when(task.ended_ms)} ({span((task.ended_ms - task.created_ms) / 1000)} in all)"))
     if task.error:
