@@ -1,5 +1,6 @@
 """`codeq enqueue`: one task, a file, a stream of lines."""
 
+import signal
 import subprocess
 import time
 from datetime import UTC, datetime, timedelta
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 from tests.cli.calling import Cli
+from tests.server.running import eventually
 
 
 def test_the_id_is_all_that_is_printed(cli: Cli) -> None:
@@ -157,3 +159,16 @@ def test_lines_come_through_a_pipe(cli: Cli) -> None:
     process = cli.start("enqueue", "bulk", "-", "--lines", stdin=subprocess.PIPE)
     out, err = process.communicate("1\n" * 10, timeout=20)
     assert (process.returncode, out, err) == (0, "enqueued 10 tasks, refused 0 lines\n", "")
+
+
+def test_an_interrupted_import_says_how_far_it_came(cli: Cli) -> None:
+    process = cli.start("enqueue", "bulk", "-", "--lines", stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write("1\n" * 700)
+    process.stdin.flush()
+    eventually(lambda: cli.ok("queue", "show", "bulk", "--json").json["ready"] == 700)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, "enqueued 700 tasks, refused 0 lines\n")
+    assert "--key-field" in err
+    assert "Traceback" not in err

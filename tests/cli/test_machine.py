@@ -1,6 +1,7 @@
 """`codeq doctor`, `bench`, `stats`, `backup` and `restore`: this machine and its directories."""
 
 import resource
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.cli.calling import Cli
+from tests.server.running import eventually
 
 import codeq
 from codeq.cli import checkups, server_checkups
@@ -124,6 +126,14 @@ def test_bench_without_an_admin_completes_what_it_made(cli: Cli) -> None:
     done = cli.ok("bench", "--tasks", "10", "--batch", "5", "--json", env=token).json
     assert done["forgotten"] is False
     assert {task["status"] for task in cli.ok("task", "list", "--json").json["tasks"]} == {"COMPLETED"}
+
+
+def test_an_interrupted_bench_leaves_nothing_to_do(cli: Cli) -> None:
+    process = cli.start("bench", "--tasks", "100000", "--json")
+    eventually(lambda: cli.ok("queue", "list", "--json").json["queues"])
+    process.send_signal(signal.SIGINT)
+    assert (process.communicate(timeout=30), process.returncode) == (("", ""), 130)
+    assert cli.ok("queue", "list", "--json").json == {"queues": []}
 
 
 def test_bench_spares_other_peoples_servers(cli: Cli) -> None:

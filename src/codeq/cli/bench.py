@@ -144,6 +144,9 @@ def _swept_up(client: "Client", command: str) -> "Iterator[list[bool]]":
     finally:
         while _work(client, command, 1000):
             pass
+        for status in ("IN_PROGRESS", "PENDING"):  # claimed by a call that was interrupted, or back after that
+            for task in client.list(command=command, status=status, limit=1000).tasks:
+                client.cancel(task.id)
         if is_clean:
             client.set_policy(command, None)
 

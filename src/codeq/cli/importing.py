@@ -56,13 +56,19 @@ class Import:
                     self._refuse(Refusal(number, str(fault), fault.code), on_refusal)
                     continue
                 self._waiting.append((number, ticket))
-                while self._waiting and (self._waiting[0][1].is_done or len(self._waiting) > WAITING_MAX):
+                self.settle(on_refusal)
+                if len(self._waiting) > WAITING_MAX:
                     self._hear(on_refusal)
             batcher.flush()
             while self._waiting:
                 self._hear(on_refusal)
         # Not in a `finally`: closing sends what still waits, which is not wanted once something broke.
         batcher.close()
+
+    def settle(self, on_refusal: Callable[[Refusal], None]) -> None:
+        """Count what has been answered by now, without waiting for more."""
+        while self._waiting and self._waiting[0][1].is_done:
+            self._hear(on_refusal)
 
     def _order(self, line: bytes) -> Any:
         import msgspec

@@ -112,34 +112,49 @@ def _source(payload: str | None, file: Path | None) -> Iterator[BinaryIO]:
 
 
 def _import(client: "Client", out: Output, source: BinaryIO, work: Import) -> None:
-    shown = 0
-
-    def refused(refusal: Refusal) -> None:
-        nonlocal shown
-        shown += 1
-        if out.is_json:
-            print(refusal.as_json(), file=sys.stderr)
-        elif shown <= SHOWN_MAX:
-            print(f"codeq: line {refusal.line}: {refusal.error}", file=sys.stderr)
-        elif shown == SHOWN_MAX + 1:
-            print("codeq: ... and more; --json shows all", file=sys.stderr)
-
-    def said() -> None:
-        if out.is_json:
-            out.document({"enqueued": work.enqueued, "refused": work.refused})
-        else:
-            out.say(f"enqueued {count(work.enqueued, 'task')}, refused {count(work.refused, 'line')}")
-
+    told = _Told(out, work)
     try:
-        work.run(client, source, on_refusal=refused)
-    except (CodeqError, KeyboardInterrupt):
-        said()
-        if work.key_field is None:
-            print("codeq: some of the rest may have been enqueued; repeat with --key-field next time", file=sys.stderr)
+        work.run(client, source, on_refusal=told.refused)
+    except KeyboardInterrupt:
+        work.settle(told.refused)
+        told.stopped()
         raise
-    said()
+    except CodeqError:
+        told.stopped()
+        raise
+    told.ended()
     if work.refused:
         raise typer.Exit(Code.REFUSED)
+
+
+class _Told:
+    """What the user hears of an import."""
+
+    def __init__(self, out: Output, work: Import) -> None:
+        self._out = out
+        self._work = work
+        self._shown = 0
+
+    def refused(self, refusal: Refusal) -> None:
+        self._shown += 1
+        if self._out.is_json:
+            print(refusal.as_json(), file=sys.stderr)
+        elif self._shown <= SHOWN_MAX:
+            print(f"codeq: line {refusal.line}: {refusal.error}", file=sys.stderr)
+        elif self._shown == SHOWN_MAX + 1:
+            print("codeq: ... and more; --json shows all", file=sys.stderr)
+
+    def ended(self) -> None:
+        enqueued, refused = self._work.enqueued, self._work.refused
+        if self._out.is_json:
+            self._out.document({"enqueued": enqueued, "refused": refused})
+        else:
+            self._out.say(f"enqueued {count(enqueued, 'task')}, refused {count(refused, 'line')}")
+
+    def stopped(self) -> None:
+        self.ended()
+        if self._work.key_field is None and not self._out.is_json:
+            print("codeq: of the rest, some may be enqueued; with --key-field it could be repeated", file=sys.stderr)
 
 
 _EXAMPLES = """
