@@ -8,12 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 import codeq
-from codeq.cli import serving
+from codeq.cli import demoing, serving
 from codeq.cli.plain import PlainErrors
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="codeQ, a durable task queue.")
 app.command()(serving.serve)
 app.command()(serving.token)
+app.command()(demoing.demo)
 app.add_typer(serving.config_app, name="config")
 
 Directory = Annotated[Path, typer.Argument(help="A data directory, as given to codeq.open().")]
