@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from codeq.demo.stage import COMMANDS, Note, Stage
+from codeq.demo.stage import CALM, COMMANDS, Note, Stage
 
 SPARKS = "▁▂▃▄▅▆▇█"
 TENANT_STYLES = {"acme": "cyan", "globex": "magenta", "initech": "yellow"}
@@ -98,7 +98,7 @@ def frame(stage: Stage) -> RenderableType:
     layout = Layout()
     layout.split_column(
         Layout(_header(stage), name="header", size=4),
-        Layout(_queues(stage), name="queues", size=rows + 7),
+        Layout(_queues(stage), name="queues", size=rows + 4),
         Layout(name="middle", size=11),
         Layout(_timeline(stage), name="timeline"),
     )
@@ -122,13 +122,13 @@ def _header(stage: Stage) -> RenderableType:
     grid.add_column(ratio=1)
     grid.add_column(justify="right")
     title = Text.assemble(("codeQ ", "bold"), ("every answer is on disk", "bright_black"))
-    grid.add_row(
-        title, Align.center(Text(stage.act, "bold reverse" if stage.kills else "bold")), f"{stage.now_s:.0f} s"
-    )
+    act = Text(stage.act, "bold") if stage.act == CALM else Text(f" {stage.act} ", "bold black on yellow")
+    grid.add_row(title, Align.center(act), f"{stage.now_s:.0f} s")
     bar = Table.grid(expand=True, padding=(0, 1))
     bar.add_column(ratio=1)
     bar.add_column(justify="right")
-    bar.add_row(ProgressBar(total=total, completed=ended), f"{ended:,} of {total:,} tasks ended")
+    time_left = ProgressBar(total=stage.seconds, completed=min(stage.now_s, stage.seconds), complete_style="cyan")
+    bar.add_row(time_left, f"{ended:,} of {total:,} tasks ended")
     return Panel(Group(grid, bar), padding=(0, 1), border_style="bright_black")
 
 
@@ -147,9 +147,8 @@ def _queues(stage: Stage) -> RenderableType:
             speed = _number(round(stage.board.rate(at_ms, (tenant, command))), "bold")
             table.add_row(Text("" if row else tenant, f"bold {TENANT_STYLES[tenant]}"), command, *cells, speed)
     totals = [_number(stage.board.total(place), f"bold {_STYLES[place]}") for place in _PLACES]
-    table.add_section()
     table.add_row("", "all", *totals, _number(round(stage.board.rate(at_ms)), "bold"))
-    return Panel(table, title="queues", title_align="left", padding=(1, 1), border_style="bright_black")
+    return Panel(table, title="queues", title_align="left", padding=(0, 1), border_style="bright_black")
 
 
 def _processes(stage: Stage) -> RenderableType:

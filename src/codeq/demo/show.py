@@ -19,7 +19,7 @@ from codeq.demo.figures import Figures
 from codeq.demo.processes import DemoFailed
 from codeq.demo.producing import produce
 from codeq.demo.screen import View
-from codeq.demo.stage import Note, Stage
+from codeq.demo.stage import CALM, Note, Stage
 from codeq.domain.errors import InvalidRequest
 
 Answer = TypeVar("Answer")
@@ -89,7 +89,7 @@ async def _play(stage: Stage, deadline_s: float) -> Report:
 
 async def _act(stage: Stage) -> None:
     for act in ACTS:
-        stage.act = "business as usual"
+        stage.act = CALM
         await asyncio.sleep(max(0.0, act.at * stage.seconds - stage.now_s))
         stage.act = act.name
         await act.play(stage)

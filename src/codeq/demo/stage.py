@@ -22,6 +22,7 @@ RETRY_S = 120.0
 """How long a call is repeated while the server is away: longer than any restart takes."""
 TOKEN_S = 3600
 EVENTS_AT_ONCE = 2000
+CALM = "business as usual"
 
 COMMANDS = {
     "acme": ("charge_card", "send_receipt"),
@@ -79,7 +80,7 @@ class Stage:
         self.crew: dict[str, tuple[Hire, Child]] = {}
         self.tenants: dict[str, Tenant] = {}
         self.platform: AsyncClient
-        self.act = "setting the stage"
+        self.act = CALM
         self._began_s = monotonic()
         self._left = AsyncExitStack()
 
