@@ -1,14 +1,20 @@
 """The demo's audit finds what it is there to find: a run without fault passes, and each planted fault is reported."""
 
+import io
 from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
+from codeq.cli.main import app
 from codeq.demo import figures
 from codeq.demo.audit import Evidence, audit
 from codeq.demo.board import Board
 from codeq.demo.ledger import End, Order, Receipt, Repeat
+from codeq.demo.report import print_report
+from codeq.demo.show import Report
 from codeq.domain.requests import NewTask
 from codeq.wire.events import Event
 
@@ -220,3 +226,27 @@ def test_the_board_shows_where_tasks_stand_and_who_holds_them() -> None:
     assert board.queues["acme", "work"]["completed"] == 1
     assert (board.total("running"), board.total("ready"), board.open_tasks, board.ended_tasks) == (1, 1, 2, 1)
     assert (board.held["w"], board.done_by["w"]) == (1, 1)
+
+
+def report_of(evidence: Evidence) -> Report:
+    findings = audit(evidence)
+    ok = all(finding.is_kept for finding in findings)
+    return Report(ok=ok, figures=figures.count(evidence.events, acknowledged=7), findings=findings, timeline=[])
+
+
+def test_the_report_of_a_good_run_says_so() -> None:
+    console = Console(file=io.StringIO(), record=True, width=120)
+    print_report(console, report_of(good()), timeline=True)
+    said = console.export_text()
+    assert "ALL IS WELL" in said
+    assert "BROKEN" not in said
+
+
+@pytest.mark.parametrize("options", [["--plain"], ["--json"]])
+def test_a_broken_promise_names_the_tasks_and_ends_with_1(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    evidence = good()
+    complete_twice(evidence)
+    monkeypatch.setattr("codeq.demo.show.run", lambda *_: report_of(evidence))
+    ended = CliRunner().invoke(app, ["demo", *options])
+    assert ended.exit_code == 1
+    assert "t-late" in ended.output
