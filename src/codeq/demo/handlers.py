@@ -72,7 +72,7 @@ def _office(worker: Worker, *, release: int) -> None:
     @worker.task("file_report")
     async def file_report(payload: Payload) -> Payload:
         if release < 2:
-            raise KeyError("the form has changed, and release 1 does not know the new one")
+            raise KeyError("the form has changed")
         return {"receipt": 2 * payload["n"]}
 
 

@@ -2,24 +2,24 @@
 
 from rich import box
 from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from codeq.demo.audit import IDS_SHOWN, Finding
 from codeq.demo.figures import Figures
-from codeq.demo.screen import note_line
+from codeq.demo.screen import note_lines
 from codeq.demo.show import Report
 
 
 def print_report(console: Console, report: Report, *, timeline: bool) -> None:
     if timeline:
-        console.print(Group(*[note_line(note) for note in report.timeline]))
+        console.print(note_lines(report.timeline))
     console.print()
     console.print(Columns([_figures(report.figures), _promises(report.findings)], padding=(0, 2)))
     for finding in report.findings:
         _print_faults(console, finding)
-    console.print(_verdict(report), highlight=False)
+    console.print(_verdict(report), soft_wrap=True)
 
 
 def _figures(figures: Figures) -> RenderableType:

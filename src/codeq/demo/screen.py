@@ -1,6 +1,7 @@
 """How the show looks while it runs: a live screen in a terminal, plain lines elsewhere."""
 
 import time
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -18,7 +19,9 @@ from codeq.demo.stage import CALM, COMMANDS, Note, Stage
 SPARKS = "▁▂▃▄▅▆▇█"
 TENANT_STYLES = {"acme": "cyan", "globex": "magenta", "initech": "yellow"}
 PLAIN_EVERY_S = 1.0
+WIDE, TALL = 110, 33
 _PLACES = ("ready", "delayed", "running", "completed", "retried", "dead", "failed", "cancelled")
+_NARROW_PLACES = ("ready", "running", "completed", "retried", "dead")
 _STYLES = {
     "ready": "white",
     "delayed": "blue",
@@ -81,7 +84,7 @@ class LiveView:
         self._live = Live(console=console, screen=True, auto_refresh=False)
 
     def draw(self, stage: Stage) -> None:
-        self._live.update(frame(stage), refresh=True)
+        self._live.update(frame(stage, *self._live.console.size), refresh=True)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -93,16 +96,20 @@ class LiveView:
         self._live.stop()
 
 
-def frame(stage: Stage) -> RenderableType:
-    rows = sum(len(commands) for commands in COMMANDS.values())
+def frame(stage: Stage, width: int, height: int) -> RenderableType:
+    """Everything where there is room for it; in a small terminal the queues and what happens."""
+    queues = sum(len(commands) for commands in COMMANDS.values())
     layout = Layout()
-    layout.split_column(
-        Layout(_header(stage), name="header", size=4),
-        Layout(_queues(stage), name="queues", size=rows + 4),
-        Layout(name="middle", size=11),
-        Layout(_timeline(stage), name="timeline"),
-    )
-    layout["middle"].split_row(Layout(_processes(stage)), Layout(_speed(stage)))
+    parts = [
+        Layout(_header(stage), size=4),
+        Layout(_queues(stage, _PLACES if width >= WIDE else _NARROW_PLACES), size=queues + 4),
+        Layout(_timeline(stage)),
+    ]
+    if height >= TALL:
+        middle = Layout(size=11)
+        middle.split_row(*[Layout(part) for part in (_processes(stage), _speed(stage))[: 2 if width >= WIDE else 1]])
+        parts.insert(2, middle)
+    layout.split_column(*parts)
     return layout
 
 
@@ -110,8 +117,13 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def note_line(note: Note) -> Text:
-    return Text.assemble((f"{note.at_s:6.1f}s  ", "bright_black"), (note.text, note.style))
+def note_lines(notes: Iterable[Note]) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(justify="right", no_wrap=True, min_width=6)
+    grid.add_column()
+    for note in notes:
+        grid.add_row(Text(f"{note.at_s:.1f}s", "bright_black"), Text(note.text, note.style))
+    return grid
 
 
 def _header(stage: Stage) -> RenderableType:
@@ -132,21 +144,21 @@ def _header(stage: Stage) -> RenderableType:
     return Panel(Group(grid, bar), padding=(0, 1), border_style="bright_black")
 
 
-def _queues(stage: Stage) -> RenderableType:
+def _queues(stage: Stage, places: Sequence[str]) -> RenderableType:
     table = Table(box=None, expand=True, pad_edge=False, header_style="bright_black")
-    table.add_column("tenant")
-    table.add_column("command")
-    for place in _PLACES:
-        table.add_column(place, justify="right", min_width=7)
-    table.add_column("ended/s", justify="right", min_width=7)
+    table.add_column("tenant", no_wrap=True)
+    table.add_column("command", no_wrap=True)
+    for place in places:
+        table.add_column(place, justify="right")
+    table.add_column("ended/s", justify="right")
     at_ms = now_ms()
     for tenant, commands in COMMANDS.items():
         for row, command in enumerate(commands):
             counts = stage.board.queues[tenant, command]
-            cells = [_number(counts[place], _STYLES[place]) for place in _PLACES]
+            cells = [_number(counts[place], _STYLES[place]) for place in places]
             speed = _number(round(stage.board.rate(at_ms, (tenant, command))), "bold")
             table.add_row(Text("" if row else tenant, f"bold {TENANT_STYLES[tenant]}"), command, *cells, speed)
-    totals = [_number(stage.board.total(place), f"bold {_STYLES[place]}") for place in _PLACES]
+    totals = [_number(stage.board.total(place), f"bold {_STYLES[place]}") for place in places]
     table.add_row("", "all", *totals, _number(round(stage.board.rate(at_ms)), "bold"))
     return Panel(table, title="queues", title_align="left", padding=(0, 1), border_style="bright_black")
 
@@ -194,8 +206,8 @@ def _speed(stage: Stage) -> RenderableType:
 
 
 def _timeline(stage: Stage) -> RenderableType:
-    lines = [note_line(note) for note in reversed(stage.notes)]
-    return Panel(Group(*lines), title="timeline", title_align="left", padding=(0, 1), border_style="bright_black")
+    lines = note_lines(reversed(stage.notes))
+    return Panel(lines, title="timeline", title_align="left", padding=(0, 1), border_style="bright_black")
 
 
 def _bars(values: list[int], *, rows: int) -> list[Text]:

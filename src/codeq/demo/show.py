@@ -80,6 +80,7 @@ async def _play(stage: Stage, deadline_s: float) -> Report:
     except TimeoutError:
         stage.note(f"not done after {deadline_s:.0f} s: what is open now will be reported", "red bold")
     stage.act = "the audit"
+    stage.note("the audit begins: every task, every event, every tenant")
     try:
         async with asyncio.timeout(AUDIT_S_MAX):
             return await _audit(stage)
