@@ -33,7 +33,7 @@ def _figures(figures: Figures) -> RenderableType:
         ("completed", f"{f.completed:,}"),
         ("failed by verdict, dead, cancelled", f"{f.failed:,}, {f.dead:,}, {f.cancelled:,}"),
         ("tasks/s, on average and at best", f"{f.per_second:,.0f}, {f.per_second_peak:,}"),
-        ("wait for a worker, p50 and p99 until the rush", f"{f.wait_ms_p50:,} ms, {f.wait_ms_p99:,} ms"),
+        ("wait until the rush, p50 and p99", f"{f.wait_ms_p50:,} ms, {f.wait_ms_p99:,} ms"),
         ("kills survived: workers, server", f"{f.workers_killed}, {f.servers_killed}"),
         ("server away", f"{f.downtime_seconds:.1f} s"),
         ("retries", f"{f.retries:,}"),
