@@ -27,7 +27,7 @@ def test_the_python_examples_of_the_page_run(page: str, tmp_path: Path) -> None:
 
 
 def test_every_link_between_the_pages_leads_somewhere() -> None:
-    pages = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")] + list(
+    pages = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "examples/README.md")] + list(
         ROOT.glob("docs/**/*.md")
     )
     for page in pages:

@@ -7,6 +7,7 @@ import typer
 from codeq.cli import (
     bench,
     dead,
+    demoing,
     directories,
     doctor,
     events,
@@ -17,6 +18,7 @@ from codeq.cli import (
     serving,
     tasks,
     top,
+    working,
 )
 from codeq.cli.plain import MEANINGS, Commands
 
@@ -39,12 +41,14 @@ serving.add_to(app)
 directories.add_to(app)
 doctor.add_to(app)
 bench.add_to(app)
+demoing.add_to(app)
+app.add_typer(working.app, name="worker")
 
 _PANELS = {
-    "Tasks": ("enqueue", "claim", "result", "nack", "abandon", "heartbeat", "task"),
+    "Tasks": ("enqueue", "claim", "result", "nack", "abandon", "heartbeat", "task", "worker"),
     "Queues": ("queue", "dlq", "events", "top"),
     "Servers": ("serve", "token", "config", "stats", "backup", "restore"),
-    "This machine": ("profile", "doctor", "bench"),
+    "This machine": ("profile", "doctor", "bench", "demo"),
 }
 for _panel, _names in _PANELS.items():
     for _command in app.registered_commands:
