@@ -23,7 +23,7 @@ _LINE = "%(asctime)s %(levelname)-7s %(command)s %(task_id)s %(message)s"
 
 def run(
     client: "Client",
-    out: Output,
+    out: Output,  # noqa: ARG001 - all that it says is a log
     worker: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="Where the Worker is, as in app:worker.")],
     concurrency: Annotated[
         int | None, typer.Option(min=1, max=1000, help="How many handlers run at once; else as the program says.")
@@ -50,7 +50,8 @@ def run(
 
     name_tasks_in_logs()
     logging.basicConfig(level=level, format=_LINE, stream=sys.stderr)
-    out.note(f"{worker}: {', '.join(found.commands)} from {client.url}, {found.concurrency} at once; Ctrl-C stops it")
+    told = (worker, ", ".join(found.commands), client.url, found.concurrency)
+    logging.getLogger("codeq.worker").info("%s: %s from %s, %d at once; Ctrl-C stops it", *told)
     found.run(client, until_idle=until_idle)
 
 
