@@ -10,15 +10,20 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import msgspec
 from tests.server.running import Server, command_line, environment
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from codeq.cli.main import app
 from codeq.server.dev import ALL_SCOPES
 
 OWN_SCOPES = [scope for scope in ALL_SCOPES if scope != "codeq:platform"]
+
+COMMAND = get_command(app)
+"""Made once: it takes longer than most commands do, and there are hundreds of calls here."""
 
 
 class Done(NamedTuple):
@@ -56,7 +61,8 @@ class Cli:
     def __call__(self, *arguments: str, stdin: str | None = None, env: Mapping[str, Any] | None = None) -> Done:
         """Run a command to its end, in this process."""
         assert "serve" not in arguments or "--help" in arguments
-        done = CliRunner().invoke(app, arguments, input=stdin, env={**self.env, **(env or {})})
+        with mock.patch("typer.testing._get_command", return_value=COMMAND):
+            done = CliRunner().invoke(app, arguments, input=stdin, env={**self.env, **(env or {})})
         assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
         return Done(done.exit_code, done.stdout, done.stderr)
 
@@ -72,7 +78,7 @@ class Cli:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment(self.env),
+            env=environment({**self.env, "PYTHONUNBUFFERED": ""}),  # output is buffered, as it is for users
             **{"stdin": subprocess.DEVNULL, **given},
         )
 

@@ -1,5 +1,6 @@
 """`codeq doctor`, `bench`, `stats`, `backup` and `restore`: this machine and its directories."""
 
+import contextlib
 import resource
 import signal
 import sys
@@ -12,7 +13,7 @@ from tests.cli.calling import Cli
 from tests.server.running import eventually
 
 import codeq
-from codeq.cli import checkups, server_checkups
+from codeq.cli import bench, checkups, server_checkups
 
 
 def states(done: Any) -> dict[str, str]:
@@ -134,6 +135,15 @@ def test_an_interrupted_bench_leaves_nothing_to_do(cli: Cli) -> None:
     process.send_signal(signal.SIGINT)
     assert (process.communicate(timeout=30), process.returncode) == (("", ""), 130)
     assert cli.ok("queue", "list", "--json").json == {"queues": []}
+
+
+def test_a_bench_interrupted_while_it_claims_leaves_nothing_to_do(cli: Cli) -> None:
+    with codeq.Client(cli.server.base, cli.env["CODEQ_TOKEN"]) as client:
+        with contextlib.suppress(KeyboardInterrupt), bench._swept_up(client, "bench-1"):
+            client.enqueue("bench-1", 1)
+            assert client.claim("bench-1")
+            raise KeyboardInterrupt
+        assert client.queues() == {}
 
 
 def test_bench_spares_other_peoples_servers(cli: Cli) -> None:

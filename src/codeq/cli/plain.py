@@ -90,7 +90,7 @@ class Commands(TyperGroup):
     ) -> Any:
         given = list(sys.argv[1:] if args is None else args)
         if given == ["--version"]:  # known without building a hundred options first
-            print(f"codeq {codeq.__version__}")
+            _say_version()
             sys.exit(Code.OK)
         self.is_json = "--json" in given
         if not self.is_json or not standalone_mode:
@@ -112,11 +112,22 @@ class Commands(TyperGroup):
             complain(str(fault), code=fault.code, exit_code=code, as_json=self.is_json)
             raise typer.Exit(code) from None
         except BrokenPipeError:
-            # Whoever read our output has seen enough. What is still buffered must not complain at the very end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _forget_output()
             raise typer.Exit(Code.OK) from None
         except OSError as fault:
             said = f"{fault.filename}: {fault.strerror}" if fault.filename else str(fault)
             code = Code.NOT_FOUND if isinstance(fault, FileNotFoundError) else Code.REFUSED
             complain(said, code="os", exit_code=code, as_json=self.is_json)
             raise typer.Exit(code) from None
+
+
+def _say_version() -> None:
+    try:
+        print(f"codeq {codeq.__version__}", flush=True)
+    except BrokenPipeError:
+        _forget_output()
+
+
+def _forget_output() -> None:
+    """Whoever read our output has seen enough. What is still buffered must not complain at the very end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
