@@ -1,8 +1,8 @@
 """What one HTTP request costs the program that makes it: our transport beside general client libraries.
 
 A keep-alive POST of 200 bytes to a server in another process that answers at once. Figures are CPU time of this process
-per request, all in the same run, in turns, the least of several rounds. Run it with `python -P benchmarks/transport.py`:
-without -P, `http.py` beside this file would stand before the standard one.
+per request, all in the same run, in turns, the least of several rounds. Run it with `python -P`: without
+-P, `http.py` beside this file would stand before the standard one.
 """
 
 import asyncio

@@ -5,6 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import typer
+from tests.docs.blocks import blocks, environment
+from tests.server.running import start_server
+
+from codeq.cli.main import app
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -16,6 +23,29 @@ def test_every_link_between_the_pages_leads_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", ["docs/start.md"])
+def test_the_shell_commands_of_the_page_run(page: str, tmp_path: Path) -> None:
+    """In the order of the page, as one session. Commands that this version does not have are left to the next one."""
+    script = "\n".join(blocks(page, "sh"))
+    known = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    missing = set(re.findall(r"\bcodeq ([a-z]+)", script)) - known
+    if missing:
+        pytest.skip(f"no such command yet: {', '.join(sorted(missing))}")
+    with start_server(tmp_path / "server") as server:
+        run = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=tmp_path,
+            env=environment(tmp_path, CODEQ_URL=server.base),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert run.returncode == 0, run.stdout + run.stderr
+    for expected in ("greet", "PENDING", "enqueue", '"Bob"'):
+        assert expected in run.stdout
 
 
 def test_the_curl_walk_through_of_the_readme_runs(tmp_path: Path) -> None:
