@@ -62,7 +62,6 @@ class Ticket:
 
     @property
     def is_done(self) -> bool:
-        """Whether `result` would answer at once."""
         return bool(self._batch.is_done.is_set())
 
     def result(self, timeout: float | None = None) -> Task:
@@ -116,7 +115,6 @@ class Batcher:
         return self.put(_order(command, payload, options))
 
     def put(self, order: NewTask) -> Ticket:
-        """As `enqueue`, for an order that is made already. Waits while too many batches wait to be sent."""
         with self._changed:
             while len(self._full) >= BATCHES_WAITING_MAX and not self._is_closed:
                 self._changed.wait()
@@ -145,7 +143,6 @@ class Batcher:
             batch.is_done.wait()
 
     def close(self) -> None:
-        """Send the rest, and take no more."""
         self.flush()
         with self._changed:
             self._is_closed = True
@@ -220,7 +217,6 @@ class AsyncBatcher:
         return await self.put(_order(command, payload, options))
 
     async def put(self, order: NewTask) -> Ticket:
-        """As `enqueue`, for an order that is made already. Waits while too many batches wait to be sent."""
         if self._filling is None:
             await self._room.acquire()
             if self._filling is None:
@@ -241,7 +237,6 @@ class AsyncBatcher:
             await asyncio.wait(self._sending)
 
     async def close(self) -> None:
-        """Send the rest."""
         await self.flush()
 
     async def __aenter__(self) -> Self:

@@ -48,7 +48,6 @@ class _NewTask(Request, frozen=True, kw_only=True, gc=False):
     """RFC 3339; wins over `delaySeconds`, and a time in the past means at once."""
     delay_seconds: Seconds = 0
     backoff: Backoff | None = None
-    """The queue's own if not given."""
 
 
 class CreateTask(_NewTask, frozen=True, kw_only=True, gc=False):
