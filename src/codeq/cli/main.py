@@ -20,6 +20,7 @@ from codeq.cli import (
     top,
     working,
 )
+from codeq.cli.pages import reference_app
 from codeq.cli.plain import MEANINGS, Commands
 
 app = typer.Typer(
@@ -43,6 +44,7 @@ doctor.add_to(app)
 bench.add_to(app)
 demoing.add_to(app)
 app.add_typer(working.app, name="worker")
+app.add_typer(reference_app, name="reference", hidden=True)
 
 _PANELS = {
     "Tasks": ("enqueue", "claim", "result", "nack", "abandon", "heartbeat", "task", "worker"),

@@ -234,6 +234,7 @@ class Verbs:
         await self.backend.set_paused(command, True)
 
     async def resume(self, command: str) -> None:
+        """Hand out tasks of this command again."""
         await self.backend.set_paused(command, False)
 
     async def events(self, *, shard: int = 0, offset: int = 1, limit: int = 1000, wait: Seconds = 0) -> EventPage:
@@ -241,6 +242,7 @@ class Verbs:
         return await self.backend.events(shard, offset, limit, milliseconds(wait))
 
     async def close(self) -> None:
+        """Let go of connections, or of the data directory. Leaving `with` does so too."""
         await self.backend.close()
 
     async def _kept(self, task_id: str, wait_ms: int) -> Kept:

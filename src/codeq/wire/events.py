@@ -37,6 +37,8 @@ COLUMNS: tuple[tuple[str, str, bool], ...] = (
 
 
 class Event(Wire, frozen=True, kw_only=True, gc=False):
+    """One move of one task, and how the task stood after it."""
+
     shard: int
     seq: int
     at: str
@@ -60,6 +62,8 @@ class Event(Wire, frozen=True, kw_only=True, gc=False):
 
 
 class EventPage(Wire, frozen=True, kw_only=True, gc=False):
+    """A piece of a shard's log."""
+
     shard: int
     events: list[Event]
     next_offset: int

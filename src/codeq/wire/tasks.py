@@ -43,7 +43,9 @@ class _NewTask(Request, frozen=True, kw_only=True, gc=False):
     max_attempts: Annotated[int, Meta(le=100)] = 0
     """0 or less for the queue's own."""
     idempotency_key: Annotated[str, Meta(max_length=255)] | None = None
+    """The same key again answers the same task, with `Idempotent-Replay: true`."""
     run_at: str | None = None
+    """RFC 3339; wins over `delaySeconds`, and a time in the past means at once."""
     delay_seconds: Seconds = 0
     backoff: Backoff | None = None
 
@@ -86,11 +88,14 @@ class ClaimBatch(Claim, frozen=True, kw_only=True, gc=False):
 
 class LeaseCall(Request, frozen=True, kw_only=True, gc=False):
     lease_token: Annotated[int, Meta(ge=0)] | None = None
+    """Of the delivery that this is about; without it the worker's name decides."""
     worker_id: str | None = None
+    """Accepted from older clients and ignored."""
 
 
 class Heartbeat(LeaseCall, frozen=True, kw_only=True, gc=False):
     extend_seconds: Annotated[float, Meta(le=43_200)] = 0
+    """From now on; 0 or less for the queue's own."""
     progress: Annotated[str, Meta(max_length=200)] | None = None
     """How far the work is, in words; shown with the task while it is in progress."""
 
@@ -105,7 +110,9 @@ class Nack(LeaseCall, frozen=True, kw_only=True, gc=False):
 
 class _Submit(LeaseCall, frozen=True, kw_only=True, gc=False):
     status: str
+    """`COMPLETED` or `FAILED`."""
     error: str | None = None
+    """Needed with `FAILED`."""
     artifacts: list[Raw] | None = None
 
 

@@ -149,6 +149,7 @@ class Worker:
 
     @property
     def commands(self) -> Sequence[str]:
+        """Which commands have a function."""
         return tuple(self.handlers)
 
     def _place(self, function: Callable[..., Any], process: bool | None) -> Place:
