@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.sdk.proxy import Proxy
-from tests.sdk.ways import WAYS, Ways
+from tests.sdk.ways import WAYS, Connect, Ways
 from tests.server.running import Server, start_server
 
 from codeq.sdk.blocking import BlockingVerbs
@@ -18,8 +18,9 @@ from codeq.sdk.blocking import BlockingVerbs
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Each test has a tenant of its own. Do not stop it."""
-    with start_server(tmp_path_factory.mktemp("server")) as running:
+    """Each test has a tenant of its own. Do not stop it. It waits for no disk: that is tested elsewhere."""
+    folder = tmp_path_factory.mktemp("server")
+    with start_server(folder, settings={"store": {"durability": "process"}}) as running:
         yield running
 
 
@@ -33,6 +34,13 @@ def ways(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
 def queue(request: pytest.FixtureRequest, ways: Ways) -> BlockingVerbs:
     """The queues of a new tenant, reached in each of the four ways in turn."""
     return ways.queue(request.param)
+
+
+@pytest.fixture(params=["Client", "AsyncClient"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """Makes clients of a server, of each kind in turn."""
+    with Connect(request.param) as clients:
+        yield clients
 
 
 @pytest.fixture

@@ -113,6 +113,7 @@ class Proxy:
         self._script: deque[Fault] = deque()
         self._lock = threading.Lock()
         self._links: set[socket.socket] = set()
+        self._upstreams: list[Upstream] = []
         self._threads: list[threading.Thread] = []
         self._listener: socket.socket | None = None
         self.port = 0
@@ -164,6 +165,12 @@ class Proxy:
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
 
+    def say(self, unasked: bytes) -> None:
+        """Send this on every open connection, though nobody asked."""
+        with self._lock:
+            for link in self._links:
+                link.sendall(unasked)
+
     def let_go(self) -> None:
         """Close what hangs."""
         self.is_released.set()
@@ -174,6 +181,8 @@ class Proxy:
     def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, _: TracebackType | None) -> None:
         self.let_go()
         self.down()
+        for upstream in self._upstreams:
+            upstream.hang_up()
         for thread in self._threads:
             thread.join(30)
             assert not thread.is_alive()
@@ -196,6 +205,7 @@ class Proxy:
 
     def _serve(self, link: socket.socket) -> None:
         upstream = Upstream(self.upstream)
+        self._upstreams.append(upstream)
         spoken = link
         try:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -247,6 +257,12 @@ class Upstream:
             self._link.settimeout(70)
         self._link.sendall(request)
         return Reader(self._link).message()
+
+    def hang_up(self) -> None:
+        """Wake the thread that waits for an answer."""
+        if self._link is not None:
+            with contextlib.suppress(OSError):
+                self._link.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         if self._link is not None:

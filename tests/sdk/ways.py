@@ -51,12 +51,40 @@ class OnLoop(BlockingVerbs):
         return self._loop.run(verb)
 
 
+class Connect:
+    """Makes clients of one kind, and closes them in the end."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._loop: Loop | None = None
+        self._clients: list[BlockingVerbs] = []
+
+    def __call__(self, url: str, token: Any = "any", **options: Any) -> BlockingVerbs:
+        client: BlockingVerbs
+        if self.kind == "Client":
+            client = codeq.Client(url, token, **options)
+        else:
+            self._loop = self._loop or Loop()
+            client = OnLoop(codeq.AsyncClient(url, token, **options), self._loop)
+        self._clients.append(client)
+        return client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, _: TracebackType | None) -> None:
+        for client in self._clients:
+            client.close()
+        if self._loop is not None:
+            self._loop.close()
+
+
 class Ways:
     def __init__(self, server: Server, folder: Path) -> None:
         self.server = server
         self.loop = Loop()
-        self._plain = codeq.open(folder / "plain")
-        self._awaited = self.loop.run(codeq.open_async(folder / "awaited"))
+        self._plain = codeq.open(folder / "plain", durability="process")
+        self._awaited = self.loop.run(codeq.open_async(folder / "awaited", durability="process"))
         self._clients: list[BlockingVerbs] = []
 
     def queue(self, way: str, tenant: str | None = None) -> BlockingVerbs:

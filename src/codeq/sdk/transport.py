@@ -51,20 +51,28 @@ class Answer:
         self.parser = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []
 
+    def on_message_begin(self) -> None:
+        if self.is_complete:  # a second answer, which nobody asked for: what comes next cannot be trusted to be ours
+            self.keep_alive = False
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.lower()] = value
+        if not self.is_complete:
+            self.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        self.status = self.parser.get_status_code()
+        if not self.is_complete:
+            self.status = self.parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
 
     def on_message_complete(self) -> None:
+        if self.is_complete:
+            return
         if self.status < 200:  # a word in between; the answer itself is still to come
             self.headers.clear()
             return
-        self.keep_alive = not self.is_complete and self.parser.should_keep_alive()  # two answers: one is not ours
+        self.keep_alive = self.parser.should_keep_alive()
         self.is_complete = True
         self.body = b"".join(self._parts)
 
