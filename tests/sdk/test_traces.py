@@ -27,7 +27,7 @@ def traced(enqueue):
 
 def plain(queue):
     traced(lambda: queue.enqueue("one", 1))
-    traced(lambda: queue.enqueue_many(codeq.new_tasks("many", [1, 2])))
+    traced(lambda: queue.enqueue_many([codeq.NewTask(command="many"), codeq.NewTask(command="many")]))
     with queue.batcher(size=100, linger=60) as batcher:
         traced(lambda: batcher.enqueue("first", 1))
         traced(lambda: batcher.enqueue("second", 1))
@@ -47,10 +47,10 @@ async def awaited(queue):
         with tracer.start_as_current_span("producing") as span:
             told.append(f"{span.get_span_context().trace_id:032x}")
             await queue.enqueue_many(codeq.new_tasks("many", [1, 2]))
-        async with queue.batcher(size=100, linger=60) as batcher:
+        async with queue.batcher(size=100, linger=0.001) as batcher:
             await put(batcher, "first")
             await put(batcher, "second")
-            await batcher.enqueue("none", 1)
+            await (await batcher.enqueue("none", 1))
         return {job.command: job.trace_parent for job in await queue.claim(limit=10)}
 
 async def opened():

@@ -1,13 +1,12 @@
 """The verbs over HTTP. What may be repeated is repeated: a lost connection is not the caller's problem."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
-from msgspec import Raw
 
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound
 from codeq.domain.limits import BATCH_BYTES_MAX, BATCH_TASKS_MAX
@@ -15,8 +14,8 @@ from codeq.domain.queue import QueuePolicy
 from codeq.domain.requests import Claim, Filter, NewTask, Outcome, Page, Swept
 from codeq.domain.task import Holder, Task
 from codeq.sdk.jobs import GivenBack, Job, QueueInfo
-from codeq.sdk.packing import HeldTasks, OrderPacker, TaskAndLeft, Verdicts, pack
-from codeq.sdk.tracing import current_trace, header_lines
+from codeq.sdk.packing import HeldTasks, OrderPacker, TaskAndLeft, Verdicts, pack, written
+from codeq.sdk.tracing import NO_TRACE, header_lines
 from codeq.sdk.transport import Address, Answer, Transport, Untrusted
 from codeq.wire import paths, queues, reading, tasks, times
 from codeq.wire.errors import RateLimited, Unreachable, error_of
@@ -52,17 +51,20 @@ class HttpBackend:
 
     async def enqueue(self, orders: Sequence[NewTask]) -> list[Task | CodeqError]:
         _check_batch([order.payload for order in orders], "tasks")
-        parent, state = current_trace()
-        packed = [self._packer.pack(order, trace_of_call=parent) for order in orders]
-        sent = [order for order in packed if isinstance(order, Raw)]
-        answers: Iterator[Task | CodeqError] = iter(())
-        if len(sent) == 1:
-            answers = iter(await self._enqueue_one(bytes(sent[0]), header_lines(parent, state)))
+        parent, state = _trace_of(orders)
+        packed, body = written(self._packer.pack(orders, trace_of_call=parent))
+        answers: list[Task | CodeqError] = []
+        sent = sum(isinstance(order, tasks.PackedTask) for order in packed)
+        headers = header_lines(parent, state)
+        if sent == 1:
+            answers = await self._enqueue_one(body, headers)
         elif sent:
-            body = pack({"tasks": sent})
-            answer = await self._ask("POST", paths.TASKS_BATCH, body, packed=True, headers=header_lines(parent, state))
-            answers = iter(_understood(answer, _taken_all))
-        return [next(answers) if isinstance(order, Raw) else order for order in packed]
+            answer = await self._ask("POST", paths.TASKS_BATCH, body, packed=True, headers=headers)
+            answers = _understood(answer, _taken_all)
+        if sent == len(packed):
+            return answers
+        left = iter(answers)
+        return [next(left) if isinstance(order, tasks.PackedTask) else order for order in packed]
 
     async def _enqueue_one(self, body: bytes, headers: str) -> list[Task | CodeqError]:
         try:
@@ -290,6 +292,12 @@ def _check_batch(bodies: list[bytes], what: str) -> None:
     size = sum([len(body) for body in bodies])
     if size > BATCH_BYTES_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_BYTES_MAX} bytes of {what}, not {size}")
+
+
+def _trace_of(orders: Sequence[NewTask]) -> tuple[str | None, str | None]:
+    """The trace that all of them share, which can go with the call itself; else none, and each names its own."""
+    traces = {(order.trace_parent, order.trace_state) for order in orders}
+    return traces.pop() if len(traces) == 1 else NO_TRACE
 
 
 def _written(write: Callable[[Any], bytes], asked: Any) -> bytes:

@@ -13,15 +13,16 @@ Seconds = float | timedelta
 
 def new_order(command: str, payload: Any, options: dict[str, Any]) -> NewTask:
     """Takes the options of `enqueue` and those of `NewTask`. The present span becomes the parent of the work."""
-    given = dict(options)
+    written = encode_json(payload)
+    parent, state = current_trace()
+    if not options:
+        return NewTask(command=command, payload=written, trace_parent=parent, trace_state=state)
+    given = {"trace_parent": parent, "trace_state": state, **options}
     delay, run_at = given.pop("delay", None), given.pop("run_at", None)
     if delay is not None:
         given["delay_ms"] = milliseconds(delay)
     if run_at is not None:
         given["run_at_ms"] = unix_ms(run_at)
-    if "trace_parent" not in given:
-        given["trace_parent"], given["trace_state"] = current_trace()
-    written = encode_json(payload)
     try:
         return NewTask(command=command, payload=written, **given)
     except TypeError as fault:

@@ -1,6 +1,7 @@
 """Orders as they travel to a server, and what of its answers a client reads."""
 
 import os
+from collections.abc import Sequence
 from itertools import count
 
 import msgspec
@@ -10,6 +11,8 @@ from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import ATTEMPTS_MAX, ATTEMPTS_MIN, PAYLOAD_BYTES_MAX, PRIORITY_MAX, PRIORITY_MIN
 from codeq.domain.requests import NewTask
 from codeq.wire import tasks, times
+
+Packed = tasks.PackedTask | InvalidRequest
 
 pack = msgspec.msgpack.Encoder().encode
 
@@ -63,20 +66,23 @@ class OrderPacker:
     def __init__(self) -> None:
         self._start()
 
-    def pack(self, order: NewTask, *, trace_of_call: str | None) -> Raw | InvalidRequest:
-        """The order as MessagePack; or why it is not sent.
+    def pack(self, orders: Sequence[NewTask], *, trace_of_call: str | None) -> list[Packed]:
+        """Per order: what is sent of it; or why it is not sent.
 
         A server forgives some faults to older clients, and hangs up on a body far past its limit. Here they are refused
         as the store itself does.
         """
         if self._pid != os.getpid():  # a forked child that went on with its parent's keys would lose its tasks to them
             self._start()
+        return [self._packed(order, trace_of_call) for order in orders]
+
+    def _packed(self, order: NewTask, trace_of_call: str | None) -> Packed:
         try:
             _check(order)
-            return Raw(pack(self._task(order, trace_of_call)))
+            return self._task(order, trace_of_call)
         except InvalidRequest as refusal:
             return refusal
-        except (TypeError, ValueError, OverflowError, OSError) as fault:
+        except (TypeError, ValueError, OverflowError, OSError, AttributeError) as fault:
             return InvalidRequest(f"the order cannot be sent: {fault}")
 
     def _start(self) -> None:
@@ -104,6 +110,28 @@ class OrderPacker:
             trace_parent=order.trace_parent if has_own_trace else None,
             trace_state=order.trace_state if has_own_trace else None,
         )
+
+
+def written(packed: Sequence[Packed]) -> tuple[Sequence[Packed], bytes]:
+    """The body of a request for these orders; with a refusal in the place of each that cannot be written."""
+    try:
+        return packed, _body(packed)
+    except (TypeError, ValueError, OverflowError):
+        tried = [_tried(order) for order in packed]
+        return tried, _body(tried)
+
+
+def _body(packed: Sequence[Packed]) -> bytes:
+    sent = [order for order in packed if isinstance(order, tasks.PackedTask)]
+    return pack(sent[0] if len(sent) == 1 else {"tasks": sent})
+
+
+def _tried(order: Packed) -> Packed:
+    try:
+        pack(order) if isinstance(order, tasks.PackedTask) else None
+    except (TypeError, ValueError, OverflowError) as fault:
+        return InvalidRequest(f"the order cannot be sent: {fault}")
+    return order
 
 
 def _check(order: NewTask) -> None:

@@ -86,6 +86,10 @@ class Verbs:
 
     async def enqueue_many(self, orders: Sequence[NewTask]) -> list[Task | CodeqError]:
         """Put up to 1000 tasks in at the price of one. Answers per order: the task, or why it was refused."""
+        parent, state = current_trace()
+        if parent is not None:
+            named = {"trace_parent": parent, "trace_state": state}
+            orders = [o if o.trace_parent is not None else msgspec.structs.replace(o, **named) for o in orders]
         return await self.backend.enqueue(orders)
 
     def batcher(self, *, size: int = 500, linger: Seconds = 0.005) -> AsyncBatcher:
