@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from codeq.domain import lifecycle
-from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, NAME_PATTERN
+from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, NAME_PATTERN, TRACE_CHARS_MAX
 from codeq.domain.queue import Index
 from codeq.domain.task import Body, Status, Task
 from codeq.wire import times
@@ -48,6 +48,9 @@ class _NewTask(Request, frozen=True, kw_only=True, gc=False):
     """RFC 3339; wins over `delaySeconds`, and a time in the past means at once."""
     delay_seconds: Seconds = 0
     backoff: Backoff | None = None
+    trace_parent: str | None = None
+    """Where it differs from the call's own `traceparent`: tasks of one batch may come from several traces."""
+    trace_state: Annotated[str, Meta(max_length=TRACE_CHARS_MAX)] | None = None
 
 
 class CreateTask(_NewTask, frozen=True, kw_only=True, gc=False):

@@ -11,7 +11,7 @@ import codeq
 from codeq import testing
 from codeq.cli.pages.sentences import field_notes, paragraphs, table
 from codeq.domain.requests import Page, Swept
-from codeq.sdk.batcher import AsyncBatcher, Batcher, Ticket
+from codeq.sdk.batcher import AsyncBatcher, AsyncTicket, Batcher, Ticket
 from codeq.sdk.verbs import Verbs
 from codeq.wire.events import Event, EventPage
 
@@ -38,7 +38,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
         codeq.AsyncQueue,
         codeq.restore,
     ),
-    "Batches": (codeq.new_tasks, codeq.NewTask, Batcher, AsyncBatcher, Ticket),
+    "Batches": (codeq.new_tasks, codeq.NewTask, Batcher, Ticket, AsyncBatcher, AsyncTicket),
     "Workers": (
         codeq.Worker,
         codeq.Retry,

@@ -93,7 +93,9 @@ async def cancel(parts: Parts, call: Call) -> Reply:
 def _order(parts: Parts, call: Call, asked: Any, key_header: bytes | None) -> NewTask:
     trace_parent, trace_state = parts.tracing.context()
     given = call.headers.get(b"traceparent")
-    if given is not None and trace_parent is None and _TRACE_PARENT.fullmatch(given):
+    if asked.trace_parent and _TRACE_PARENT.fullmatch(asked.trace_parent.encode()):
+        trace_parent, trace_state = asked.trace_parent, asked.trace_state
+    elif given is not None and trace_parent is None and _TRACE_PARENT.fullmatch(given):
         trace_parent, trace_state = _header(call, b"traceparent"), _header(call, b"tracestate")
     key = asked.idempotency_key or None
     if key is None and key_header is not None:
@@ -115,7 +117,8 @@ def _order(parts: Parts, call: Call, asked: Any, key_header: bytes | None) -> Ne
 
 def _payload(raw: Any) -> bytes:
     payload = bytes(raw)
-    if not payload or payload == b"null":
+    # In JSON an absent payload and null look alike to many clients; a byte string that says null was meant.
+    if not payload or (payload == b"null" and not isinstance(raw, bytes)):
         raise InvalidRequest("payload is required and must not be null")
     return json_value(payload, "payload")
 
