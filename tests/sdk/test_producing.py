@@ -1,5 +1,6 @@
 """What producers call means the same in all four ways."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ from tests.server.running import eventually
 from codeq import Backoff, BackoffKind, GivenBack, Kept, NewTask, Status, Task, TaskFailed, WaitedTooLong, new_tasks
 from codeq.errors import AlreadyFinal, IdempotencyMismatch, InvalidRequest, NotFound
 from codeq.sdk.blocking import BlockingVerbs
+from codeq.wire import times
 
 
 def test_a_task_is_enqueued_with_nothing_but_a_command(queue: BlockingVerbs) -> None:
@@ -243,6 +245,22 @@ def test_the_history_tells_every_move(queue: BlockingVerbs) -> None:
     assert [move.lease_token for move in moves] == [0, 1, 1, 2, 2]
     assert {move.task_id for move in moves} == {task.id}
     assert (moves[2].error, moves[2].attempts, moves[4].status_after) == ("first try", 1, "COMPLETED")
+
+
+def test_the_times_of_a_task_are_those_of_its_moves(queue: BlockingVerbs) -> None:
+    task = queue.enqueue("work", 1, delay=0.02)
+    [job] = queue.claim("work", worker=WORKER, wait=10)
+    eventually(lambda: time.time_ns() // 1_000_000 > job.lease_until_ms - 300_000)
+    queue.complete(job)
+    ended = queue.get(task.id).task
+    moves = queue.history(task.id)
+    assert [times.text(ms) for ms in (ended.created_ms, ended.updated_ms, ended.ended_ms)] == [
+        moves[0].at,
+        moves[-1].at,
+        moves[-1].at,
+    ]
+    assert ended.created_ms < ended.updated_ms
+    assert moves[0].visible_at == times.text(task.visible_ms)
 
 
 def test_a_list_is_filtered_and_goes_on_from_its_cursor(queue: BlockingVerbs) -> None:

@@ -3,13 +3,14 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from tests.sdk.proxy import Fault, Proxy, answer, cut_answer, hang, lose_answer, lose_request, pass_on
 from tests.sdk.ways import Connect, token_for
-from tests.server.running import Server, eventually
+from tests.server.running import Server, eventually, start_server
 
-from codeq import Backoff, BackoffKind, Client, NewTask, Status, Task, new_tasks
+from codeq import Backoff, BackoffKind, Client, NewTask, Status, Task, WaitedTooLong, new_tasks
 from codeq.errors import (
     InvalidRequest,
     NotInProgress,
@@ -276,6 +277,24 @@ def test_a_long_poll_may_take_longer_than_the_timeout(proxy: Proxy, connect: Con
     assert client.claim("work", wait=0.8) == []
     task = client.enqueue("work", 1)
     assert client.get(task.id, wait=1).task.status is Status.PENDING
+
+
+def test_a_short_wait_is_a_wait_and_not_a_loop(proxy: Proxy, client: BlockingVerbs) -> None:
+    task = client.enqueue("work", 1)
+    end = client.events(limit=1).end_offset
+    client.events(offset=end, wait=0.1)
+    client.get(task.id, wait=0.1)
+    waits = [request.line for request in proxy.requests if "waitSeconds=1" in request.line]
+    assert len(waits) == 2
+
+
+def test_a_server_that_lets_nobody_wait_is_not_asked_without_a_pause(tmp_path: Path, connect: Connect) -> None:
+    with start_server(tmp_path, settings={"http": {"wait_max_seconds": 0}}) as hasty, Proxy(hasty.port) as proxy:
+        client = connect(proxy.url, token_for(hasty))
+        task = client.enqueue("work", 1)
+        with pytest.raises(WaitedTooLong):
+            client.wait(task.id, timeout=0.5)
+        assert len(proxy.requests) < 40
 
 
 def test_a_token_is_asked_for_again_when_the_last_one_is_refused(proxy: Proxy, connect: Connect, token: str) -> None:
