@@ -20,7 +20,7 @@ import msgspec
 
 from codeq.domain.errors import InvalidRequest
 from codeq.sdk.jobs import Job
-from codeq.sdk.worker.handling import End, Ended, Handler, Held, fault_of, perform
+from codeq.sdk.worker.handling import End, Ended, Handler, Held, Interrupted, fault_of, perform
 from codeq.sdk.worker.running_job import RunningJob, name_tasks_in_logs
 
 log = logging.getLogger("codeq.worker")
@@ -279,7 +279,9 @@ def _live(link: Connection, handlers: bytes, parent: int) -> None:
         say(Told(None))
         while True:
             job = _job(link.recv_bytes())
-            ended = perform(known[job.command], RunningJob(job, report))
+            ended = Ended(job, End.DROP)
+            with contextlib.suppress(Interrupted):  # the handler's own: this process is ended, not interrupted
+                ended = perform(known[job.command], RunningJob(job, report))
             with contextlib.suppress(AttributeError, ValueError, OSError):
                 sys.stdout.flush()
             say(Told(ended.end, ended.result, ended.error, ended.delay_ms, ended.is_last))
