@@ -84,7 +84,11 @@ def test_a_task_that_is_not_dead_is_refused_by_name(cli: Cli) -> None:
     assert cli("dlq", "replay", "--id", "0199a1b2-7c3d-7000-8000-3f2a9c5e1b70", "--yes").code == 3
 
 
-def test_dead_letters_are_for_admins(cli: Cli) -> None:
-    token = {"CODEQ_TOKEN": cli.server.token(cli.tenant, "producer")}
-    assert cli("dlq", "list", env=token).code == 5
-    assert cli("dlq", "replay", "--all", "--yes", env=token).code == 0  # there is nothing dead, so nothing is asked for
+def test_moving_dead_letters_is_for_admins(cli: Cli) -> None:
+    task_id = cli.enqueued()
+    held, token = cli.claimed()
+    cli.ok("nack", held, "--token", token, "--dead")
+    producer = {"CODEQ_TOKEN": cli.server.token(cli.tenant, "producer")}
+    assert cli("dlq", "replay", "--id", task_id, "--yes", env=producer).code == 5
+    assert cli("dlq", "purge", "--all", "--yes", env=producer).code == 5
+    assert cli.ok("task", "show", task_id, "--json").json["status"] == "FAILED"

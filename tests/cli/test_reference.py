@@ -19,9 +19,11 @@ SILENT = {"serve", "token", "config check", "config reference"}
 def commands(group: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
     root: Any = group or get_command(app)
     for name, command in root.commands.items():
+        if command.hidden:
+            continue
         if hasattr(command, "commands"):
             yield from commands(command, f"{path}{name} ")
-        elif not command.hidden:
+        else:
             yield f"{path}{name}", command
 
 

@@ -1,6 +1,5 @@
 """`codeq demo`: see the whole product at work, and have it audited."""
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +25,8 @@ def demo(
 
     Exits with 0 only if every acknowledged task reached exactly one end.
     """
+    import asyncio
+
     import msgspec
     from rich.console import Console
 
