@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Work on tasks.")
 
-_LINE = "%(asctime)s %(levelname)-7s %(command)s %(task_id)s %(message)s"
+_LINE = "%(asctime)s %(levelname)-7s %(codeq_command)s %(codeq_task_id)s %(message)s"
 
 
 def run(
