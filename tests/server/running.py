@@ -252,20 +252,21 @@ def launch(
     env: Mapping[str, str] | None = None,
     data: Path | None = None,
     ready: bool = True,
+    port: int = 0,
 ) -> Server:
-    """As `start_server`, but the caller must stop it (`stop`, `kill` or `with`)."""
+    """As `start_server`, but the caller must stop it (`stop`, `kill` or `with`). Port 0 picks a free one."""
     folder.mkdir(parents=True, exist_ok=True)
     data = data or folder / "data"
     config, log, out = folder / "settings.yaml", folder / "stderr.log", folder / "stdout.log"
     config.write_text(yaml.safe_dump(dict(settings or {})))
-    asked = ["serve", "--config", str(config), "--data", str(data), "--port", "0", *(["--dev"] if dev else [])]
+    asked = ["serve", "--config", str(config), "--data", str(data), "--port", str(port), *(["--dev"] if dev else [])]
     with out.open("wb") as stdout, log.open("ab") as stderr:
         process = subprocess.Popen(
             command_line(*asked), stdout=stdout, stderr=stderr, env=environment(env), start_new_session=True
         )
     try:
-        port = eventually(lambda: _port(process, out, log), START_S_MAX, every_s=0.02)
-        server = Server(process, port, data, log)
+        heard = eventually(lambda: _port(process, out, log), START_S_MAX, every_s=0.02)
+        server = Server(process, heard, data, log)
         if ready:
             eventually(lambda: _is_alive(server), START_S_MAX, every_s=0.02)
     except BaseException:

@@ -54,6 +54,8 @@ NEXT_OFFSET, FIRST_OFFSET, END_OFFSET, SHARDS = (
 
 
 class Event(Wire, frozen=True, kw_only=True, gc=False):
+    """One move of one task, and how the task stood after it."""
+
     shard: int
     seq: int
     at: str
@@ -79,6 +81,8 @@ class Event(Wire, frozen=True, kw_only=True, gc=False):
 
 
 class EventPage(Wire, frozen=True, kw_only=True, gc=False):
+    """A piece of a shard's log."""
+
     shard: int
     events: list[Event]
     next_offset: int

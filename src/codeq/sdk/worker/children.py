@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
@@ -19,13 +20,15 @@ import msgspec
 
 from codeq.domain.errors import InvalidRequest
 from codeq.sdk.jobs import Job
-from codeq.sdk.worker.handling import End, Ended, Handler, fault_of, perform
-from codeq.sdk.worker.running_job import name_tasks_in_logs
+from codeq.sdk.worker.handling import End, Ended, Handler, Held, Interrupted, fault_of, perform
+from codeq.sdk.worker.running_job import RunningJob, name_tasks_in_logs
 
 log = logging.getLogger("codeq.worker")
 
-_PR_SET_PDEATHSIG = 1
+STARTS_MAX = 5
+"""So many children in a row that end before they are ready, and the worker says that it cannot work."""
 _RESTART_S_MAX = 5.0
+_PR_SET_PDEATHSIG = 1
 
 _pack = msgspec.msgpack.Encoder().encode
 _job = msgspec.msgpack.Decoder(Job).decode
@@ -36,7 +39,7 @@ class Crash(Exception):
 
 
 class Told(msgspec.Struct, array_like=True):
-    """What a child says: how its job ended, or (with no end) how far it is."""
+    """What a child says: first that it is ready, then how its job ended, or (with no end) how far it is."""
 
     end: End | None
     result: bytes | None = None
@@ -49,7 +52,7 @@ _told = msgspec.msgpack.Decoder(Told).decode
 
 
 class ChildCrew:
-    """A fixed number of children, each with one job at a time. Lives on the event loop."""
+    """A bounded number of children, each with one job at a time. Lives on the event loop."""
 
     def __init__(
         self,
@@ -59,48 +62,57 @@ class ChildCrew:
         report: Callable[[Job, str], None],
     ) -> None:
         try:
-            self._handlers = pickle.dumps(dict(handlers))
+            self.handlers = pickle.dumps(dict(handlers))
         except (pickle.PicklingError, AttributeError, TypeError) as fault:
             raise InvalidRequest(f"a handler for processes must be a function of a module: {fault}") from None
         self._done = done
         self._report = report
-        self._waiting: deque[tuple[Handler, Job]] = deque()
-        self._is_closing = False
+        self._waiting: deque[Held] = deque()
         self._size = size
         self._children: list[_Child] = []
+        self.failed_starts = 0
+        self.is_closing = False
 
-    def give(self, handler: Handler, job: Job) -> None:
-        self._waiting.append((handler, job))
+    def give(self, held: Held) -> None:
+        self._waiting.append(held)
         self.feed()
 
     def feed(self) -> None:
+        """Hand out what waits, and start children for the rest: each takes a while to start, so only as needed."""
         for child in self._children:
-            if not self._waiting:
-                return
             if child.is_free:
-                child.give(*self._waiting.popleft())
-        while self._waiting and len(self._children) < self._size:  # each takes a while to start, so only as needed
-            child = _Child(self)
-            self._children.append(child)
-            child.give(*self._waiting.popleft())
+                held = self._next()
+                if held is None:
+                    return
+                child.give(held)
+        starting = sum(not child.is_ready for child in self._children)
+        for _ in range(min(len(self._waiting) - starting, self._size - len(self._children))):
+            self._children.append(_Child(self))
 
-    def interrupt(self, key: str) -> None:
+    def interrupt(self, held: Held) -> None:
         """End the process that works on the job, at once."""
         for child in self._children:
-            if child.job is not None and child.job.key == key:
+            if child.held is held:
                 child.kill()
 
-    def take_back(self) -> list[Job]:
+    def write_off(self, held: Held) -> None:
+        """Nothing to do: no process can help being ended."""
+
+    @property
+    def fault(self) -> str | None:
+        return None if self.failed_starts < STARTS_MAX else "the processes for the handlers end before they are ready"
+
+    def take_back(self) -> list[Held]:
         """The jobs that have not begun, which will not begin any more."""
-        jobs = [job for _, job in self._waiting]
+        jobs = list(self._waiting)
         self._waiting.clear()
         return jobs
 
-    def running(self) -> list[tuple[str, float]]:
-        return [(child.job.key, child.started_s) for child in self._children if child.job is not None]
+    def running(self) -> list[tuple[Held, float]]:
+        return [(child.held, child.started_s) for child in self._children if child.held is not None]
 
     def close(self) -> None:
-        self._is_closing = True
+        self.is_closing = True
         for child in self._children:
             child.kill()
         for child in self._children:
@@ -108,48 +120,57 @@ class ChildCrew:
 
     # What children tell.
 
-    @property
-    def handlers(self) -> bytes:
-        return self._handlers
-
-    @property
-    def is_closing(self) -> bool:
-        return self._is_closing
-
-    def told(self, job: Job, told: Told) -> None:
+    def told(self, held: Held, told: Told) -> None:
         if told.end is None:
-            self._report(job, told.error or "")
+            self._report(held.job, told.error or "")
             return
-        self._done(Ended(job, told.end, told.result, told.error, told.delay_ms, told.is_last))
+        self._done(Ended(held.job, told.end, told.result, told.error, told.delay_ms, told.is_last))
         self.feed()
 
-    def crashed(self, handler: Handler, job: Job, why: str) -> None:
-        self._done(fault_of(handler, job, Crash(why)))
+    def crashed(self, held: Held, why: str) -> None:
+        log.warning("task %s: %s", held.job.id, why)
+        self._done(fault_of(held.handler, held.job, Crash(why)))
+
+    def put_back(self, held: Held) -> None:
+        self._waiting.appendleft(held)
+
+    def _next(self) -> Held | None:
+        while self._waiting:
+            held = self._waiting.popleft()
+            if not held.is_settled:
+                return held
+            self._done(Ended(held.job, End.DROP))
+        return None
 
 
 class _Child:
+    """One slot of the crew, and the process in it: another one whenever the last has ended."""
+
     def __init__(self, crew: ChildCrew) -> None:
         self._crew = crew
         self._loop = asyncio.get_running_loop()
         self._link: Connection | None = None
         self._process: Any = None
-        self._restart_s = 0.0
-        self.handler: Handler | None = None
-        self.job: Job | None = None
+        self._pause_s = 0.0
+        self.is_ready = False
+        self.held: Held | None = None
         self.started_s = 0.0
         self._start()
 
     @property
     def is_free(self) -> bool:
-        return self.job is None and self._link is not None
+        return self.is_ready and self.held is None
 
-    def give(self, handler: Handler, job: Job) -> None:
-        self.handler, self.job, self.started_s = handler, job, monotonic()
+    def give(self, held: Held) -> None:
+        if self._link is None:
+            return self._crew.put_back(held)
         try:
-            if self._link is not None:
-                self._link.send_bytes(_pack(job))
-        except OSError:
-            pass  # it died idle: its end of the pipe is read next, and tells so
+            self._link.send_bytes(_pack(held.job))
+        except OSError:  # it died idle: its end of the pipe is read next
+            self.is_ready = False
+            return self._crew.put_back(held)
+        self.held, self.started_s = held, monotonic()
+        return None
 
     def kill(self) -> None:
         if self._process is not None and self._process.is_alive():
@@ -161,50 +182,64 @@ class _Child:
             self._process.join(2)
 
     def _start(self) -> None:
+        if self._crew.is_closing:
+            return
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        self._process = context.Process(target=_live, args=(theirs, self._crew.handlers, os.getpid()), daemon=True)
-        self._process.start()
-        theirs.close()
-        self._link = ours
+        process = context.Process(target=_live, args=(theirs, self._crew.handlers, os.getpid()), daemon=True)
+        try:
+            process.start()
+        except OSError as fault:
+            ours.close()
+            self._start_later(str(fault))
+            return
+        finally:
+            theirs.close()
+        self._process, self._link = process, ours
         self._loop.add_reader(ours.fileno(), self._readable)
 
     def _readable(self) -> None:
-        link = self._link
-        if link is None:
+        if self._link is None:
             return
         try:
-            told = _told(link.recv_bytes())
-        except (EOFError, OSError):
+            told = _told(self._link.recv_bytes())
+        except (EOFError, OSError, msgspec.DecodeError):
             self._ended()
             return
-        job = self.job
-        if job is None:
-            return
-        if told.end is not None:
-            self.handler = self.job = None
-            self._restart_s = 0.0
-        self._crew.told(job, told)
+        if not self.is_ready:
+            self.is_ready = True
+            self._pause_s = 0.0
+            self._crew.failed_starts = 0
+            self._crew.feed()
+        elif self.held is not None:
+            held = self.held
+            if told.end is not None:
+                self.held = None
+            self._crew.told(held, told)
 
     def _ended(self) -> None:
         self._drop()
-        handler, job = self.handler, self.job
-        self.handler = self.job = None
+        held, self.held = self.held, None
+        was_ready, self.is_ready = self.is_ready, False
         if self._crew.is_closing:
             return
-        self._process.join(1)
+        self._process.join(0.2)
+        self.kill()  # it may have closed the pipe and live on
+        self._process.join(2)
         why = _how(self._process.exitcode)
-        if handler is not None and job is not None:
-            log.warning("task %s: %s", job.id, why)
-            self._crew.crashed(handler, job, why)
-        # A module that cannot even be imported must not turn this into a busy loop.
-        self._loop.call_later(self._restart_s, self._restart)
-        self._restart_s = min(self._restart_s + 0.5, _RESTART_S_MAX)
+        if held is not None:
+            self._crew.crashed(held, why)
+        if was_ready:
+            self._loop.call_soon(self._start)
+        else:
+            self._start_later(why)
 
-    def _restart(self) -> None:
-        if not self._crew.is_closing:
-            self._start()
-            self._crew.feed()
+    def _start_later(self, why: str) -> None:
+        """A module that cannot be imported, or a machine that is full, must not turn this into a busy loop."""
+        self._crew.failed_starts += 1
+        self._pause_s = min(self._pause_s + 0.5, _RESTART_S_MAX)
+        log.warning("a process for handlers could not start, trying again in %.1f s: %s", self._pause_s, why)
+        self._loop.call_later(self._pause_s, self._start)
 
     def _drop(self) -> None:
         if self._link is not None:
@@ -223,24 +258,33 @@ def _how(code: int | None) -> str:
 
 def _live(link: Connection, handlers: bytes, parent: int) -> None:
     """A child's whole life: take a job, do it, say how it ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # The parent decides when to stop, also when everyone is sent the signal. A handler that does nothing is, unlike
+    # SIG_IGN, not inherited by programs that are started from here.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
     _die_with_parent(parent)
     name_tasks_in_logs()
     known: dict[str, Handler] = pickle.loads(handlers)  # noqa: S301 - made by the parent
+    turn = threading.Lock()
+
+    def say(told: Told) -> None:
+        with turn:
+            link.send_bytes(_pack(told))
 
     def report(_: Job, text: str) -> None:
         with contextlib.suppress(OSError):
-            link.send_bytes(_pack(Told(None, error=text)))
+            say(Told(None, error=text))
 
-    while True:
-        try:
+    with contextlib.suppress(EOFError, OSError):
+        say(Told(None))
+        while True:
             job = _job(link.recv_bytes())
-        except (EOFError, OSError):
-            return
-        ended = perform(known[job.command], job, report)
-        sys.stdout.flush()
-        link.send_bytes(_pack(Told(ended.end, ended.result, ended.error, ended.delay_ms, ended.is_last)))
+            ended = Ended(job, End.DROP)
+            with contextlib.suppress(Interrupted):  # the handler's own: this process is ended, not interrupted
+                ended = perform(known[job.command], RunningJob(job, report))
+            with contextlib.suppress(AttributeError, ValueError, OSError):
+                sys.stdout.flush()
+            say(Told(ended.end, ended.result, ended.error, ended.delay_ms, ended.is_last))
 
 
 def _die_with_parent(parent: int) -> None:

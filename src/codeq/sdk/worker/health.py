@@ -32,19 +32,14 @@ async def serve_health(address: str, state: Callable[[], tuple[bool, dict[str, A
         raise InvalidRequest(f"health is host:port, not {address!r}")
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            async with asyncio.timeout(_REQUEST_S_MAX):
-                head = await reader.readuntil(b"\r\n\r\n")
-                is_good, shown = state()
-                kind, body = "application/json", msgspec.json.encode(shown)
-                if head.split(b" ", 2)[1].startswith(b"/metrics"):
-                    kind, body = "text/plain; version=0.0.4", _metrics(shown)
-                    is_good = True
-                status = "200 OK" if is_good else "503 Service Unavailable"
-                length = f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-                writer.write(f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\n{length}".encode() + body)
-                await writer.drain()
-        writer.close()
+        try:
+            with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                async with asyncio.timeout(_REQUEST_S_MAX):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(_reply(head, *state()))
+                    await writer.drain()
+        finally:
+            writer.close()
 
     try:
         return await asyncio.start_server(answer, host.strip("[]") or "127.0.0.1", int(port), limit=16_384)
@@ -52,9 +47,22 @@ async def serve_health(address: str, state: Callable[[], tuple[bool, dict[str, A
         raise InvalidRequest(f"cannot serve health at {address}: {fault}") from None
 
 
-def _metrics(shown: dict[str, Any]) -> bytes:
-    lines = []
+def _reply(head: bytes, is_good: bool, shown: dict[str, Any]) -> bytes:
+    status, kind, body = "200 OK", "application/json", msgspec.json.encode(shown)
+    if head.split(b"\r\n")[0].partition(b" ")[2].startswith(b"/metrics"):
+        kind, body = "text/plain; version=0.0.4", _metrics(is_good, shown)
+    elif not is_good:
+        status = "503 Service Unavailable"
+    length = f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    return f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\n{length}".encode() + body
+
+
+def _metrics(is_good: bool, shown: dict[str, Any]) -> bytes:
+    lines = [f"# TYPE codeq_worker_healthy gauge\ncodeq_worker_healthy {is_good:d}\n"]
     for name, value in shown.items():
         if isinstance(value, (int, float)):
-            lines.append(f"codeq_worker_{name} {float(value):g}\n")
+            full, kind = f"codeq_worker_{name}", "gauge"
+            if name in Counts.__struct_fields__:
+                full, kind = f"{full}_total", "counter"
+            lines.append(f"# TYPE {full} {kind}\n{full} {value}\n")
     return "".join(lines).encode()

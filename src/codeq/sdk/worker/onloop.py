@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from codeq.sdk.jobs import Job
-from codeq.sdk.worker.handling import End, Ended, Handler, fault_of, perform_async
+from codeq.sdk.worker.handling import End, Ended, Held, perform_async
 from codeq.sdk.worker.running_job import RunningJob
 
 
@@ -16,49 +16,69 @@ class LoopCrew:
         self._done = done
         self._report = report
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[Handler, Job]] = deque()
-        self._running: dict[str, tuple[asyncio.Task[None], RunningJob, float]] = {}
+        self._waiting: deque[Held] = deque()
+        self._running: dict[str, tuple[asyncio.Task[None], RunningJob, Held, float]] = {}
+        self._stuck: set[asyncio.Task[None]] = set()
 
-    def give(self, handler: Handler, job: Job) -> None:
-        self._waiting.append((handler, job))
+    def give(self, held: Held) -> None:
+        self._waiting.append(held)
         self._feed()
 
-    def interrupt(self, key: str) -> None:
+    def interrupt(self, held: Held) -> None:
         """Cancel the handler: CancelledError is raised where it awaits."""
-        if key in self._running:
-            task, running, _ = self._running[key]
+        if held.job.key in self._running:
+            task, running, _, _ = self._running[held.job.key]
             running.is_cancelled = True
+            task.add_done_callback(lambda _: self._left(held, Ended(held.job, End.DROP)))  # it may not even have begun
             task.cancel()
 
-    def take_back(self) -> list[Job]:
+    def write_off(self, held: Held) -> None:
+        """Let another job begin in the place of one that does not heed its cancellation."""
+        found = self._running.pop(held.job.key, None)
+        if found is not None:
+            self._stuck.add(found[0])
+            found[0].add_done_callback(self._stuck.discard)
+            self._feed()
+
+    @property
+    def fault(self) -> str | None:
+        return None if len(self._stuck) <= self._size else "too many async handlers do not heed their cancellation"
+
+    def take_back(self) -> list[Held]:
         """The jobs that have not begun, which will not begin any more."""
-        jobs = [job for _, job in self._waiting]
+        jobs = list(self._waiting)
         self._waiting.clear()
         return jobs
 
-    def running(self) -> list[tuple[str, float]]:
-        return [(key, started_s) for key, (_, _, started_s) in self._running.items()]
+    def running(self) -> list[tuple[Held, float]]:
+        return [(held, started_s) for _, _, held, started_s in self._running.values()]
 
     def close(self) -> None:
-        for task, _, _ in self._running.values():
+        for task, running, _, _ in self._running.values():
+            running.is_cancelled = True
             task.cancel()
 
     def _feed(self) -> None:
         while self._waiting and len(self._running) < self._size:
-            handler, job = self._waiting.popleft()
-            try:
-                running = RunningJob(job, self._report)
-            except ValueError as fault:
-                self._done(fault_of(handler, job, fault))
+            held = self._waiting.popleft()
+            if held.is_settled:
+                self._done(Ended(held.job, End.DROP))
                 continue
-            task = self._loop.create_task(self._perform(handler, running))
-            self._running[job.key] = task, running, monotonic()
+            running = RunningJob(held.job, self._report)
+            task = self._loop.create_task(self._perform(held, running))
+            self._running[held.job.key] = task, running, held, monotonic()
 
-    async def _perform(self, handler: Handler, running: RunningJob) -> None:
-        ended = Ended(running.job, End.DROP)
+    async def _perform(self, held: Held, running: RunningJob) -> None:
+        ended = Ended(held.job, End.DROP)
         try:
-            ended = await perform_async(handler, running)
+            ended = await perform_async(held.handler, running)
+        except BaseException:
+            if not running.is_cancelled:
+                raise
         finally:
-            del self._running[running.job.key]
+            self._left(held, ended)
+
+    def _left(self, held: Held, ended: Ended) -> None:
+        if self._running.pop(held.job.key, None) is not None:
             self._done(ended)
             self._feed()

@@ -2,12 +2,15 @@
 
 import asyncio
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from codeq.domain.backoff import Backoff
 from codeq.domain.errors import InvalidRequest
-from codeq.domain.limits import ATTEMPTS_MAX, BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, LEASE_MS_MAX
+from codeq.domain.limits import ATTEMPTS_MAX, BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, LEASE_MS_MAX, NAME_PATTERN
 from codeq.sdk.blocking import BlockingVerbs
 from codeq.sdk.client import AsyncClient
 from codeq.sdk.verbs import Seconds, Verbs, milliseconds
@@ -17,6 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Source = str | Verbs | BlockingVerbs
 
 LEASE_MS_LEAST = 1_000
+"""Three heartbeats, each of which may take a moment on a busy machine, must fit in."""
 
 
 class Worker:
@@ -36,22 +40,23 @@ class Worker:
         grace: Seconds = 30,
         prefetch: int | None = None,
         health: str | None = None,
+        silence: Seconds = 60,
         name: str = "worker",
     ) -> None:
-        """`queue` is a server's address, a client or an opened queue. `concurrency` is how many handlers run at once.
-        `lease` is how long a job is kept without a heartbeat, so how long the jobs of a killed worker wait. `grace` is
-        how long running handlers may go on once it is told to stop. `prefetch` bounds how many jobs are held; if not
-        said, about a tenth of a second's work. `health` is `host:port` of a page for probes. `name` is who works, on a
-        queue inside the process."""
-        if not 1 <= concurrency <= BATCH_TASKS_MAX:
-            raise InvalidRequest(f"concurrency is 1 to {BATCH_TASKS_MAX}, not {concurrency}")
-        if prefetch is not None and not concurrency <= prefetch <= BATCH_TASKS_MAX:
+        """`queue` is a server's address, a client or an opened queue. `concurrency` is how many handlers run at once,
+        of each kind (threads, processes, the event loop). `lease` is how long a job is kept without a heartbeat, so how
+        long the jobs of a killed worker wait. `grace` is how long running handlers may go on once it is told to stop.
+        `prefetch` bounds how many jobs are held; if not said, about a tenth of a second's work. `health` is `host:port`
+        of a page for probes; it says 503 after `silence` without word from the queue. `name` is who works, on a queue
+        inside the process."""
+        self.concurrency = _concurrency(concurrency)
+        if prefetch is not None and not (_is_whole(prefetch) and concurrency <= prefetch <= BATCH_TASKS_MAX):
             raise InvalidRequest(f"prefetch is at least the concurrency and at most {BATCH_TASKS_MAX}, not {prefetch}")
         self.queue = queue
-        self.concurrency = concurrency
         self.processes = processes
         self.lease_ms = _lease_ms(lease)
-        self.grace_s = milliseconds(grace) / 1000
+        self.grace_s = _seconds(grace, "grace")
+        self.silence_s = _seconds(silence, "silence", least_s=1)
         self.prefetch = prefetch
         self.health = health
         self.name = name
@@ -75,11 +80,13 @@ class Worker:
         `max_attempts` buries a task earlier than its own limit says, `backoff` replaces its own, `timeout` ends a try
         that takes longer, `process` says where this one runs.
         """
+        if not isinstance(command, str) or not re.fullmatch(NAME_PATTERN, command):
+            raise InvalidRequest(f"a command is 1 to 64 letters, digits, '_', '.' or '-', not {command!r}")
         if command in self.handlers:
             raise InvalidRequest(f"two functions for the command {command!r}")
         if len(self.handlers) >= CLAIM_COMMANDS_MAX:
             raise InvalidRequest(f"a worker does at most {CLAIM_COMMANDS_MAX} commands")
-        if max_attempts is not None and not 1 <= max_attempts <= ATTEMPTS_MAX:
+        if max_attempts is not None and not (_is_whole(max_attempts) and 1 <= max_attempts <= ATTEMPTS_MAX):
             raise InvalidRequest(f"max_attempts is 1 to {ATTEMPTS_MAX}, not {max_attempts}")
 
         def register(function: Function) -> Function:
@@ -88,7 +95,7 @@ class Worker:
                 function=function,
                 place=self._place(function, process),
                 lease_ms=self.lease_ms if lease is None else _lease_ms(lease),
-                timeout_s=None if timeout is None else milliseconds(timeout) / 1000,
+                timeout_s=None if timeout is None else _seconds(timeout, "timeout", least_s=0.001),
                 max_attempts=max_attempts,
                 backoff=backoff,
                 wants_job=wants_job(function),
@@ -99,11 +106,35 @@ class Worker:
         return register
 
     def middleware(self, around: Middleware) -> Middleware:
-        """Wrap every handler: called with the job and a function that calls the handler, and answers its result.
+        """Wrap every handler: called with the job and a function that calls the handler, and answers its result. The
+        one declared first is the outermost.
 
-        Around an `async` handler that function answers an awaitable."""
+        Around an `async` handler that function answers an awaitable. An `async` middleware is for workers whose
+        handlers all are."""
         self._around.append(around)
         return around
+
+    def configure(
+        self,
+        *,
+        concurrency: int | None = None,
+        processes: bool | None = None,
+        grace: Seconds | None = None,
+        health: str | None = None,
+    ) -> None:
+        """Replace what the program said; None leaves it. For who starts the worker: a command line, a deployment."""
+        if concurrency is not None:
+            self.concurrency = _concurrency(concurrency)
+        if grace is not None:
+            self.grace_s = _seconds(grace, "grace")
+        if health is not None:
+            self.health = health
+        if processes is not None:
+            self.processes = processes
+            place = Place.PROCESS if processes else Place.THREAD
+            for command, handler in self.handlers.items():
+                if handler.place is not Place.LOOP:
+                    self.handlers[command] = msgspec.structs.replace(handler, place=place)
 
     def run(self, queue: Source | None = None, *, until_idle: bool = False) -> None:
         """Work until told to stop, or with `until_idle` until nothing is ready any more."""
@@ -118,6 +149,7 @@ class Worker:
             raise InvalidRequest("where from? give Worker(queue) or run(queue) a server's address or a queue")
         if not self.handlers:
             raise InvalidRequest("this worker has no tasks; declare some with @worker.task")
+        self._check_middleware()
         verbs = awaited(source)
         try:
             await Runner(self, verbs, until_idle=until_idle).run(signals=signals)
@@ -127,10 +159,16 @@ class Worker:
 
     @property
     def commands(self) -> Sequence[str]:
+        """Which commands have a function."""
         return tuple(self.handlers)
 
+    def _check_middleware(self) -> None:
+        plain = [command for command, handler in self.handlers.items() if handler.place is not Place.LOOP]
+        if plain and any(_is_async(around) for around in self._around):
+            raise InvalidRequest(f"an async middleware cannot wrap plain functions, as that of {plain[0]!r}")
+
     def _place(self, function: Callable[..., Any], process: bool | None) -> Place:
-        if inspect.iscoroutinefunction(function):
+        if _is_async(function):
             if process:
                 raise InvalidRequest("an async function runs on the event loop, not in a process")
             return Place.LOOP
@@ -142,6 +180,27 @@ def awaited(source: Source) -> Verbs:
     if isinstance(source, str):
         return AsyncClient(source)
     return source.awaited() if isinstance(source, BlockingVerbs) else source
+
+
+def _concurrency(wanted: int) -> int:
+    if not _is_whole(wanted) or not 1 <= wanted <= BATCH_TASKS_MAX:
+        raise InvalidRequest(f"concurrency is 1 to {BATCH_TASKS_MAX}, not {wanted}")
+    return wanted
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _seconds(value: Seconds, what: str, *, least_s: float = 0) -> float:
+    seconds = milliseconds(value) / 1000
+    if seconds < least_s:
+        raise InvalidRequest(f"{what} is at least {least_s:g} s, not {value}")
+    return seconds
 
 
 def _lease_ms(lease: Seconds) -> int:

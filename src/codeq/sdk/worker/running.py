@@ -4,28 +4,28 @@ import asyncio
 import contextlib
 import logging
 import signal
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from codeq.domain.errors import CodeqError, InvalidRequest, NotFound, Refused
+from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.limits import BATCH_TASKS_MAX
-from codeq.domain.requests import Outcome
-from codeq.domain.task import Status
 from codeq.sdk.client import AsyncClient
 from codeq.sdk.jobs import Job
 from codeq.sdk.verbs import Verbs
 from codeq.sdk.worker.children import ChildCrew
-from codeq.sdk.worker.handling import End, Ended, Handler, Place
+from codeq.sdk.worker.handling import End, Ended, Held, Place, TimedOut, fault_of
 from codeq.sdk.worker.health import Counts, serve_health
 from codeq.sdk.worker.heart import Beating, Heart, HeartProcess, Pulse
 from codeq.sdk.worker.onloop import LoopCrew
 from codeq.sdk.worker.running_job import name_tasks_in_logs
+from codeq.sdk.worker.telling import Teller
 from codeq.sdk.worker.threads import ThreadCrew
-from codeq.wire.errors import TooLarge
+from codeq.wire.errors import Forbidden, Unauthenticated
 
 if TYPE_CHECKING:
     from codeq.sdk.worker.registry import Worker
@@ -33,29 +33,25 @@ if TYPE_CHECKING:
 log = logging.getLogger("codeq.worker")
 
 CLAIM_WAIT_S = 20.0
-SILENCE_S_MAX = 60.0
-"""Without word from the queue for this long, three long polls, the worker does not call itself healthy."""
 TICK_S = 0.1
 AHEAD_S = 0.1
 """How much work is fetched ahead. Enough to fill batches when tasks are short, next to nothing when they are long."""
 PROGRESS_S = 1.0
-LAST_WORDS_S = 5.0
+ANSWER_S = 1.0
+"""A claim this young may be about to be answered with jobs, so a worker that stops waits for it that long; one that is
+older waits for a task to come."""
 INTERRUPT_S = 2.0
-GIVING_BACK_AT_ONCE = 16
+"""How long a handler may take to heed its interruption."""
+LAST_WORDS_S = 5.0
 RESULT_BYTES_AT_ONCE = 8 << 20
 
-_COMPLETE, _FAIL, _RETRY, _ABANDON, _DROP = End.COMPLETE, End.FAIL, End.RETRY, End.ABANDON, End.DROP
-_STATUS = {_COMPLETE: Status.COMPLETED, _FAIL: Status.FAILED}
+_DROP, _ABANDON = End.DROP, End.ABANDON
 
 
-class Held(msgspec.Struct, gc=False, eq=False):
-    """A job between its claim and the moment its handler is done with it."""
+class Stuck(CodeqError):
+    """The worker has nothing left to work with. Another process would."""
 
-    job: Job
-    handler: Handler
-    is_settled: bool = False
-    """What becomes of it has been decided without the handler: it took too long, or the lease was lost."""
-    progress: str = ""
+    code = "stuck"
 
 
 class Runner:
@@ -74,35 +70,36 @@ class Runner:
         self._settling = 0
         self._finished = 0
         self._rate = 0.0
+        self._asked_s = 0.0
+        """Since when a claim is under way; 0 while none is."""
         self._heard_s = monotonic()
+        self._was_heard = False
         self._progress: dict[str, str] = {}
         self._counts = Counts()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._teller = Teller(verbs.backend, self._counts)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._crews: dict[Place, Any] = {}
         self._heart: Heart
 
     async def run(self, *, signals: bool) -> None:
         name_tasks_in_logs()
-        self._heart = self._make_heart()
-        server = await serve_health(self._worker.health, self._state) if self._worker.health else None
-        settling = self._loop.create_task(self._settle_all())
-        ticking = self._loop.create_task(self._tick())
-        claiming = self._loop.create_task(self._claim_all())
-        try:
-            with self._signals() if signals else contextlib.nullcontext():
-                self._make_crews()
-                cancelled = await self._until_told([claiming, settling, ticking])
-                await self._stop(claiming)
-        finally:
-            for task in (claiming, ticking, settling):
-                task.cancel()
-            await asyncio.gather(claiming, ticking, settling, return_exceptions=True)
+        working: list[asyncio.Task[None]] = []
+        async with contextlib.AsyncExitStack() as stack:
+            if self._worker.health:
+                server = await serve_health(self._worker.health, self._state)
+                stack.callback(server.close)
+            self._make_crews()
+            self._heart = self._make_heart()
+            stack.push_async_callback(self._heart.close)
             for crew in self._crews.values():
-                crew.close()
-            await self._heart.close()
-            if server is not None:
-                server.close()
-        for task in (claiming, settling, ticking):
+                stack.callback(crew.close)
+            loops = (self._claim_all(), self._settle_all(), self._tick())
+            working += [self._loop.create_task(loop) for loop in loops]
+            stack.push_async_callback(self._leave, working)
+            stack.enter_context(self._signals() if signals else contextlib.nullcontext())
+            cancelled = await self._until_told([*working, self._heart.running])
+            await self._stop(working[0])
+        for task in (*working, self._heart.running):
             if not task.cancelled() and (fault := task.exception()) is not None:
                 raise fault
         if cancelled:
@@ -113,19 +110,19 @@ class Runner:
     def _make_heart(self) -> Heart:
         only_children = all(handler.place is Place.PROCESS for handler in self._worker.handlers.values())
         if isinstance(self._verbs, AsyncClient) and not only_children and not self._until_idle:
-            return HeartProcess(self._verbs.url, self._verbs.given, self._lost)
+            return HeartProcess(self._verbs, self._lost)
         return Beating(self._verbs.backend, self._lost)
 
     def _make_crews(self) -> None:
         handlers, size = self._worker.handlers, self._worker.concurrency
         places = {handler.place for handler in handlers.values()}
+        if Place.PROCESS in places:
+            mine = {command: handler for command, handler in handlers.items() if handler.place is Place.PROCESS}
+            self._crews[Place.PROCESS] = ChildCrew(size, mine, self._done, self._report)
         if Place.THREAD in places:
             self._crews[Place.THREAD] = ThreadCrew(size, self._done, self._report)
         if Place.LOOP in places:
             self._crews[Place.LOOP] = LoopCrew(size, self._done, self._report)
-        if Place.PROCESS in places:
-            mine = {command: handler for command, handler in handlers.items() if handler.place is Place.PROCESS}
-            self._crews[Place.PROCESS] = ChildCrew(size, mine, self._done, self._report)
 
     async def _until_told(self, working: "list[asyncio.Task[None]]") -> bool:
         """Return once it is time to stop; True if that is because this was cancelled."""
@@ -140,32 +137,44 @@ class Runner:
 
     async def _stop(self, claiming: "asyncio.Task[None]") -> None:
         """Hand back what has not begun, let the rest finish within the grace, and tell the queue how all ended."""
-        claiming.cancel()
-        await asyncio.gather(claiming, return_exceptions=True)
         self._is_stopping.set()
         for crew in self._crews.values():
-            for job in crew.take_back():
-                self._done(Ended(job, _ABANDON))
+            for held in crew.take_back():
+                self._done(Ended(held.job, _ABANDON))
+        if self._asked_s:
+            await self._until(claiming.done, self._asked_s + ANSWER_S - monotonic(), unless=self._is_hurried)
+        claiming.cancel()
         await self._until(lambda: not self._held, self._worker.grace_s, unless=self._is_hurried)
-        for held in list(self._held.values()):
-            self._decide(held, Ended(held.job, _ABANDON))
+        self._decide([(held, Ended(held.job, _ABANDON)) for held in self._held.values()])
         await self._until(lambda: not self._held, INTERRUPT_S)
         await self._until(lambda: not self._ended and not self._settling, LAST_WORDS_S)
 
-    async def _until(self, is_so: Any, seconds: float, *, unless: asyncio.Event | None = None) -> None:
+    async def _leave(self, working: "list[asyncio.Task[None]]") -> None:
+        under_way = [*working, *self._tasks]
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def _until(self, is_so: Callable[[], bool], seconds: float, *, unless: asyncio.Event | None = None) -> None:
         deadline_s = monotonic() + seconds
         while not is_so() and monotonic() < deadline_s and not (unless is not None and unless.is_set()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)  # once per stop, and what is waited for ends in other threads
 
     @contextlib.contextmanager
-    def _signals(self) -> Any:
-        for number in (signal.SIGTERM, signal.SIGINT):
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals are not for other threads to hear; who started this one must cancel it
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        for number in before:
             self._loop.add_signal_handler(number, self._told_to_stop)
         try:
             yield
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number, handler in before.items():
                 self._loop.remove_signal_handler(number)
+                if handler is not None:
+                    signal.signal(number, handler)
 
     def _told_to_stop(self) -> None:
         if self._is_stopping.is_set():
@@ -178,38 +187,48 @@ class Runner:
     # Claiming.
 
     async def _claim_all(self) -> None:
-        commands = self._worker.commands
-        lease_s = min(handler.lease_ms for handler in self._worker.handlers.values()) / 1000
-        wait_s = 0.0 if self._until_idle else CLAIM_WAIT_S
+        commands, name = self._worker.commands, self._worker.name
+        lease_ms = min(handler.lease_ms for handler in self._worker.handlers.values())
+        # Several polls fit into the silence that a healthy worker may keep.
+        wait_s = 0.0 if self._until_idle else min(CLAIM_WAIT_S, self._worker.silence_s / 3)
         pause_s = 0.0
         while not self._is_stopping.is_set():
+            await self._heart.ready()
             room = await self._room()
+            self._asked_s = monotonic()
             try:
-                jobs = await self._verbs.claim(
-                    *commands, worker=self._worker.name, limit=room, lease=lease_s, wait=wait_s
-                )
-            except InvalidRequest:
-                raise  # nothing will mend this but another program
+                jobs = await self._verbs.claim(*commands, worker=name, limit=room, lease=lease_ms / 1000, wait=wait_s)
             except CodeqError as fault:
+                if self._is_hopeless(fault):
+                    raise
                 pause_s = min(pause_s + 0.5, 5.0)
                 log.warning("cannot claim, trying again in %.1f s: %s", pause_s, fault)
+                self._asked_s = 0.0
                 await asyncio.sleep(pause_s)
                 continue
-            pause_s = 0.0
-            self._heard_s = monotonic()
+            self._asked_s = pause_s = 0.0
+            self._heard_s, self._was_heard = monotonic(), True
             if jobs:
-                self._take(jobs)
+                await self._heart.ready()
+                self._take(jobs, lease_ms)
             elif self._until_idle:
                 if not self._held and not self._ended and not self._settling:
                     return
-                await asyncio.sleep(0.002)
+                self._has_room.clear()
+                await self._has_room.wait()
+
+    def _is_hopeless(self, fault: CodeqError) -> bool:
+        """Nothing will mend this but another program, or another token for one that never worked."""
+        return isinstance(fault, InvalidRequest) or (
+            isinstance(fault, (Unauthenticated, Forbidden)) and not self._was_heard
+        )
 
     async def _room(self) -> int:
-        """How many jobs to fetch, once that is worth a call."""
+        """How many jobs to fetch, once that is worth a call: always while a handler could begin at once."""
         while True:
             target = self._target()
             room = target - len(self._held)
-            if room >= max(1, target // 2):
+            if room > 0 and (len(self._held) < self._worker.concurrency or room >= target // 2):
                 return min(room, BATCH_TASKS_MAX)
             self._has_room.clear()
             await self._has_room.wait()
@@ -219,15 +238,21 @@ class Runner:
             return self._worker.prefetch
         return max(self._worker.concurrency, min(round(self._rate * AHEAD_S), BATCH_TASKS_MAX))
 
-    def _take(self, jobs: Sequence[Job]) -> None:
+    def _take(self, jobs: Sequence[Job], claimed_ms: int) -> None:
         handlers = self._worker.handlers
         self._heart.hold(
-            [Pulse(job.id, job.holder.worker, job.holder.token or 0, handlers[job.command].lease_ms) for job in jobs]
+            [
+                Pulse(job.id, job.holder.worker, job.holder.token or 0, handlers[job.command].lease_ms, claimed_ms)
+                for job in jobs
+            ]
         )
         for job in jobs:
             handler = handlers[job.command]
-            self._held[job.key] = Held(job, handler)
-            self._crews[handler.place].give(handler, job)
+            held = self._held[job.key] = Held(job, handler)
+            if self._is_stopping.is_set():
+                self._done(Ended(job, _ABANDON))
+            else:
+                self._crews[handler.place].give(held)
 
     # What handlers tell, from any thread.
 
@@ -252,18 +277,24 @@ class Runner:
         if held is not None and not held.is_settled:
             log.warning("task %s is no longer ours: %s", held.job.id, code)
             self._counts.lost += 1
-            self._decide(held, Ended(held.job, _DROP))
+            self._decide([(held, Ended(held.job, _DROP))])
 
-    def _decide(self, held: Held, ended: Ended) -> None:
-        """End the job whatever its handler is still doing, and interrupt that."""
-        if not held.is_settled:
+    def _decide(self, ends: Sequence[tuple[Held, Ended]]) -> None:
+        """End jobs whatever their handlers are still doing, and interrupt those."""
+        decided = [(held, ended) for held, ended in ends if not held.is_settled]
+        if not decided:
+            return
+        for held, _ in decided:
             held.is_settled = True
-            self._settling += 1
-            self._loop.create_task(self._settle([ended])).add_done_callback(self._one_settled)
-            self._crews[held.handler.place].interrupt(held.job.key)
+            held.settled_s = monotonic()
+        self._start(self._settle([ended for _, ended in decided]))
+        for held, _ in decided:
+            self._crews[held.handler.place].interrupt(held)
 
-    def _one_settled(self, _: "asyncio.Task[None]") -> None:
-        self._settling -= 1
+    def _start(self, coroutine: Any) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # Telling the queue.
 
@@ -272,11 +303,7 @@ class Runner:
             await self._has_ended.wait()
             self._has_ended.clear()
             while self._ended:
-                self._settling += 1
-                try:
-                    await self._settle(self._next_ended())
-                finally:
-                    self._settling -= 1
+                await self._settle(self._next_ended())
 
     def _next_ended(self) -> list[Ended]:
         batch: list[Ended] = []
@@ -285,81 +312,29 @@ class Runner:
             ended = self._ended.popleft()
             self._finished += 1
             held = self._held.pop(ended.job.key, None)
-            if held is not None and not held.is_settled:
-                batch.append(ended)
-                size += len(ended.result or b"")
+            if held is None or held.is_settled:
+                continue
+            if ended.end is _DROP:  # nobody interrupted it: it raised that by itself
+                ended = fault_of(held.handler, held.job, InterruptedError("the handler interrupted itself"))
+            batch.append(ended)
+            size += len(ended.result or b"")
         self._has_room.set()
         return batch
 
     async def _settle(self, batch: Sequence[Ended]) -> None:
-        """Tell the queue how these ended, and go on telling until it has heard."""
-        results = [ended for ended in batch if ended.end is _COMPLETE or ended.end is _FAIL]
-        others = [ended for ended in batch if ended.end is _RETRY or ended.end is _ABANDON]
-        if results:
-            await self._submit(results)
-        for start in range(0, len(others), GIVING_BACK_AT_ONCE):
-            await asyncio.gather(*[self._give_back(ended) for ended in others[start : start + GIVING_BACK_AT_ONCE]])
-        self._heart.release([ended.job.key for ended in batch])
+        self._settling += 1
+        try:
+            await self._teller.tell(batch)
+        finally:
+            self._settling -= 1
+            self._heart.release([ended.job.key for ended in batch])
+            self._has_room.set()
         for ended in batch:
             self._progress.pop(ended.job.key, None)
-
-    async def _submit(self, results: Sequence[Ended]) -> None:
-        outcomes = [
-            Outcome(
-                task_id=ended.job.id,
-                holder=ended.job.holder,
-                status=_STATUS[ended.end],
-                result=ended.result,
-                error=ended.error,
-            )
-            for ended in results
-        ]
-        try:
-            refusals = await self._insist(lambda: self._verbs.backend.submit(outcomes))
-        except (InvalidRequest, TooLarge) as fault:
-            refusals = [fault] * len(results)
-        for ended, refusal in zip(results, refusals, strict=True):
-            if refusal is None:
-                self._counts.completed += ended.end is _COMPLETE
-                self._counts.failed += ended.end is _FAIL
-            elif isinstance(refusal, (Refused, NotFound)):
-                self._counts.refused += 1
-                log.warning("the result of task %s came too late: %s", ended.job.id, refusal)
-            elif ended.result is not None:  # too large, most likely; without it the end can still be told
-                await self._submit([Ended(ended.job, _FAIL, None, f"the result was refused: {refusal}")])
-            else:
-                log.error("task %s cannot be ended: %s", ended.job.id, refusal)
-
-    async def _give_back(self, ended: Ended) -> None:
-        backend, job = self._verbs.backend, ended.job
-        try:
-            if ended.end is _RETRY:
-                reason = ended.error or ""
-                await self._insist(lambda: backend.nack(job, ended.delay_ms, reason, dead=ended.is_last))
-                self._counts.retried += 1
-                log.info("task %s will be tried again: %s", job.id, reason)
-            else:
-                await self._insist(lambda: backend.abandon(job))
-                self._counts.abandoned += 1
-        except CodeqError as refusal:
-            self._counts.refused += 1
-            log.warning("task %s cannot be given back: %s", job.id, refusal)
-
-    async def _insist(self, call: Any) -> Any:
-        """Call until there is an answer. While the queue is away the jobs stay held, and others may get them."""
-        while True:
-            try:
-                return await call()
-            except (InvalidRequest, TooLarge, Refused, NotFound):
-                raise
-            except CodeqError as fault:
-                log.warning("the queue cannot be told yet: %s", fault)
-                await asyncio.sleep(1)
 
     # Looking after things.
 
     async def _tick(self) -> None:
-        told: dict[str, tuple[str, float]] = {}
         while True:
             before_s, before = monotonic(), self._finished
             await asyncio.sleep(TICK_S)
@@ -367,30 +342,33 @@ class Runner:
             self._rate = 0.5 * self._rate + 0.5 * (self._finished - before) / (now_s - before_s)
             self._has_room.set()
             for crew in self._crews.values():
-                for key, started_s in crew.running():
-                    self._check_time(self._held.get(key), now_s - started_s)
-            self._tell_progress(told, now_s)
+                self._check_times(crew.running(), now_s)
+                if crew.fault is not None:
+                    raise Stuck(crew.fault)
+            self._tell_progress(now_s)
 
-    def _check_time(self, held: Held | None, taken_s: float) -> None:
-        if held is None or held.is_settled or held.handler.timeout_s is None or taken_s <= held.handler.timeout_s:
-            return
-        handler, job = held.handler, held.job
-        is_last = handler.max_attempts is not None and job.attempt >= handler.max_attempts
-        error = f"timed out after {handler.timeout_s:g} s"
-        self._decide(held, Ended(job, _RETRY, error=error, is_last=is_last))
+    def _check_times(self, running: Sequence[tuple[Held, float]], now_s: float) -> None:
+        late = []
+        for held, started_s in running:
+            limit_s = held.handler.timeout_s
+            if held.is_settled:
+                if now_s - held.settled_s > INTERRUPT_S:
+                    log.error("the handler of task %s does not heed its interruption and is left behind", held.job.id)
+                    self._held.pop(held.job.key, None)
+                    self._crews[held.handler.place].write_off(held)
+            elif limit_s is not None and now_s - started_s > limit_s:
+                fault = TimedOut(f"it took longer than {limit_s:g} s")
+                late.append((held, fault_of(held.handler, held.job, fault)))
+        self._decide(late)
 
-    def _tell_progress(self, told: dict[str, tuple[str, float]], now_s: float) -> None:
-        for key, text in list(self._progress.items()):
+    def _tell_progress(self, now_s: float) -> None:
+        for key, text in self._progress.copy().items():
             held = self._held.get(key)
-            last, at_s = told.get(key, ("", 0.0))
             if held is None:
                 self._progress.pop(key, None)
-                told.pop(key, None)
-            elif text != last and now_s - at_s >= PROGRESS_S:
-                told[key] = text, now_s
-                held.progress = text
-                self._tasks = [task for task in self._tasks if not task.done()]
-                self._tasks.append(self._loop.create_task(self._beat(held, text)))
+            elif text != held.progress and now_s - held.progress_s >= PROGRESS_S:
+                held.progress, held.progress_s = text, now_s
+                self._start(self._beat(held, text))
 
     async def _beat(self, held: Held, text: str) -> None:
         with contextlib.suppress(CodeqError):  # the heart has the last word on whether the job is ours
@@ -399,9 +377,10 @@ class Runner:
     def _state(self) -> tuple[bool, dict[str, Any]]:
         silent_s = monotonic() - self._heard_s
         is_full = len(self._held) >= self._target()
-        is_good = not self._is_stopping.is_set() and (silent_s < SILENCE_S_MAX or is_full)
+        is_stopping = self._is_stopping.is_set()
+        is_good = not is_stopping and (silent_s < self._worker.silence_s or is_full)
         return is_good, {
-            "status": "ok" if is_good else "stopping" if self._is_stopping.is_set() else "no word from the queue",
+            "status": "ok" if is_good else "stopping" if is_stopping else "no word from the queue",
             "held": len(self._held),
             "rate": round(self._rate, 1),
             "silent_seconds": round(silent_s, 1),

@@ -1,0 +1,196 @@
+"""Work that is not wanted any more: too slow, cancelled, or given to another. In a thread, in a process, on the loop."""
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.server.running import eventually
+from tests.worker.handlers import lines, may_go_on
+from tests.worker.working import AT_ONCE, NEVER, at_work, make_worker, moves
+
+import codeq
+from codeq.sdk.worker import running
+from codeq.testing import QueueForTests
+
+PLACES = {
+    "thread": {"function": "hold_up"},
+    "process": {"function": "hold_up", "process": True},
+    "loop": {"function": "hold_up_async"},
+}
+
+
+def test_what_takes_too_long_is_a_failed_try_in_every_place(queue: codeq.Client, tmp_path: Path) -> None:
+    care = {"timeout": 0.3, "backoff": NEVER, "max_attempts": 3}
+    worker = make_worker({place: {**given, **care} for place, given in PLACES.items()}, concurrency=1)
+    tasks = {place: queue.enqueue(place, str(tmp_path / place)) for place in PLACES}
+    with at_work(worker, queue):
+        for place, task in tasks.items():
+            eventually(lambda task=task: queue.get(task.id).task.attempts == 1, 20)  # type: ignore[misc]
+            kept = queue.get(task.id).task
+            assert kept.last_error == "TimedOut: it took longer than 0.3 s"
+            assert kept.visible_ms - kept.updated_ms == NEVER.base_ms
+            if place != "process":
+                eventually(lambda place=place: lines(tmp_path / place)[1:] == ["interrupted"])  # type: ignore[misc]
+            assert moves(queue, task) == ["enqueue", "claim", "nack"]
+
+
+def test_the_time_a_process_takes_to_start_is_not_its_handlers(embedded: codeq.Queue) -> None:
+    queue = embedded.for_tenant("start")
+    task = queue.enqueue("echo", 1)
+    make_worker({"echo": {"process": True, "timeout": 0.05}}, concurrency=1).run(queue, until_idle=True)
+    assert queue.wait(task.id, 0) == 1
+    assert moves(queue, task) == ["enqueue", "claim", "complete"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_cancelling_a_task_interrupts_its_handler_and_frees_its_place(
+    place: str, queue: codeq.Client, tmp_path: Path
+) -> None:
+    worker = make_worker({"work": {**PLACES[place], "lease": 1}}, concurrency=1)
+    first, second = [queue.enqueue("work", str(tmp_path / name)) for name in ("first", "second")]
+    with at_work(worker, queue):
+        [began] = eventually(lambda: lines(tmp_path / "first"), 20)
+        queue.cancel(first.id)
+        eventually(lambda: lines(tmp_path / "second"), 20)
+        if place == "process":
+            eventually(lambda: not _is_alive(int(began.partition(":")[2])))
+        else:
+            assert lines(tmp_path / "first")[1:] == ["interrupted"]
+        may_go_on(tmp_path / "first")
+        may_go_on(tmp_path / "second")
+        assert queue.wait(second.id, 20) == "done"
+    assert moves(queue, first) == ["enqueue", "claim", "cancel"]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_task_that_is_cancelled_before_it_begins_never_does(place: str, queue: codeq.Client, tmp_path: Path) -> None:
+    worker = make_worker({"work": {**PLACES[place], "lease": 1}}, concurrency=1, prefetch=3, health=None)
+    tasks = [queue.enqueue("work", str(tmp_path / str(number))) for number in range(3)]
+    with at_work(worker, queue):
+        eventually(lambda: lines(tmp_path / "0"), 20)
+        eventually(lambda: queue.get(tasks[2].id).task.status is codeq.Status.IN_PROGRESS)
+        queue.cancel(tasks[1].id)
+        # Its heartbeats are as old as those of the third: once that one's lease has been renewed, it is known.
+        until_ms = queue.get(tasks[2].id).task.lease_until_ms
+        eventually(lambda: queue.get(tasks[2].id).task.lease_until_ms > until_ms + 600)
+        for number in range(3):
+            may_go_on(tmp_path / str(number))
+        assert queue.wait(tasks[2].id, 20) == "done"
+    assert lines(tmp_path / "1") == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_lost_lease_interrupts_the_handler_and_its_result_is_not_taken(
+    place: str, codeq_queue: QueueForTests, tmp_path: Path
+) -> None:
+    queue = codeq_queue
+    worker = make_worker({"work": {**PLACES[place], "lease": 1}}, concurrency=1)
+    task = queue.enqueue("work", str(tmp_path / "file"), backoff=AT_ONCE, max_attempts=100)
+    with at_work(worker, queue):
+        [began] = eventually(lambda: lines(tmp_path / "file"), 20)
+        jobs: list[codeq.Job] = []
+        while not jobs:  # a heartbeat may come between the two
+            queue.advance(60)
+            jobs = queue.claim("work", worker="thief", lease=3600)
+        eventually(lambda: _has_ended(place, tmp_path / "file", began))
+        may_go_on(tmp_path / "file")
+        queue.complete(jobs[0], "by the thief")
+    assert queue.wait(task.id, 0) == "by the thief"
+    assert moves(queue, task)[-1] == "complete"
+
+
+def _has_ended(place: str, path: Path, began: str) -> bool:
+    if place == "process":
+        return not _is_alive(int(began.partition(":")[2]))
+    return lines(path)[1:] == ["interrupted"]
+
+
+@pytest.mark.parametrize("function", ["ignore", "ignore_async"])
+def test_a_handler_that_does_not_heed_its_interruption_does_not_keep_others_waiting(
+    function: str, embedded: codeq.Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "INTERRUPT_S", 0.3)
+    queue = embedded.for_tenant(function)
+    worker = make_worker({"work": {"function": function, "timeout": 0.2}, "echo": {}}, concurrency=1)
+    task = queue.enqueue("work", str(tmp_path / "file"), backoff=NEVER)
+    with at_work(worker, queue):
+        eventually(lambda: lines(tmp_path / "file")[:2] == ["began", "ignored"])
+        others = [queue.enqueue("echo", number) for number in range(3)]
+        assert [queue.wait(other.id, 10) for other in others] == [0, 1, 2]
+        may_go_on(tmp_path / "file")
+    kept = queue.get(task.id)
+    assert (kept.task.attempts, kept.result) == (1, None)
+
+
+@pytest.mark.parametrize("function", ["ignore", "ignore_async"])
+def test_a_worker_with_nothing_left_to_work_with_says_so_and_ends(
+    function: str, embedded: codeq.Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "INTERRUPT_S", 0.2)
+    queue = embedded.for_tenant(f"{function}-all")
+    worker = make_worker({"work": {"function": function, "timeout": 0.1}}, concurrency=1, grace=0)
+    for number in range(3):
+        queue.enqueue("work", str(tmp_path / str(number)), backoff=NEVER)
+    with pytest.raises(codeq.CodeqError, match="heed"), at_work(worker, queue) as working:
+        eventually(lambda: len([1 for number in range(3) if lines(tmp_path / str(number))]) == 2)
+        eventually(lambda: working.is_over)
+    for number in range(3):
+        may_go_on(tmp_path / str(number))
+
+
+@pytest.mark.parametrize("function", ["progress", "progress_async"])
+@pytest.mark.parametrize("process", [False, True])
+def test_progress_is_seen_while_the_handler_runs(
+    function: str, process: bool, queue: codeq.Client, tmp_path: Path
+) -> None:
+    if process and function == "progress_async":
+        pytest.skip("there are no async handlers in processes")
+    worker = make_worker({"work": {"function": function, "process": process}}, concurrency=1)
+    task = queue.enqueue("work", str(tmp_path / "file"))
+    with at_work(worker, queue):
+        eventually(lambda: queue.get(task.id).task.progress == "50% half way ?", 20)
+        may_go_on(tmp_path / "file")
+        assert queue.wait(task.id, 10) == "done"
+
+
+def test_a_thread_knows_that_its_work_is_not_wanted_any_more(embedded: codeq.Queue) -> None:
+    queue = embedded.for_tenant("flag")
+    worker = codeq.Worker(concurrency=1)
+    seen: list[Any] = []
+
+    @worker.task("work", timeout=0.2)
+    def work(_: object, job: codeq.RunningJob) -> None:
+        try:
+            while True:
+                pass
+        except codeq.Interrupted:
+            seen.append(job.is_cancelled)
+            raise
+
+    queue.enqueue("work", 1, backoff=NEVER)
+    with at_work(worker, queue):
+        eventually(lambda: seen)
+    assert seen == [True]
+
+
+def test_interruptions_never_hit_the_next_job_of_the_thread(embedded: codeq.Queue, tmp_path: Path) -> None:
+    """Handlers that end just when they would be timed out: a hundred near misses, and not one neighbour harmed."""
+    queue = embedded.for_tenant("near")
+    worker = make_worker(
+        {"work_for": {"timeout": 0.05, "backoff": AT_ONCE}, "echo": {}}, concurrency=4, prefetch=50, grace=5
+    )
+    late = [queue.enqueue("work_for", 0.1, max_attempts=3) for _ in range(8)]
+    others = [queue.enqueue("echo", number) for number in range(300)]
+    with at_work(worker, queue):
+        for task in late:
+            eventually(lambda task=task: queue.get(task.id).task.status.is_final, 20)  # type: ignore[misc]
+        assert [queue.wait(task.id, 20) for task in others] == list(range(300))
+    assert {queue.get(task.id).task.attempts for task in others} == {0}
