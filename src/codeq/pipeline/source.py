@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -117,12 +116,18 @@ class _Events:
                     self.lost(shard, offset, span)
                 table = pa.ipc.open_stream(body).read_all()
                 if span.next > end:  # what was asked for is gone in part, and the rest was read instead
-                    table = table.filter(pc.less(table["seq"], end))
+                    table = _before(table, end)
                 if table.num_rows:
                     yield from table.select(self.columns).combine_chunks().to_batches()
                 if span.next <= offset:
                     return
                 offset = span.next
+
+
+def _before(table: pa.Table, end: int) -> pa.Table:
+    import pyarrow.compute as pc  # noqa: PLC0415 - slow to import, and rarely needed
+
+    return table.filter(pc.less(table["seq"], end))
 
 
 class EventsReader(_Events, DataSourceReader):
