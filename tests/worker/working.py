@@ -1,12 +1,12 @@
 """Workers for tests: in a thread of this process, or in a process of their own that can be told to stop or be killed.
 
-    with at_work(worker, queue):                        # until the block ends, then as a signal would stop it
-        task = queue.enqueue("echo", 1)
-        assert queue.wait(task.id, 10) == 1
+with at_work(worker, queue):                        # until the block ends, then as a signal would stop it
+    task = queue.enqueue("echo", 1)
+    assert queue.wait(task.id, 10) == 1
 
-    with Program(tenant, {"echo": {"lease": 1}}, concurrency=2) as program:     # functions of handlers.py by name
-        program.process.terminate()
-        assert program.wait() == 0
+with Program(tenant, {"echo": {"lease": 1}}, concurrency=2) as program:     # functions of handlers.py by name
+    program.process.terminate()
+    assert program.wait() == 0
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 from tests.server.running import Server, environment, eventually
 from tests.worker import handlers
 
@@ -68,7 +68,7 @@ class AtWork:
         self._task: asyncio.Task[None] | None = None
         self._has_begun = threading.Event()
         self.fault: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert self._has_begun.wait(10)
 
@@ -122,7 +122,13 @@ class Program:
     """A worker in a process of its own. `log` is the file with what it says."""
 
     def __init__(
-        self, tenant: Tenant, tasks: Mapping[str, Mapping[str, Any]], *, log: Path, url: str | None = None, **options: Any
+        self,
+        tenant: Tenant,
+        tasks: Mapping[str, Mapping[str, Any]],
+        *,
+        log: Path,
+        url: str | None = None,
+        **options: Any,
     ) -> None:
         said = json.dumps({"url": url or tenant.url, "token": tenant.token, "tasks": tasks, "options": options})
         path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
@@ -139,7 +145,8 @@ class Program:
     @property
     def family(self) -> list[psutil.Process]:
         """Its children, and theirs: the heart and the processes of handlers."""
-        return psutil.Process(self.process.pid).children(recursive=True)
+        found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        return found
 
     def heart(self) -> psutil.Process:
         """The process that beats for it, once it is there."""
@@ -160,6 +167,14 @@ class Program:
             self.kill()
         if fault is not None:
             print(self.log.read_text()[-4000:])  # noqa: T201 - shown with the failed test
+
+
+def is_gone(process: psutil.Process | int) -> bool:
+    try:
+        found = psutil.Process(process) if isinstance(process, int) else process
+        return bool(found.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def is_heart(process: psutil.Process) -> bool:
