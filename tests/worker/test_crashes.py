@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.server.running import eventually
 from tests.worker.handlers import lines, may_go_on
-from tests.worker.working import NEVER, at_work, make_worker, moves
+from tests.worker.working import AT_ONCE, NEVER, at_work, make_worker, moves
 
 import codeq
 from codeq.sdk.worker import children
@@ -21,7 +21,8 @@ DEATHS = {
 }
 
 
-def test_every_kind_of_death_costs_its_task_one_try_and_others_nothing(queue: codeq.Client) -> None:
+def test_every_kind_of_death_costs_its_task_one_try_and_others_nothing(either: codeq.Client) -> None:
+    queue = either
     dying = {how: queue.enqueue("crash", how, backoff=NEVER) for how in DEATHS}
     others = [queue.enqueue("crash", "not at all") for _ in range(20)]
     make_worker({"crash": {}}, processes=True, concurrency=2).run(queue, until_idle=True)
@@ -52,7 +53,7 @@ def test_a_process_that_dies_idle_costs_nobody_anything(embedded: codeq.Queue) -
     with at_work(make_worker({"crash": {}}, processes=True, concurrency=1), queue):
         first = queue.wait(queue.enqueue("crash", "not at all").id, 20)
         os.kill(first, signal.SIGKILL)
-        task = queue.enqueue("crash", "not at all")
+        task = queue.enqueue("crash", "not at all", backoff=AT_ONCE)
         assert queue.wait(task.id, 20) != first
         assert queue.get(task.id).task.attempts <= 1  # it may have been handed over while the process died
 

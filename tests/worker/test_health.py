@@ -34,8 +34,9 @@ def ask(address: str, path: str = "/") -> tuple[int, Any]:
 
 
 def test_a_worker_that_consumes_is_healthy_and_counts_what_it_did(
-    queue: codeq.Client, address: str, tmp_path: Path
+    either: codeq.Client, address: str, tmp_path: Path
 ) -> None:
+    queue = either
     worker = make_worker({"echo": {}, "fail": {"max_attempts": 1}, "progress": {}}, health=address)
     with at_work(worker, queue):
         assert queue.wait(queue.enqueue("echo", 1).id, 10) == 1
@@ -73,8 +74,9 @@ def test_a_worker_without_word_from_its_queue_is_not_healthy_until_it_hears_agai
 
 
 def test_a_worker_that_is_busy_with_all_it_can_hold_is_healthy(
-    queue: codeq.Client, address: str, tmp_path: Path
+    either: codeq.Client, address: str, tmp_path: Path
 ) -> None:
+    queue = either
     worker = make_worker({"hold_up": {}}, health=address, silence=1, concurrency=1)
     task = queue.enqueue("hold_up", str(tmp_path / "file"))
     with at_work(worker, queue):

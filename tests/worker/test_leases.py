@@ -18,7 +18,9 @@ import codeq
 ONCE = ["enqueue", "claim", "complete"]
 
 
-def test_a_handler_that_works_for_several_leases_keeps_its_task(queue: codeq.Client) -> None:
+@pytest.mark.slow
+def test_a_handler_that_works_for_several_leases_keeps_its_task(tenant: Tenant) -> None:
+    queue = tenant.client
     tasks: dict[str, dict[str, Any]] = {
         "thread": {"function": "work_for"},
         "process": {"function": "work_for", "process": True},
@@ -55,6 +57,7 @@ def test_a_short_lease_of_one_command_does_not_cost_the_other_its_tasks(queue: c
     assert moves(queue, task) == ONCE
 
 
+@pytest.mark.slow
 def test_a_heart_that_is_killed_is_replaced_before_a_lease_is_lost(tenant: Tenant, tmp_path: Path) -> None:
     tasks = [tenant.client.enqueue("hold_up", str(tmp_path / f"file-{number}")) for number in range(4)]
     with Program(tenant, {"hold_up": {"lease": 2}}, log=tmp_path / "log") as program:
@@ -72,13 +75,11 @@ def test_a_heart_that_is_killed_is_replaced_before_a_lease_is_lost(tenant: Tenan
     assert [moves(tenant.client, task) for task in tasks] == [ONCE] * 4
 
 
-@pytest.mark.parametrize("function", ["hold_up", "fork_and_hold_up"])
-def test_nothing_is_left_of_a_worker_that_is_killed_and_another_does_its_tasks(
-    function: str, tenant: Tenant, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_nothing_is_left_of_a_worker_that_is_killed_and_another_does_its_tasks(tenant: Tenant, tmp_path: Path) -> None:
     """A handler may have forked: what it leaves behind must not keep the heart of the dead worker beating."""
     given = {
-        "inside": {"function": function, "lease": 1},
+        "inside": {"function": "fork_and_hold_up", "lease": 1},
         "child": {"function": "hold_up", "process": True, "lease": 1},
     }
     tasks = [tenant.client.enqueue(command, str(tmp_path / command), backoff=AT_ONCE) for command in given]
@@ -97,6 +98,7 @@ def test_nothing_is_left_of_a_worker_that_is_killed_and_another_does_its_tasks(
     assert {tenant.client.get(task.id).task.status for task in tasks} == {codeq.Status.COMPLETED}
 
 
+@pytest.mark.slow
 def test_a_worker_of_processes_alone_needs_no_heart(tenant: Tenant, tmp_path: Path) -> None:
     task = tenant.client.enqueue("hold_up", str(tmp_path / "file"))
     with Program(tenant, {"hold_up": {"process": True, "lease": 1}}, log=tmp_path / "log") as program:
@@ -114,16 +116,17 @@ def test_a_thousand_jobs_are_kept_at_once(tenant: Tenant, tmp_path: Path) -> Non
     path = str(tmp_path / "file")
     orders = codeq.new_tasks("hold_up_async", [path] * 1000)
     tasks = [task for task in tenant.client.enqueue_many(orders) if isinstance(task, codeq.Task)]
-    worker = make_worker({"hold_up_async": {"lease": 5}}, concurrency=1000)
+    worker = make_worker({"hold_up_async": {"lease": 3}}, concurrency=1000)
     with at_work(worker, tenant.client):
         eventually(lambda: len(lines(path)) == 1000, 30)
         began_ms = time.time_ns() // 1_000_000
-        eventually(lambda: time.time_ns() // 1_000_000 > began_ms + 7_000, 20, every_s=0.5)
+        eventually(lambda: time.time_ns() // 1_000_000 > began_ms + 5_000, 20, every_s=0.5)
         may_go_on(path)
         assert {tenant.client.wait(task.id, 30) for task in tasks} == {"done"}
     assert {tenant.client.get(task.id).task.deliveries for task in tasks} == {1}
 
 
+@pytest.mark.slow
 def test_a_token_that_has_run_out_is_asked_for_again_for_heartbeats_too(tenant: Tenant, tmp_path: Path) -> None:
     """The heart is told one that is no good, and gets another."""
     tokens = iter([tenant.token, tenant.token, "stale"])
@@ -144,6 +147,7 @@ def test_a_token_that_has_run_out_is_asked_for_again_for_heartbeats_too(tenant: 
     assert moves(tenant.client, task) == ONCE
 
 
+@pytest.mark.slow
 def test_settings_of_a_client_reach_the_heart_in_whatever_form_they_were_given(tenant: Tenant, tmp_path: Path) -> None:
     client = codeq.Client(tenant.url, tenant.token, timeout=timedelta(seconds=5), retry_for=timedelta(seconds=20))
     with client:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.running import Server, eventually, start_server
+from tests.server.running import Server, eventually
 from tests.worker.cable import Cable
 from tests.worker.handlers import lines, may_go_on
 from tests.worker.working import Program, Tenant, at_work, make_worker, moves
 
 import codeq
+from codeq.sdk.worker import running
 
 PLACES: dict[str, dict[str, Any]] = {
     "thread": {"function": "hold_up"},
@@ -39,7 +40,7 @@ def _enqueued(tenant: Tenant, folder: Path) -> dict[Any, codeq.Task]:
     }
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_lets_running_handlers_finish_and_hands_the_rest_back(
     number: signal.Signals, tenant: Tenant, tmp_path: Path
 ) -> None:
@@ -58,7 +59,7 @@ def test_a_signal_lets_running_handlers_finish_and_hands_the_rest_back(
         assert (kept.status, kept.attempts, kept.deliveries) == (codeq.Status.PENDING, 0, 1)
 
 
-@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("signals", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_does_not_finish_in_time_is_interrupted_and_handed_back(
     signals: int, tenant: Tenant, tmp_path: Path
 ) -> None:
@@ -80,6 +81,7 @@ def test_what_does_not_finish_in_time_is_interrupted_and_handed_back(
             assert lines(tmp_path / f"{place}-0")[1:] == ["interrupted"]
 
 
+@pytest.mark.slow
 def test_a_handler_that_will_not_stop_does_not_keep_the_worker_from_stopping(tenant: Tenant, tmp_path: Path) -> None:
     given: dict[str, Any] = {"ignore": {}, "ignore_async": {}}
     tasks = [tenant.client.enqueue(command, str(tmp_path / command)) for command in given]
@@ -120,7 +122,8 @@ def _group(pid: int) -> list[str]:
     return found.stdout.split()
 
 
-def test_cancelling_run_async_stops_as_a_signal_does(queue: codeq.Client, tmp_path: Path) -> None:
+def test_cancelling_run_async_stops_as_a_signal_does(either: codeq.Client, tmp_path: Path) -> None:
+    queue = either
     worker = make_worker({"hold_up": {}}, concurrency=1, prefetch=3)
     tasks = [queue.enqueue("hold_up", str(tmp_path / str(number))) for number in range(3)]
     with at_work(worker, queue) as working:
@@ -147,11 +150,18 @@ def test_the_programs_own_signal_handlers_are_back_when_the_worker_has_ended(emb
 
 
 @pytest.mark.slow
-def test_a_worker_whose_server_is_away_still_stops(tmp_path: Path) -> None:
-    with start_server(tmp_path) as server, Tenant(server.base, server) as tenant:
-        tenant.client.enqueue("hold_up", str(tmp_path / "file"))
-        with Program(tenant, {"hold_up": {}}, log=tmp_path / "log", grace=1) as program:
-            eventually(lambda: lines(tmp_path / "file"), 20)
-            server.kill()
-            program.process.terminate()
-            assert program.wait() == 0
+def test_a_worker_whose_server_is_away_still_stops(
+    server: Server, tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "LAST_WORDS_S", 1.0)
+    tasks = [tenant.client.enqueue("hold_up", str(tmp_path / str(number))) for number in range(2)]
+    worker = make_worker({"hold_up": {}}, grace=1)
+    with Cable(server.port) as cable, tenant.at(cable.url) as client, at_work(worker, client) as working:
+        for number in range(2):
+            eventually(lambda number=number: lines(tmp_path / str(number)), 20)  # type: ignore[misc]
+        cable.cut()
+        may_go_on(tmp_path / "0")  # one ends and cannot tell; the other must be interrupted
+        working.cancel()
+        working.wait()
+    assert lines(tmp_path / "1")[1:] == ["interrupted"]
+    assert {tenant.client.get(task.id).task.status for task in tasks} == {codeq.Status.IN_PROGRESS}
