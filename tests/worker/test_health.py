@@ -73,6 +73,7 @@ def test_a_worker_without_word_from_its_queue_is_not_healthy_until_it_hears_agai
         assert tenant.client.wait(tenant.client.enqueue("echo", 1).id, 20) == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_busy_with_all_it_can_hold_is_healthy(
     either: codeq.Client, address: str, tmp_path: Path
 ) -> None:

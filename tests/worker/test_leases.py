@@ -33,6 +33,7 @@ def test_a_handler_that_works_for_several_leases_keeps_its_task(tenant: Tenant) 
     assert [moves(queue, task) for task in made] == [ONCE] * 3
 
 
+@pytest.mark.slow
 def test_handlers_that_hold_up_their_whole_process_keep_their_tasks(tenant: Tenant, tmp_path: Path) -> None:
     """The interpreter lock in one worker, the event loop in the other: no code of theirs could send a heartbeat."""
     commands = ("hold_the_lock", "block_the_loop")

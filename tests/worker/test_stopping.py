@@ -59,7 +59,8 @@ def test_a_signal_lets_running_handlers_finish_and_hands_the_rest_back(
         assert (kept.status, kept.attempts, kept.deliveries) == (codeq.Status.PENDING, 0, 1)
 
 
-@pytest.mark.parametrize("signals", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", [1, 2])
 def test_what_does_not_finish_in_time_is_interrupted_and_handed_back(
     signals: int, tenant: Tenant, tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_jobs_that_are_on_their_way_when_it_is_told_to_stop_are_handed_back(
     assert [moves(tenant.client, task) for task in tasks] == [HANDED_BACK] * 3
 
 
+@pytest.mark.slow
 def test_an_idle_worker_stops_at_once_and_loses_no_task_that_comes_then(tenant: Tenant, tmp_path: Path) -> None:
     with Program(tenant, {"echo": {}}, log=tmp_path / "log") as program:
         assert tenant.client.wait(tenant.client.enqueue("echo", 1).id, 20) == 1
