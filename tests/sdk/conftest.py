@@ -1,4 +1,4 @@
-"""One development server per module, and the four ways to the same verbs."""
+"""One development server for the whole folder, and the four ways to the same verbs."""
 
 import sys
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tests.server.running import Server, start_server
 from codeq.sdk.blocking import BlockingVerbs
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Each test has a tenant of its own. Do not stop it. It waits for no disk: that is tested elsewhere."""
     folder = tmp_path_factory.mktemp("server")
@@ -24,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ways(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
     with Ways(server, tmp_path_factory.mktemp("embedded")) as opened:
         yield opened

@@ -62,7 +62,7 @@ def test_a_server_that_is_started_again_has_every_acknowledged_task_once(tmp_pat
     server = launch(tmp_path)
     with Client(server.base, token_for(server), retry_for=60) as client:
         producer = Producer(client)
-        for _ in range(3):
+        for _ in range(2):
             before = len(producer.acknowledged)
             eventually(lambda before=before: len(producer.acknowledged) > before + 100, 30)  # type: ignore[misc]
             server.kill() if end is signal.SIGKILL else server.stop()

@@ -288,9 +288,12 @@ def test_a_short_wait_is_a_wait_and_not_a_loop(proxy: Proxy, client: BlockingVer
     assert len(waits) == 2
 
 
-def test_a_server_that_lets_nobody_wait_is_not_asked_without_a_pause(tmp_path: Path, connect: Connect) -> None:
-    with start_server(tmp_path, settings={"http": {"wait_max_seconds": 0}}) as hasty, Proxy(hasty.port) as proxy:
-        client = connect(proxy.url, token_for(hasty))
+def test_a_server_that_lets_nobody_wait_is_not_asked_without_a_pause(tmp_path: Path) -> None:
+    with (
+        start_server(tmp_path, settings={"http": {"wait_max_seconds": 0}}) as hasty,
+        Proxy(hasty.port) as proxy,
+        Client(proxy.url, token_for(hasty)) as client,
+    ):
         task = client.enqueue("work", 1)
         with pytest.raises(WaitedTooLong):
             client.wait(task.id, timeout=0.5)
