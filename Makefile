@@ -39,7 +39,7 @@ test: setup ## All tests
 	$(BIN)/pytest
 
 test-fast: setup ## The tests to run while working, in under a minute
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow and not spark"
 
 bench: setup ## Measure the engine against raw RocksDB, and HTTP against the engine, in the same run
 	$(BIN)/python benchmarks/engine.py

@@ -230,9 +230,20 @@ class HttpBackend:
         return _understood(found, lambda body: _json(body, type=answer))
 
     async def _ask(
-        self, method: str, target: str, body: bytes = b"", *, packed: bool = False, headers: str = "", wait_ms: int = 0
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        *,
+        packed: bool = False,
+        headers: str = "",
+        wait_ms: int = 0,
+        accept: str = "",
     ) -> Answer:
-        """The answer, if it is a good one; else the error it stands for. Tries again while that may help."""
+        """The answer, if it is a good one; else the error it stands for. Tries again while that may help.
+
+        `accept` is the media type of the answer, where it is not that of the body.
+        """
         kind = _PACKED if packed else _TEXT
         timeout_s = self._timeout_s + wait_ms / 1000
         deadline_s = monotonic() + self._retry_s
@@ -240,7 +251,7 @@ class HttpBackend:
         has_new_token = False
         while True:
             head = (
-                f"{method} {self._address.prefix}{target} HTTP/1.1\r\n{self._head}accept: {kind}\r\n"
+                f"{method} {self._address.prefix}{target} HTTP/1.1\r\n{self._head}accept: {accept or kind}\r\n"
                 f"content-type: {kind}\r\ncontent-length: {len(body)}\r\n{headers}\r\n"
             )
             least_s = 0.0

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from codeq.server.parts import Parts
 
 JSON, MSGPACK = "application/json", "application/msgpack"
-ARROW = "application/vnd.apache.arrow.stream"
 DEPTH_MAX = 32
 
 Message = TypeVar("Message")
@@ -150,8 +149,9 @@ class Call:
             return Reply(status, _msgpack_encode(message), MSGPACK)
         return Reply(status, _json_encode(message))
 
-    def query(self, allowed: tuple[str, ...]) -> dict[str, str]:
-        """The parameters behind the question mark. One that is unknown or given twice is a mistake."""
+    def query(self, allowed: tuple[str, ...], *, repeated: tuple[str, ...] = ()) -> dict[str, str]:
+        """The parameters behind the question mark. One that is unknown or given twice is a mistake; those of
+        `repeated` may be given many times, and are joined by commas."""
         if not self.query_string:
             return {}
         try:
@@ -162,6 +162,9 @@ class Call:
             raise InvalidRequest(f"the query cannot be read: {fault}") from None
         found: dict[str, str] = {}
         for name, value in pairs:
+            if name in repeated and name in found:
+                found[name] += f",{value}"
+                continue
             if name not in allowed or name in found:
                 raise InvalidRequest(
                     f"query parameter {name[:40]!r} is unknown or given twice; known: {', '.join(allowed)}"

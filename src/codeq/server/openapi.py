@@ -20,6 +20,8 @@ QUERY: dict[str, dict[str, Any]] = {
     "offset": {"type": "integer", "minimum": 0, "default": 1},
     "status": {"type": "string", "enum": ["PENDING", "IN_PROGRESS", "COMPLETED", "FAILED", "CANCELLED"]},
     "queue": {"type": "string", "enum": ["pending", "delayed", "in_progress", "dead", "none"]},
+    "at": {"type": "string", "format": "date-time"},
+    "includePayload": {"type": "boolean", "default": False},
     "createdFrom": {"type": "string", "format": "date-time"},
     "createdTo": {"type": "string", "format": "date-time"},
     "deletionPolicy": {"type": "string", "enum": ["Delete"]},

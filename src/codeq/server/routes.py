@@ -77,7 +77,7 @@ ROUTES: Sequence[Route] = (
            gives=((200, queues.QueueViews),)),
     _route("GET", paths.EVENTS, _ANY, events.read_events, "Read the event log by shard and offset (JSON or Arrow)",
            gives=((200, wire_events.EventPage),), scope="codeq:events",
-           query=("shard", "offset", "limit", "waitSeconds", "tenant")),
+           query=events.QUERY),
     _route("GET", paths.ADMIN_QUEUES, _ADMIN, operating.all_queues, "Counts of all queues as a flat map",
            gives=((200, dict[str, int]),)),
     _route("GET", paths.ADMIN_QUEUE, _ADMIN, operating.one_queue, "Counts of one queue",

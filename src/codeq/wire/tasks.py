@@ -204,6 +204,8 @@ class TaskAnswer(Wire, omit_defaults=True, frozen=True, gc=False):
     task: TaskView | None = None
     error: str | None = None
     code: str | None = None
+    replayed: bool = False
+    """The idempotency key had been used: this is the task that has it."""
 
 
 class TaskAnswers(Wire, frozen=True, kw_only=True, gc=False):
