@@ -19,7 +19,7 @@ from codeq.usecases.claim import claim
 from codeq.usecases.core import Core
 from codeq.wire import events as wire
 
-START_MS = 1_767_225_000_000  # half an hour before the end of a day, so that histories cross it
+START_MS = 1_767_225_480_000  # two minutes before the end of a day, so that histories cross it
 TENANTS, COMMANDS, SHARDS = ("acme", "globex"), ("mail", "resize", "charge"), 2
 ERRORS = ("timeout after 30 s", "cannot open '/srv/in/4711.png'", "Timeout after 31 s", 'no such user: "ada"')
 

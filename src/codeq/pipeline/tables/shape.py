@@ -24,6 +24,8 @@ class Column:
     text: str
     merge: Merge | None = None
     """For gold: None means a key, or a value computed from the merged ones."""
+    few: int = 0
+    """How many values `Merge.FEW` keeps."""
 
 
 @dataclass(frozen=True)
