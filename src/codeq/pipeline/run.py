@@ -45,14 +45,14 @@ class Lake:
         self.bronze = self.table(tables.BRONZE_EVENTS)
         self.attempts = self.table(tables.SILVER_ATTEMPTS)
         self.tasks = self.table(tables.SILVER_TASKS)
-        self.gold = {table.name: self.table(table) for table in tables.GOLD}
+        self.gold = [(figures, self.table(figures.table)) for figures in gold.ALL]
 
     def table(self, table: tables.Table) -> LakeTable:
         return LakeTable(self.folder / table.name, table.schema)
 
     @property
     def all(self) -> list[LakeTable]:
-        return [self.bronze, self.attempts, self.tasks, *self.gold.values()]
+        return [self.bronze, self.attempts, self.tasks, *[table for _, table in self.gold]]
 
 
 def run_once(
@@ -136,28 +136,24 @@ def carry_forward(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None)
 def add_up(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> None:
     """Bring gold up to silver: add the figures of what is new to the days that it touches."""
     up_to = min(lake.attempts.batch, lake.tasks.batch)
-    for name, table in lake.gold.items():
-        if table.batch >= up_to:
-            continue
-        events = lake.bronze.files(part=EVENTS, after_batch=table.batch, up_to_batch=up_to)
-        for files in _steps(events):
-            batch = files[-1].batch
-            since, until = files[0].batch - 1, batch
-            new = gold.News(
+    for figures, table in lake.gold:
+        for files in _steps(lake.bronze.files(part=EVENTS, after_batch=table.batch, up_to_batch=up_to)):
+            since, batch = table.batch, files[-1].batch
+            new = gold.Batch(
                 events=lake.bronze.read(spark, files),
-                attempts=_closed(spark, lake.attempts, since, until),
-                tasks=_closed(spark, lake.tasks, since, until),
+                attempts=_closed(spark, lake.attempts, since, batch),
+                tasks=_closed(spark, lake.tasks, since, batch),
             )
-            _add_up(spark, table, name, new, batch)
-        say(f"{name}: batch {table.batch}")
+            _add_up(spark, table, figures, new, batch)
+            say(f"{table.folder.name}: batch {batch}")
 
 
-def _add_up(spark: SparkSession, table: LakeTable, name: str, new: "gold.News", batch: int) -> None:
-    partials = gold.PARTIALS[name](new).persist()
+def _add_up(spark: SparkSession, table: LakeTable, figures: gold.Gold, new: gold.Batch, batch: int) -> None:
+    partials = figures.partials(new).persist()
     try:
         days = {str(row.day) for row in partials.select("day").distinct().collect()}
         touched = [file for file in table.files(part=DAYS) if file.day in days]
-        rows = gold.merged(name, table.read(spark, touched), partials)
+        rows = figures.merged(table.read(spark, touched), partials)
         written = table.write(rows.coalesce(1), part=DAYS, batch=batch, by_day=True)
         table.commit(written, batch=batch, removed=touched)
     finally:
@@ -200,7 +196,7 @@ def _is_new(table: LakeTable, shards: Mapping[int, int]) -> Column:
     """Whether the table has not seen the event yet: repeats do no harm."""
     known = {shard: table.offset(shard) for shard in shards}
     conditions = [(f.col("shard") == shard) & (f.col("seq") >= (offset or 0)) for shard, offset in known.items()]
-    return reduce(lambda one, other: one | other, conditions, f.lit(False))  # noqa: FBT003
+    return reduce(lambda one, other: one | other, conditions, f.lit(False))
 
 
 def _offsets(offsets: Mapping[int, int]) -> str:
