@@ -5,6 +5,7 @@ Readers are processes of their own, so that what is measured is the server and n
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,9 +14,12 @@ from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 
+sys.path.pop(0)  # http.py lies beside this file, and would hide Python's own
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import event_log, machine
+
 import codeq
-import event_log
-import machine
 from codeq.pipeline.calling import Calls, Connection, Wanted
 from codeq.sdk.verbs import new_tasks
 
@@ -24,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=200_000)
     parser.add_argument("--readers", type=int, default=2, help="as many as Spark has tasks")
+    parser.add_argument("--page", type=int, default=25_000, help="events in one call")
     parser.add_argument("--payload", action="store_true", help="with payloads")
     asked = parser.parse_args()
     os.environ["CODEQ_TOKEN"] = "dev-token"
@@ -34,12 +39,13 @@ def main() -> None:
         with event_log.serving(home) as (url, pid):
             quiet = claim_ms(url, until=lambda turn: turn >= 1000)
             with ProcessPoolExecutor(asked.readers, get_context("spawn")) as pool:
-                for warming in [pool.submit(read, url, 1, 2, payload=False) for _ in range(asked.readers)]:
+                for warming in [pool.submit(read, url, 1, 2, page=1, payload=False) for _ in range(asked.readers)]:
                     warming.result()
                 spent_s, started_s = event_log.cpu_s(pid), time.perf_counter()
                 step = -(-total // asked.readers)
-                reads = [pool.submit(read, url, first, min(first + step, total + 1), payload=asked.payload)
-                         for first in range(1, total + 1, step)]  # fmt: skip
+                how = {"page": asked.page, "payload": asked.payload}
+                firsts = range(1, total + 1, step)
+                reads = [pool.submit(read, url, first, min(first + step, total + 1), **how) for first in firsts]
                 busy = claim_ms(url, until=lambda _: all(reading.done() for reading in reads))
                 took_s = time.perf_counter() - started_s
                 size = sum(reading.result() for reading in reads)
@@ -51,11 +57,11 @@ def main() -> None:
         print(f"claim {name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms, longest {max(taken):.1f} ms, {len(taken)} claims")
 
 
-def read(url: str, first: int, end: int, *, payload: bool) -> int:
+def read(url: str, first: int, end: int, *, page: int, payload: bool) -> int:
     size = 0
     calls = Calls(Connection(endpoint=url))
     while first < end:
-        body, span = calls.events(0, first, min(50_000, end - first), Wanted(with_payload=payload))
+        body, span = calls.events(0, first, min(page, end - first), Wanted(with_payload=payload))
         size += len(body)
         first = span.next
     calls.close()

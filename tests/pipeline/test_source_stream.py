@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 from tests.pipeline.reading import Told, enqueue, log_of, platform, relay
 from tests.server.running import Server, Tenant, eventually, launch, start_server
 

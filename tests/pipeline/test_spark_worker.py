@@ -17,7 +17,7 @@ from codeq.pipeline import work
 from codeq.pipeline.spark_worker import Progress
 from codeq.wire import paths
 
-Who = Callable[[Caller], dict[str, Any]]
+Who = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture

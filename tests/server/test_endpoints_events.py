@@ -10,7 +10,7 @@ import pytest
 from tests.server.running import Caller, Server, Tenant, answered, at, refused, start_server, waiting
 
 from codeq.wire import paths
-from codeq.wire.events import ARROW, COLUMNS
+from codeq.wire.events import ARROW, ARROW_LZ4, COLUMNS
 
 TYPES = {"int32": pa.int32(), "int64": pa.int64(), "string": pa.string(), "timestamp": pa.timestamp("us", tz="UTC")}
 
@@ -118,6 +118,20 @@ def test_arrow_holds_the_same_rows_with_the_types_of_the_columns(tenant: Tenant)
     assert int(answer.headers["codeq-end-offset"]) >= page["endOffset"]
 
 
+def test_arrow_is_compressed_for_those_who_can_read_it(tenant: Tenant) -> None:
+    made = [{"command": "work", "payload": n} for n in range(500)]
+    answered(tenant.producer.post(paths.TASKS_BATCH, {"tasks": made}), 200)
+    query = {"limit": 50_000}
+    plain, packed = (
+        tenant.admin.request("GET", paths.EVENTS, headers={"Accept": accept}, params=query)
+        for accept in (ARROW, ARROW_LZ4)
+    )
+    assert len(packed.content) < len(plain.content) / 2
+    one, other = (pa.ipc.open_stream(answer.content).read_all() for answer in (plain, packed))
+    assert one.equals(other)
+    assert one.num_rows == 500
+
+
 def test_an_empty_arrow_page_still_has_its_schema(tenant: Tenant) -> None:
     query = {"offset": end_offset(tenant.server) + 1000}
     answer = tenant.admin.request("GET", paths.EVENTS, headers={"Accept": ARROW}, params=query)
@@ -204,7 +218,6 @@ def test_a_worker_limited_to_some_commands_reads_only_their_events(tenant: Tenan
         {"includePayload": "yes"},
         {"at": "today"},
         {"at": "2026-01-01T00:00:00"},
-        {"at": "9999-12-31T23:59:59-23:59"},
     ],
 )
 def test_a_read_that_breaks_a_rule_is_refused(tenant: Tenant, query: dict[str, str]) -> None:
@@ -308,7 +321,7 @@ def test_a_long_read_is_one_stream_whatever_its_pieces(tenant: Tenant) -> None:
     for _ in range(3):
         answered(tenant.producer.post(paths.TASKS_BATCH, {"tasks": made}), 200)
     start = walk(tenant.admin)[0]["seq"]
-    for limit in (511, 512, 513, 1024, 1025, 2999, 3000):
+    for limit in (1, 1023, 1024, 1025, 2048, 2999, 3000):
         query = {"offset": start, "limit": limit}
         answer = tenant.admin.request("GET", paths.EVENTS, headers={"Accept": ARROW}, params=query)
         table = pa.ipc.open_stream(answer.content).read_all()

@@ -118,7 +118,7 @@ class Calls:
     def events(self, shard: int, offset: int, limit: int, wanted: Wanted) -> tuple[bytes, Span]:
         """An Arrow stream of the events that are wanted among `limit` from `offset` on."""
         query = {"shard": shard, "offset": offset, "limit": limit, **wanted.query}
-        answer = self.run(self.backend.ask("GET", f"{paths.EVENTS}?{urlencode(query)}", accept=wire.ARROW))
+        answer = self.run(self.backend.ask("GET", f"{paths.EVENTS}?{urlencode(query)}", accept=wire.ARROW_LZ4))
         names = (wire.FIRST_OFFSET, wire.END_OFFSET, wire.NEXT_OFFSET, wire.SHARDS)
         return answer.body, Span._make(int(answer.headers[name]) for name in names)
 

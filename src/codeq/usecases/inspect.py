@@ -9,6 +9,7 @@ from codeq.domain.limits import (
     DELIVERIES_MAX,
     EVENTS_PAUSE_MS,
     EVENTS_PIECE_MAX,
+    EVENTS_POLITE_PIECES,
     EVENTS_READ_MAX,
     LIST_TASKS_MAX,
     RESULT_WAIT_MS_MAX,
@@ -84,7 +85,7 @@ async def scan(
     """
     checks.whole(limit, "limit", 1, EVENTS_READ_MAX)
     found = await events(core, shard, start, min(limit, EVENTS_PIECE_MAX), wait_ms=wait_ms)
-    at, left, pause_ms = max(start, found.first), limit, 0
+    at, left, since_moved = max(start, found.first), limit, EVENTS_POLITE_PIECES
     while found.events:
         async with core.lobby.reading:
             with core.lobby.next_event() as happened:
@@ -92,8 +93,8 @@ async def scan(
                 at, left = found.events[0].version + taken, left - taken
                 if taken < len(found.events) or not left:
                     break
-                await asyncio.sleep(pause_ms / 1000)
-                pause_ms = EVENTS_PAUSE_MS if happened.done() else 0
+                await asyncio.sleep(EVENTS_PAUSE_MS / 1000 if since_moved < EVENTS_POLITE_PIECES else 0)
+                since_moved = 0 if happened.done() else since_moved + 1
             found = await core.store.events(shard, at, min(left, EVENTS_PIECE_MAX))
     return found._replace(events=[]), at
 

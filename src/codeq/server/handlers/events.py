@@ -8,6 +8,7 @@ interpreter lock for five milliseconds at a time, at moments that nobody chooses
 import asyncio
 import re
 import sys
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -136,7 +137,9 @@ class ArrowPile(Pile):
             wire.SHARDS: self.parts.core.store.shards,
         }
         headers = [(name, str(value).encode()) for name, value in said.items()]
-        body = await asyncio.to_thread(wire.arrow_stream, self._batches, self._schema)  # copying frees the interpreter
+        compressed = wire.ARROW_LZ4.encode() in self.call.headers[b"accept"].replace(b" ", b"")
+        writing = partial(wire.arrow_stream, self._batches, self._schema, compressed=compressed)
+        body = await asyncio.to_thread(writing)  # which frees the interpreter while it copies
         return Reply(200, body, wire.ARROW, headers)
 
 
