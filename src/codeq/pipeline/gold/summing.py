@@ -65,13 +65,18 @@ class Gold:
     def merged(self, existing: DataFrame, partials: DataFrame, goals: Goals | None = None) -> DataFrame:
         """Rows of the table with partial rows added in: one row per key. Any grouping of merges gives the same rows,
         but for sketches of quantiles, which then agree within their error."""
-        adding = {column.name: column for column in self.table.columns if column.merge}
+        adding = [column.name for column in self.table.columns if column.merge]
         keys = list(dict.fromkeys([*self.table.keys, "day"]))
         rows = existing.select(*keys, *adding).unionByName(partials, allowMissingColumns=True)
-        merged = rows.groupBy(*keys).agg(*(_merge(column).alias(name) for name, column in adding.items()))
-        return self.derive(merged, goals or Goals()).select(
+        return self.rolled_up(rows, *keys, goals=goals).select(
             *(f.col(column.name).cast(column.kind).alias(column.name) for column in self.table.columns)
         )
+
+    def rolled_up(self, rows: DataFrame, *keys: str, goals: Goals | None = None) -> DataFrame:
+        """The rows added up over all other keys than these, with what is computed from the sums."""
+        adding = {column.name: column for column in self.table.columns if column.merge}
+        summed = rows.groupBy(*keys).agg(*(_merge(column).alias(name) for name, column in adding.items()))
+        return self.derive(summed, goals or Goals())
 
 
 def count_when(**conditions: str) -> list[Column]:
