@@ -60,11 +60,12 @@ def run_once(
 ) -> Summary:
     """Bring every table of the lake up to what the server has now."""
     summary = Summary()
-    for layer, step in (
-        ("bronze", lambda: _take_in_all(spark, lake, connection, summary, say=say, tenant=tenant)),
-        ("silver", lambda: carry_forward(spark, lake, say=say)),
-        ("gold", lambda: add_up(spark, lake, say=say)),
-    ):
+    steps: dict[str, Callable[[], None]] = {
+        "bronze": lambda: _take_in_all(spark, lake, connection, summary, say=say, tenant=tenant),
+        "silver": lambda: carry_forward(spark, lake, say=say),
+        "gold": lambda: add_up(spark, lake, say=say),
+    }
+    for layer, step in steps.items():
         started_s = time.monotonic()
         step()
         summary.seconds[layer] = time.monotonic() - started_s
