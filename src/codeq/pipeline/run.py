@@ -61,7 +61,7 @@ def run_once(
     """Bring every table of the lake up to what the server has now."""
     summary = Summary()
     steps: dict[str, Callable[[], None]] = {
-        "bronze": lambda: _take_in_all(spark, lake, connection, summary, say=say, tenant=tenant),
+        "bronze": lambda: _take_in_all(spark, lake, connection, summary=summary, say=say, tenant=tenant),
         "silver": lambda: carry_forward(spark, lake, say=say),
         "gold": lambda: add_up(spark, lake, say=say),
     }
@@ -73,7 +73,7 @@ def run_once(
 
 
 def _take_in_all(
-    spark: SparkSession, lake: Lake, connection: Connection, summary: Summary, *, say: Say, tenant: str | None
+    spark: SparkSession, lake: Lake, connection: Connection, *, summary: Summary, say: Say, tenant: str | None
 ) -> None:
     while taken := take_in(spark, lake, connection, tenant=tenant):
         summary.events += taken
@@ -142,14 +142,14 @@ def add_up(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> Non
             since, batch = table.batch, files[-1].batch
             new = gold.Batch(
                 events=lake.bronze.read(spark, files),
-                attempts=_closed(spark, lake.attempts, since, batch),
-                tasks=_closed(spark, lake.tasks, since, batch),
+                attempts=_closed(spark, lake.attempts, since, up_to=batch),
+                tasks=_closed(spark, lake.tasks, since, up_to=batch),
             )
-            _add_up(spark, table, figures, new, batch)
+            _add_up(spark, table, figures, new=new, batch=batch)
             say(f"{table.folder.name}: batch {batch}")
 
 
-def _add_up(spark: SparkSession, table: LakeTable, figures: gold.Gold, new: gold.Batch, batch: int) -> None:
+def _add_up(spark: SparkSession, table: LakeTable, figures: gold.Gold, *, new: gold.Batch, batch: int) -> None:
     partials = figures.partials(new).persist()
     try:
         days = {str(row.day) for row in partials.select("day").distinct().collect()}
@@ -170,8 +170,8 @@ def rebuild(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> No
     add_up(spark, fresh, say=say)
 
 
-def _closed(spark: SparkSession, table: LakeTable, since: int, until: int) -> DataFrame:
-    return table.read(spark, table.files(part=CLOSED, after_batch=since, up_to_batch=until))
+def _closed(spark: SparkSession, table: LakeTable, since: int, *, up_to: int) -> DataFrame:
+    return table.read(spark, table.files(part=CLOSED, after_batch=since, up_to_batch=up_to))
 
 
 def _steps(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
