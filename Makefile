@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup check format test test-fast bench lock clean
+.PHONY: help setup demo serve check format test test-fast bench lock clean
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -17,6 +17,12 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(READY)
+
+demo: setup ## See the whole product at work, with kills, and have it audited; about a minute
+	$(BIN)/codeq demo
+
+serve: setup ## Keep a server running on ./data, on loopback; Ctrl-C stops it
+	$(BIN)/codeq serve --dev --data ./data
 
 check: setup ## Format, lint, types, imports, style
 	$(BIN)/ruff format --check .
@@ -33,11 +39,12 @@ test: setup ## All tests
 	$(BIN)/pytest
 
 test-fast: setup ## The tests to run while working, in under a minute
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow and not spark"
 
-bench: setup ## Measure the engine against raw RocksDB, and HTTP against the engine, in the same run
+bench: setup ## Measure the engine against raw RocksDB, HTTP against the engine, and what a program sees
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/http.py
+	$(BIN)/python benchmarks/sdk.py
 
 lock: setup ## Choose the newest versions and write requirements.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --generate-hashes --no-header \

@@ -1,19 +1,39 @@
 """codeQ: a durable, multi-tenant task queue."""
 
-from codeq import errors
-from codeq.domain.backoff import Backoff, BackoffKind
-from codeq.domain.errors import CodeqError
-from codeq.domain.queue import OnExpiry, QueuePolicy
-from codeq.domain.requests import NewTask
-from codeq.domain.task import Move, Status, Task
-from codeq.embedded import AsyncQueue, Queue, open, open_async
-from codeq.sdk.client import AsyncClient, Client
-from codeq.sdk.jobs import GivenBack, Job, Kept, QueueInfo, TaskFailed, WaitedTooLong
-from codeq.sdk.verbs import new_tasks
-from codeq.sdk.worker import Fail, Interrupted, Retry, RunningJob, Worker, current_job
-from codeq.store.opening import restore
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from codeq import errors
+    from codeq.domain.backoff import Backoff, BackoffKind
+    from codeq.domain.errors import CodeqError
+    from codeq.domain.queue import OnExpiry, QueuePolicy
+    from codeq.domain.requests import NewTask
+    from codeq.domain.task import Move, Status, Task
+    from codeq.embedded import AsyncQueue, Queue, open, open_async
+    from codeq.sdk.client import AsyncClient, Client
+    from codeq.sdk.jobs import GivenBack, Job, Kept, QueueInfo, TaskFailed, WaitedTooLong
+    from codeq.sdk.verbs import new_tasks
+    from codeq.sdk.worker import Fail, Interrupted, Retry, RunningJob, Worker, current_job
+    from codeq.store.opening import restore
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "codeq.domain.backoff": ("Backoff", "BackoffKind"),
+    "codeq.domain.errors": ("CodeqError",),
+    "codeq.domain.queue": ("OnExpiry", "QueuePolicy"),
+    "codeq.domain.requests": ("NewTask",),
+    "codeq.domain.task": ("Move", "Status", "Task"),
+    "codeq.embedded": ("AsyncQueue", "Queue", "open", "open_async"),
+    "codeq.sdk.client": ("AsyncClient", "Client"),
+    "codeq.sdk.jobs": ("GivenBack", "Job", "Kept", "QueueInfo", "TaskFailed", "WaitedTooLong"),
+    "codeq.sdk.verbs": ("new_tasks",),
+    "codeq.sdk.worker": ("Fail", "Interrupted", "Retry", "RunningJob", "Worker", "current_job"),
+    "codeq.store.opening": ("restore",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+"""Loaded at the first use: a client needs no storage engine, and the command line should answer at once."""
 
 __all__ = [
     "AsyncClient",
@@ -47,3 +67,17 @@ __all__ = [
     "open_async",
     "restore",
 ]
+
+if not TYPE_CHECKING:  # a type checker must still notice a name that is not there
+
+    def __getattr__(name: str) -> Any:
+        if name == "errors":
+            return import_module("codeq.errors")
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'codeq' has no attribute {name!r}")
+        found = getattr(import_module(_HOME_OF[name]), name)
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

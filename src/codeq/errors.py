@@ -23,7 +23,7 @@ from codeq.domain.errors import (
     StoreMismatch,
 )
 from codeq.sdk.jobs import TaskFailed, WaitedTooLong
-from codeq.wire.errors import Forbidden, RateLimited, TooLarge, Unauthenticated, Unavailable, Unreachable
+from codeq.wire.errors import Forbidden, RateLimited, TooLarge, Unauthenticated, Unavailable, Unexpected, Unreachable
 
 __all__ = [
     "AlreadyFinal",
@@ -52,6 +52,7 @@ __all__ = [
     "TooLarge",
     "Unauthenticated",
     "Unavailable",
+    "Unexpected",
     "Unreachable",
     "WaitedTooLong",
 ]

@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 from tests.server.running import Caller, Server, Tenant, answered, at, refused, start_server, waiting
 
-from codeq.server.calls import ARROW
 from codeq.wire import paths
-from codeq.wire.events import COLUMNS
+from codeq.wire.events import ARROW, ARROW_LZ4, COLUMNS
 
 TYPES = {"int32": pa.int32(), "int64": pa.int64(), "string": pa.string(), "timestamp": pa.timestamp("us", tz="UTC")}
 
@@ -119,6 +118,20 @@ def test_arrow_holds_the_same_rows_with_the_types_of_the_columns(tenant: Tenant)
     assert int(answer.headers["codeq-end-offset"]) >= page["endOffset"]
 
 
+def test_arrow_is_compressed_for_those_who_can_read_it(tenant: Tenant) -> None:
+    made = [{"command": "work", "payload": n} for n in range(500)]
+    answered(tenant.producer.post(paths.TASKS_BATCH, {"tasks": made}), 200)
+    query = {"limit": 50_000}
+    plain, packed = (
+        tenant.admin.request("GET", paths.EVENTS, headers={"Accept": accept}, params=query)
+        for accept in (ARROW, ARROW_LZ4)
+    )
+    assert len(packed.content) < len(plain.content) / 2
+    one, other = (pa.ipc.open_stream(answer.content).read_all() for answer in (plain, packed))
+    assert one.equals(other)
+    assert one.num_rows == 500
+
+
 def test_an_empty_arrow_page_still_has_its_schema(tenant: Tenant) -> None:
     query = {"offset": end_offset(tenant.server) + 1000}
     answer = tenant.admin.request("GET", paths.EVENTS, headers={"Accept": ARROW}, params=query)
@@ -198,6 +211,13 @@ def test_a_worker_limited_to_some_commands_reads_only_their_events(tenant: Tenan
         {"waitSeconds": "3601"},
         {"waitSeconds": "1.5"},
         {"more": "1"},
+        {"command": ""},
+        {"command": "a,,b"},
+        {"command": "a b"},
+        {"command": ",".join(["a"] * 257)},
+        {"includePayload": "yes"},
+        {"at": "today"},
+        {"at": "2026-01-01T00:00:00"},
     ],
 )
 def test_a_read_that_breaks_a_rule_is_refused(tenant: Tenant, query: dict[str, str]) -> None:
@@ -221,3 +241,111 @@ def test_each_shard_has_its_own_log_and_together_they_hold_everything(sharded: S
 def test_no_event_says_what_a_payload_held(tenant: Tenant) -> None:
     tenant.ended(payload={"secret": "canary-in-payload"}, result={"secret": "canary-in-result"})
     assert "canary" not in tenant.admin.get(paths.EVENTS, limit=50_000).text
+
+
+def test_events_of_some_commands_can_be_asked_for(tenant: Tenant) -> None:
+    for command in ("a", "b", "c"):
+        tenant.create(command)
+    assert [event["command"] for event in walk(tenant.admin, command="a,c")] == ["a", "c"]
+    repeated = tenant.admin.request("GET", f"{paths.EVENTS}?command=a&command=b&limit=50000")
+    assert [event["command"] for event in answered(repeated, 200)["events"]] == ["a", "b"]
+    arrow = tenant.admin.request(
+        "GET", paths.EVENTS, headers={"Accept": ARROW}, params={"command": "b", "limit": 50_000}
+    )
+    assert pa.ipc.open_stream(arrow.content).read_all()["command"].to_pylist() == ["b"]
+
+
+def test_a_reader_limited_to_some_commands_cannot_ask_for_others(tenant: Tenant) -> None:
+    tenant.create("seen")
+    tenant.create("hidden")
+    reader = tenant.worker_named("r", commands=["seen"], scopes=["codeq:events"])
+    assert walk(reader, command="hidden") == []
+    assert [event["command"] for event in walk(reader, command="hidden,seen", includePayload="true")] == ["seen"]
+
+
+def test_payloads_come_along_on_request_while_they_are_kept(tenant: Tenant) -> None:
+    gone = tenant.ended(payload={"n": 1})
+    answered(tenant.admin.post(paths.CLEANUP, {"before": "2100-01-01T00:00:00Z"}), 200)
+    kept = tenant.create(payload={"n": 2})
+    events = walk(tenant.admin, includePayload="true")
+    assert {(event["taskId"], event["payload"]) for event in events} == {(gone["id"], None), (kept["id"], '{"n":2}')}
+    query = {"includePayload": "true", "limit": 50_000}
+    answer = tenant.admin.request("GET", paths.EVENTS, headers={"Accept": ARROW}, params=query)
+    table = pa.ipc.open_stream(answer.content).read_all()
+    assert table.schema.names == [*(name for name, _, _ in COLUMNS), "payload"]
+    assert table["payload"].to_pylist() == [None] * 4 + ['{"n":2}']
+
+
+def test_payloads_of_other_tenants_stay_theirs(server: Server) -> None:
+    ours, theirs = server.tenant(), server.tenant()
+    start = end_offset(server)
+    ours.create(payload="ours")
+    theirs.create(payload="theirs")
+    ours.create(payload="ours")
+    assert [e["payload"] for e in walk(ours.admin, offset=start, includePayload="true")] == ['"ours"'] * 2
+    both = [e["payload"] for e in walk(platform(server), offset=start, includePayload="true")]
+    assert both == ['"ours"', '"theirs"', '"ours"']
+
+
+def test_an_answer_with_payloads_stays_within_bounds(tmp_path: Path) -> None:
+    with start_server(tmp_path) as own:
+        tenant = own.tenant()
+        megabyte = "x" * 1_000_000
+        for _ in range(40):
+            tenant.create(payload=megabyte)
+        page = answered(tenant.admin.get(paths.EVENTS, includePayload="true"), 200)
+        assert 30 <= len(page["events"]) < 40
+        assert page["nextOffset"] == page["events"][-1]["seq"] + 1
+        events = walk(tenant.admin, includePayload="true")
+        assert [event["seq"] for event in events] == list(range(1, 41))
+        assert {len(event["payload"]) for event in events} == {1_000_002}
+
+
+def test_the_first_event_of_a_time_is_found(tmp_path: Path) -> None:
+    with start_server(tmp_path) as own:
+        tenant = own.tenant()
+        for n in range(20):
+            tenant.create(payload=n)
+        events = walk(tenant.admin)
+        times = [event["at"] for event in events]
+        for at_time in sorted(set(times)):
+            page = answered(tenant.admin.get(paths.EVENTS, at=at_time), 200)
+            assert (page["nextOffset"], page["events"]) == (events[times.index(at_time)]["seq"], [])
+            assert (page["firstOffset"], page["endOffset"], page["shards"]) == (1, 21, 1)
+        assert answered(tenant.admin.get(paths.EVENTS, at="2000-01-01T00:00:00Z"), 200)["nextOffset"] == 1
+        assert answered(tenant.admin.get(paths.EVENTS, at="2100-01-01T00:00:00+01:00"), 200)["nextOffset"] == 21
+
+
+def test_a_long_read_is_one_stream_whatever_its_pieces(tenant: Tenant) -> None:
+    made = [{"command": "work", "payload": n} for n in range(1000)]
+    for _ in range(3):
+        answered(tenant.producer.post(paths.TASKS_BATCH, {"tasks": made}), 200)
+    start = walk(tenant.admin)[0]["seq"]
+    for limit in (1, 1023, 1024, 1025, 2048, 2999, 3000):
+        query = {"offset": start, "limit": limit}
+        answer = tenant.admin.request("GET", paths.EVENTS, headers={"Accept": ARROW}, params=query)
+        table = pa.ipc.open_stream(answer.content).read_all()
+        assert table["seq"].to_pylist() == list(range(start, start + limit))
+        assert int(answer.headers["codeq-next-offset"]) == start + limit
+
+
+def test_workers_are_served_while_events_are_read(tenant: Tenant) -> None:
+    """A read of many pieces is under way; what is asked meanwhile is answered before it ends."""
+    made = [{"command": "work", "payload": n} for n in range(1000)]
+    for _ in range(20):
+        answered(tenant.producer.post(paths.TASKS_BATCH, {"tasks": made}), 200)
+    query = {"limit": 50_000, "includePayload": "true"}
+    with waiting(tenant.admin, "GET", paths.EVENTS, params=query) as reading:
+        served = 0
+        while not reading.done():
+            tenant.claim("work")
+            served += 1
+    assert served > 1
+    assert len(answered(reading.result(), 200)["events"]) >= 20_000
+
+
+def test_a_batch_says_which_of_its_tasks_were_known(tenant: Tenant) -> None:
+    one, two = ({"command": "work", "payload": n, "idempotencyKey": str(n)} for n in (1, 2))
+    first = answered(tenant.producer.post(paths.TASKS_BATCH, {"tasks": [one]}), 200)["results"]
+    again = answered(tenant.producer.post(paths.TASKS_BATCH, {"tasks": [one, two]}), 200)["results"]
+    assert [result.get("replayed", False) for result in [*first, *again]] == [False, True, False]

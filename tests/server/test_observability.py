@@ -23,7 +23,9 @@ from codeq.embedded import make_core
 from codeq.server.app import App
 from codeq.server.auth.claims import make_validator
 from codeq.server.auth.principal import Gate
+from codeq.server.connection import Connection, Serving
 from codeq.server.dev import auth_config
+from codeq.server.heads import Heads
 from codeq.server.logs import JsonLines, log
 from codeq.server.metrics import QUEUES_MAX, Metrics
 from codeq.server.parts import Parts
@@ -343,15 +345,17 @@ class Traced:
             metrics=metrics,
             tracing=Tracing(provider.get_tracer("codeq"), provider),
         )
-        self.app = App(self.parts, ROUTES, lambda: None)
+        app = App(self.parts, ROUTES, tasks=set(), on_failure=lambda: None)
+        self.serving = Serving(app.begin, Settings().http, Heads(list), set())
 
     def run(self, scenario: Callable[[httpx.AsyncClient], Any]) -> dict[str, ReadableSpan]:
         """Run the scenario. Answers its spans by name."""
 
         async def running() -> None:
-            transport = httpx.ASGITransport(app=self.app)  # type: ignore[arg-type]
+            listening = await asyncio.get_running_loop().create_server(lambda: Connection(self.serving), "127.0.0.1", 0)
+            base = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
             headers = {"Authorization": "Bearer dev-token"}
-            async with httpx.AsyncClient(transport=transport, base_url="http://t", headers=headers) as client:
+            async with listening, httpx.AsyncClient(base_url=base, headers=headers, trust_env=False) as client:
                 try:
                     await scenario(client)
                 finally:

@@ -1,68 +1,82 @@
-"""The `codeq` command: run the service, look into a data directory, copy it, put it back."""
+"""The `codeq` command: run a server, speak to one, look after it. Each group of commands has a file of its own."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-import codeq
-from codeq.cli import serving
-from codeq.cli.plain import PlainErrors
+from codeq.cli import (
+    bench,
+    dead,
+    demoing,
+    directories,
+    doctor,
+    events,
+    holding,
+    piping,
+    producing,
+    profiles,
+    queues,
+    serving,
+    tasks,
+    top,
+    working,
+)
+from codeq.cli.pages import reference_app
+from codeq.cli.plain import MEANINGS, Commands
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="codeQ, a durable task queue.")
-app.command()(serving.serve)
-app.command()(serving.token)
-app.add_typer(serving.config_app, name="config")
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    help="codeQ, a durable task queue.",
+    epilog="Exit codes: " + "; ".join(f"{int(code)} {meaning}" for code, meaning in MEANINGS.items()) + ".",
+)
 
-Directory = Annotated[Path, typer.Argument(help="A data directory, as given to codeq.open().")]
+producing.add_to(app)
+holding.add_to(app)
+app.add_typer(tasks.app, name="task")
+app.add_typer(queues.app, name="queue")
+app.add_typer(dead.app, name="dlq")
+app.add_typer(events.app, name="events")
+top.add_to(app)
+app.add_typer(profiles.app, name="profile")
+serving.add_to(app)
+directories.add_to(app)
+doctor.add_to(app)
+bench.add_to(app)
+demoing.add_to(app)
+app.add_typer(working.app, name="worker")
+app.add_typer(piping.app, name="pipeline")
+app.add_typer(reference_app, name="reference", hidden=True)
+
+_PANELS = {
+    "Tasks": ("enqueue", "claim", "result", "nack", "abandon", "heartbeat", "task", "worker"),
+    "Queues": ("queue", "dlq", "events", "top"),
+    "Servers": ("serve", "token", "config", "stats", "backup", "restore"),
+    "Data": ("pipeline",),
+    "This machine": ("profile", "doctor", "bench", "demo"),
+}
+for _panel, _names in _PANELS.items():
+    for _command in app.registered_commands:
+        if _command.name in _names:
+            _command.rich_help_panel = _panel
+    for _group in app.registered_groups:
+        if _group.name in _names:
+            _group.rich_help_panel = _panel
 
 
 @app.callback(invoke_without_command=True)
-def main(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
-) -> None:
+def main(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    # `codeq --version` alone has been answered before this; here it came together with something else.
     if version:
+        import codeq
+
         print(f"codeq {codeq.__version__}")
         raise typer.Exit
 
 
-@app.command()
-def stats(
-    directory: Directory,
-    tenant: Annotated[str, typer.Option(help="Whose queues to show.")] = "default",
-) -> None:
-    """Show how many tasks stand where. The directory must not be open elsewhere."""
-    _existing(directory)
-    with PlainErrors(), codeq.open(directory, tenant=tenant, sweeping=False) as queue:
-        table = Table("command", "pending", "delayed", "in progress", "dead", box=None)
-        for command, counts in sorted(queue.queues().items()):
-            row = (counts.pending, counts.delayed, counts.in_progress, counts.dead)
-            table.add_row(command, *[str(number) for number in row])
-        Console().print(table if table.rows else f"tenant {tenant} has no tasks waiting in {directory}")
+@app.command("docs-cli", hidden=True)
+def docs_cli() -> None:
+    """Print the reference of all commands, as Markdown."""
+    from codeq.cli import reference
 
-
-@app.command()
-def backup(directory: Directory, target: Annotated[Path, typer.Argument(help="A new directory.")]) -> None:
-    """Copy a data directory. A running program copies its own with queue.backup()."""
-    _existing(directory)
-    with PlainErrors(), codeq.open(directory, sweeping=False) as queue:
-        queue.backup(target)
-    print(f"copied {directory} to {target}")
-
-
-@app.command()
-def restore(
-    source: Annotated[Path, typer.Argument(metavar="BACKUP", help="What `codeq backup` wrote.")], directory: Directory
-) -> None:
-    """Put a backup into a new data directory."""
-    with PlainErrors():
-        codeq.restore(source, directory)
-    print(f"restored {source} to {directory}")
-
-
-def _existing(directory: Path) -> None:
-    if not (directory / "codeq.json").exists():
-        print(f"codeq: {directory} is not a codeQ data directory")
-        raise typer.Exit(1)
+    print(reference.page(app), end="")

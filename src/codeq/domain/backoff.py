@@ -17,6 +17,8 @@ class BackoffKind(StrEnum):
 
 
 class Backoff(Struct, frozen=True, array_like=True, gc=False):
+    """How the wait grows with each failed try: from `base_ms`, never above `max_ms`."""
+
     kind: BackoffKind = BackoffKind.EXP_FULL_JITTER
     base_ms: int = 5_000
     max_ms: int = 900_000

@@ -81,6 +81,16 @@ LIST_SCAN_MAX = 5000
 EVENTS_READ_MAX = 50_000
 """Events in one read: about seven megabytes."""
 
+EVENTS_PIECE_MAX = 1024
+"""Events that are read and built before others are served: about two milliseconds, and four whole segments."""
+
+EVENTS_PAUSE_MS = 2
+"""Between two pieces while tasks move: leaves the queue half of the time, and a thread that forces writes to disk
+the interpreter."""
+
+EVENTS_POLITE_PIECES = 50
+"""How many pieces after the last move of a task a read still pauses: about a fifth of a second."""
+
 EVENT_SEGMENT_MAX = 256
 """Events stored under one key: finding one event decodes at most this many."""
 

@@ -66,6 +66,8 @@ class Filter(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Page(Struct, frozen=True, gc=False):
+    """Some of the tasks that match."""
+
     tasks: list[Task]
     cursor: str | None
     """Where the next page starts; None when there is nothing left."""

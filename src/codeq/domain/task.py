@@ -8,6 +8,8 @@ from codeq.domain.backoff import Backoff
 
 
 class Status(StrEnum):
+    __hash__ = str.__hash__  # an enum's own is written in Python, and both are looked up with every move
+
     PENDING = "PENDING"
     IN_PROGRESS = "IN_PROGRESS"
     COMPLETED = "COMPLETED"
@@ -24,6 +26,8 @@ FINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
 
 class Move(StrEnum):
     """The named transitions. They are also event kinds, metric labels and lake columns."""
+
+    __hash__ = str.__hash__
 
     ENQUEUE = "enqueue"
     CLAIM = "claim"

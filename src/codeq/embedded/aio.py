@@ -25,15 +25,18 @@ EVENTS_KEEP_MAX = 100_000_000
 class AsyncQueue(Verbs):
     """The queues of one tenant, on the event loop that opened them."""
 
-    def __init__(self, core: Core, tenant: str, sweeper: "asyncio.Task[None] | None") -> None:
+    def __init__(
+        self, core: Core, tenant: str, sweeper: "asyncio.Task[None] | None", *, is_opener: bool = True
+    ) -> None:
         super().__init__(CoreBackend(core, tenant))
         self.core = core
         self.tenant = tenant
         self._sweeper = sweeper
+        self._is_opener = is_opener
 
     def for_tenant(self, tenant: str) -> "AsyncQueue":
         """The same store seen as another tenant. Closing is left to the one that was opened."""
-        return AsyncQueue(self.core, tenant, None)
+        return AsyncQueue(self.core, tenant, None, is_opener=False)
 
     async def backup(self, target: str | os.PathLike[str]) -> None:
         """Write a consistent copy into a new directory, while the queue goes on working."""
@@ -41,6 +44,8 @@ class AsyncQueue(Verbs):
 
     async def close(self) -> None:
         """Wait for what is under way to reach the disk, and let go of the directory."""
+        if not self._is_opener:
+            return
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)

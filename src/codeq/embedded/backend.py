@@ -9,9 +9,9 @@ from codeq.domain.queue import QueueKey, QueuePolicy
 from codeq.domain.requests import Claim, Filter, NewTask, Outcome, Page, Swept
 from codeq.domain.task import Holder, Task
 from codeq.sdk.jobs import GivenBack, Job, QueueInfo
+from codeq.usecases import checks, giveback, inspect, operate, submit
 from codeq.usecases import claim as claiming
 from codeq.usecases import enqueue as enqueuing
-from codeq.usecases import giveback, inspect, operate, submit
 from codeq.usecases.core import Core
 from codeq.usecases.heartbeat import heartbeat
 from codeq.wire.events import Event, EventPage, event
@@ -100,20 +100,21 @@ class CoreBackend:
                 delayed=counts.delayed,
                 in_progress=counts.in_progress,
                 dead=counts.dead,
-                oldest_seconds=0 if counts.oldest_ms is None else max(0, now_ms - counts.oldest_ms) / 1000,
+                oldest_seconds=0.0 if counts.oldest_ms is None else max(0, now_ms - counts.oldest_ms) / 1000,
                 paused=self.core.policy(*key).paused,
             )
             for key, counts in sorted((await inspect.counts(self.core, self.tenant)).items())
         }
 
     async def policy(self, command: str) -> QueuePolicy | None:
-        return self.core.store.policies().get(QueueKey(self.tenant, command))
+        return self.core.store.policies().get(QueueKey(self.tenant, checks.name(command, "command")))
 
     async def set_policy(self, command: str, policy: QueuePolicy | None) -> None:
         await operate.set_policy(self.core, QueueKey(self.tenant, command), policy)
 
     async def set_paused(self, command: str, paused: bool) -> None:
-        await operate.set_paused(self.core, QueueKey(self.tenant, command), paused=paused)
+        key = QueueKey(self.tenant, checks.name(command, "command"))
+        await operate.set_paused(self.core, key, paused=paused)
 
     async def events(self, shard: int, offset: int, limit: int, wait_ms: int) -> EventPage:
         found = await inspect.events(self.core, shard, offset, limit, wait_ms=min(wait_ms, CLAIM_WAIT_MS_MAX))

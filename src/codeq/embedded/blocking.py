@@ -56,7 +56,7 @@ class Bridge:
 class Queue(BlockingVerbs):
     """The verbs of `AsyncQueue` as plain calls, from any thread. Under `aio` they are awaited, on any event loop."""
 
-    def __init__(self, inner: AsyncQueue, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    def __init__(self, inner: AsyncQueue, loop: asyncio.AbstractEventLoop, thread: threading.Thread | None) -> None:
         super().__init__(inner)
         self._inner = inner
         self._loop = loop
@@ -67,7 +67,7 @@ class Queue(BlockingVerbs):
 
     def for_tenant(self, tenant: str) -> "Queue":
         """The same store seen as another tenant. Closing is left to the one that was opened."""
-        return Queue(self._inner.for_tenant(tenant), self._loop, self._thread)
+        return Queue(self._inner.for_tenant(tenant), self._loop, None)
 
     def awaited(self) -> Verbs:
         """As `aio`: the same queue, to be awaited from any event loop."""
@@ -79,7 +79,7 @@ class Queue(BlockingVerbs):
 
     def close(self) -> None:
         """Wait for what is under way to reach the disk, and let go of the directory. Closing twice is harmless."""
-        if self._is_open:
+        if self._is_open and self._thread is not None:
             self._is_open = False
             try:
                 asyncio.run_coroutine_threadsafe(self._inner.close(), self._loop).result()

@@ -2,22 +2,23 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from codeq.domain.errors import CodeqError, InvalidRequest
+from codeq.domain.errors import CodeqError, InvalidRequest, StoreClosed
 from codeq.domain.limits import BATCH_BYTES_MAX, BATCH_TASKS_MAX
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Task
-from codeq.sdk.jobs import encode_json
+from codeq.sdk.orders import new_order
 
 Answers = list[Task | CodeqError]
 
 BATCHES_WAITING_MAX = 8
 """How many full batches may wait to be sent. Past this, who enqueues must wait: memory stays bounded."""
 BATCH_BYTES = BATCH_BYTES_MAX // 8
+REFUSALS_MAX = 1000
 
 
 class Batch:
@@ -34,9 +35,12 @@ class Batch:
         self.is_done = is_done
 
     def add(self, order: NewTask) -> int:
-        self.orders.append(order)
         self.bytes += len(order.payload)
+        self.orders.append(order)
         return len(self.orders) - 1
+
+    def is_full(self, size: int) -> bool:
+        return len(self.orders) >= size or self.bytes >= BATCH_BYTES
 
     def answer(self, place: int) -> Task:
         if self.fault is not None:
@@ -70,26 +74,36 @@ class Ticket:
             raise TimeoutError("the batch is still on its way")
         return self._batch.answer(self._place)
 
-    def __await__(self) -> Any:
-        """As `result`, for a ticket of an awaited queue."""
+
+class AsyncTicket:
+    """A task on its way into the queue: `await` it for the task, once it is on disk, or for why it was refused."""
+
+    __slots__ = ("_batch", "_place")
+
+    def __init__(self, batch: Batch, place: int) -> None:
+        self._batch = batch
+        self._place = place
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self._batch.is_done.is_set())
+
+    def __await__(self) -> Generator[Any, None, Task]:
         yield from self._batch.is_done.wait().__await__()
         return self._batch.answer(self._place)
-
-
-def _order(command: str, payload: Any, options: dict[str, Any]) -> NewTask:
-    delay = options.pop("delay", None)
-    if delay is not None:
-        options["delay_ms"] = round(delay * 1000)
-    try:
-        return NewTask(command=command, payload=encode_json(payload), **options)
-    except TypeError as fault:
-        raise InvalidRequest(str(fault)) from None
 
 
 def _check_size(size: int) -> int:
     if not 1 <= size <= BATCH_TASKS_MAX:
         raise InvalidRequest(f"a batch has 1 to {BATCH_TASKS_MAX} tasks, not {size}")
     return size
+
+
+def _check_order(order: NewTask) -> NewTask:
+    """What has no size cannot be put beside others; all else is for the queue to judge."""
+    if not isinstance(order.payload, bytes):
+        raise InvalidRequest(f"a payload is JSON in bytes, not {type(order.payload).__name__}")
+    return order
 
 
 class Batcher:
@@ -105,16 +119,17 @@ class Batcher:
         self._sending: Batch | None = None
         self._is_closed = False
         self.sent = 0
-        self.refusals: list[CodeqError] = []
-        """Up to a thousand of the refusals so far."""
+        self.refusals: list[Exception] = []
+        """Up to a thousand of the refusals so far; one for a batch that was not sent at all."""
         self._thread = threading.Thread(target=self._run, name="codeq-batcher", daemon=True)
         self._thread.start()
 
     def enqueue(self, command: str, payload: Any = None, **options: Any) -> Ticket:
-        """Put a task into the next batch. Takes the options of `NewTask`, and `delay` in seconds."""
-        return self.put(_order(command, payload, options))
+        """Put a task into the next batch. Takes the options of `enqueue`."""
+        return self.put(new_order(command, payload, options))
 
     def put(self, order: NewTask) -> Ticket:
+        _check_order(order)
         with self._changed:
             while len(self._full) >= BATCHES_WAITING_MAX and not self._is_closed:
                 self._changed.wait()
@@ -125,7 +140,7 @@ class Batcher:
                 batch = self._filling = Batch(threading.Event())
                 self._changed.notify_all()
             ticket = Ticket(batch, batch.add(order))
-            if len(batch.orders) >= self._size or batch.bytes >= BATCH_BYTES:
+            if batch.is_full(self._size):
                 self._full.append(batch)
                 self._filling = None
                 self._changed.notify_all()
@@ -165,7 +180,7 @@ class Batcher:
                 batch.answers = self._send(batch.orders)
                 self.sent += len(batch.orders)
                 self._note(batch.refusals)
-            except CodeqError as fault:
+            except Exception as fault:  # noqa: BLE001 - whoever waits for the batch is told, and the next one is sent
                 batch.fault = fault
                 self._note([fault])
             with self._changed:
@@ -191,8 +206,8 @@ class Batcher:
             self._changed.notify_all()
             return self._sending
 
-    def _note(self, refusals: list[CodeqError]) -> None:
-        self.refusals += refusals[: 1000 - len(self.refusals)]
+    def _note(self, refusals: Sequence[Exception]) -> None:
+        self.refusals += refusals[: REFUSALS_MAX - len(self.refusals)]
 
 
 class AsyncBatcher:
@@ -206,27 +221,30 @@ class AsyncBatcher:
         self._linger_s = linger_s
         self._filling: Batch | None = None
         self._sending: set[asyncio.Task[None]] = set()
-        self._room = asyncio.Semaphore(BATCHES_WAITING_MAX)
+        self._has_room = asyncio.Event()
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
         self.sent = 0
-        self.refusals: list[CodeqError] = []
+        self.refusals: list[Exception] = []
 
-    async def enqueue(self, command: str, payload: Any = None, **options: Any) -> Ticket:
-        """Put a task into the next batch. Takes the options of `NewTask`, and `delay` in seconds."""
-        return await self.put(_order(command, payload, options))
+    async def enqueue(self, command: str, payload: Any = None, **options: Any) -> AsyncTicket:
+        """Put a task into the next batch. Takes the options of `enqueue`."""
+        return await self.put(new_order(command, payload, options))
 
-    async def put(self, order: NewTask) -> Ticket:
-        if self._filling is None:
-            await self._room.acquire()
-            if self._filling is None:
-                self._filling = Batch(asyncio.Event())
-                self._timer = asyncio.get_running_loop().call_later(self._linger_s, self._close_batch)
-            else:
-                self._room.release()
+    async def put(self, order: NewTask) -> AsyncTicket:
+        _check_order(order)
+        while self._filling is None and len(self._sending) >= BATCHES_WAITING_MAX:
+            self._has_room.clear()
+            await self._has_room.wait()
+        if self._is_closed:
+            raise InvalidRequest("this batcher was closed")
         batch = self._filling
-        ticket = Ticket(batch, batch.add(order))
-        if len(batch.orders) >= self._size or batch.bytes >= BATCH_BYTES:
+        if batch is None:
+            batch = self._filling = Batch(asyncio.Event())
+            self._timer = asyncio.get_running_loop().call_later(self._linger_s, self._close_batch)
+        ticket = AsyncTicket(batch, batch.add(order))
+        if batch.is_full(self._size):
             self._close_batch()
         return ticket
 
@@ -237,6 +255,7 @@ class AsyncBatcher:
             await asyncio.wait(self._sending)
 
     async def close(self) -> None:
+        self._is_closed = True
         await self.flush()
 
     async def __aenter__(self) -> Self:
@@ -256,17 +275,24 @@ class AsyncBatcher:
         if batch is not None:
             task = asyncio.get_running_loop().create_task(self._deliver(batch))
             self._sending.add(task)
-            task.add_done_callback(self._sending.discard)
+            task.add_done_callback(self._delivered)
 
     async def _deliver(self, batch: Batch) -> None:
+        refusals: Sequence[Exception] = []
         try:
             async with self._turn:  # one after the other, so that tasks stay in the order in which they were put
                 batch.answers = await self._send(batch.orders)
             self.sent += len(batch.orders)
             refusals = batch.refusals
-        except CodeqError as fault:
+        except asyncio.CancelledError:
+            batch.fault = StoreClosed("the event loop ended while the batch was on its way")
+            raise
+        except Exception as fault:  # noqa: BLE001 - whoever waits for the batch is told, and the next one is sent
             batch.fault, refusals = fault, [fault]
         finally:
-            self._room.release()
+            self.refusals += refusals[: REFUSALS_MAX - len(self.refusals)]
             batch.is_done.set()
-        self.refusals += refusals[: 1000 - len(self.refusals)]
+
+    def _delivered(self, task: "asyncio.Task[None]") -> None:
+        self._sending.discard(task)
+        self._has_room.set()

@@ -56,7 +56,8 @@ class BlockingVerbs:
 
     def batcher(self, *, size: int = 500, linger: Seconds = 0.005) -> Batcher:
         """Enqueues that travel together: sent when `size` of them wait, or the first has waited for `linger`."""
-        return Batcher(self.enqueue_many, size=size, linger_s=milliseconds(linger) / 1000)
+        send = self._verbs.backend.enqueue
+        return Batcher(lambda orders: self._run(send(orders)), size=size, linger_s=milliseconds(linger) / 1000)
 
     def awaited(self) -> Verbs:
         """The same queue, to be awaited."""

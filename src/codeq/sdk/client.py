@@ -32,7 +32,7 @@ class AsyncClient(Verbs):
         server cannot be reached or is busy; `timeout` bounds one try, on top of what the call itself waits."""
         address, known = _server(url, token, ca_file)
         self.given: dict[str, Any] = {"token": known, "timeout": timeout, "retry_for": retry_for, "ca_file": ca_file}
-        self.url = url or os.environ.get("CODEQ_URL", DEFAULT_URL)
+        self.url = _url(url)
         super().__init__(_backend(AsyncTransport(address), address, **self.given))
 
 
@@ -50,7 +50,7 @@ class Client(BlockingVerbs):
     ) -> None:
         address, known = _server(url, token, ca_file)
         self.given: dict[str, Any] = {"token": known, "timeout": timeout, "retry_for": retry_for, "ca_file": ca_file}
-        self.url = url or os.environ.get("CODEQ_URL", DEFAULT_URL)
+        self.url = _url(url)
         super().__init__(Verbs(_backend(BlockingTransport(address), address, **self.given)))
 
     def awaited(self) -> AsyncClient:
@@ -66,15 +66,21 @@ class Client(BlockingVerbs):
         raise AssertionError("a blocking transport never suspends")
 
 
+def _url(given: str | None) -> str:
+    return given or os.environ.get("CODEQ_URL") or DEFAULT_URL
+
+
 def _server(url: str | None, token: Token | None, ca_file: str | None) -> tuple[Address, Token]:
     known = token or os.environ.get("CODEQ_TOKEN")
     if not known:
         raise InvalidRequest("a token is needed: pass token=..., or set CODEQ_TOKEN")
-    return address_of(url or os.environ.get("CODEQ_URL", DEFAULT_URL), ca_file), known
+    return address_of(_url(url), ca_file), known
 
 
 def _backend(
     transport: Transport, address: Address, *, token: Token, timeout: Seconds, retry_for: Seconds, **_: Any
 ) -> HttpBackend:
     timeout_s, retry_s = milliseconds(timeout) / 1000, milliseconds(retry_for) / 1000
+    if timeout_s <= 0 or retry_s < 0:
+        raise InvalidRequest(f"timeout is more than 0 seconds, retry_for 0 or more, not {timeout} and {retry_for}")
     return HttpBackend(transport, address, token, timeout_s=timeout_s, retry_s=retry_s)

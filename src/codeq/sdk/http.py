@@ -1,9 +1,7 @@
 """The verbs over HTTP. What may be repeated is repeated: a lost connection is not the caller's problem."""
 
-import os
 import random
 from collections.abc import Callable, Sequence
-from itertools import count
 from time import monotonic
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -11,69 +9,29 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound
-from codeq.domain.queue import Index, QueuePolicy
+from codeq.domain.limits import BATCH_BYTES_MAX, BATCH_TASKS_MAX
+from codeq.domain.queue import QueuePolicy
 from codeq.domain.requests import Claim, Filter, NewTask, Outcome, Page, Swept
 from codeq.domain.task import Holder, Task
 from codeq.sdk.jobs import GivenBack, Job, QueueInfo
-from codeq.sdk.tracing import current_context
-from codeq.sdk.transport import Address, Answer, Transport
+from codeq.sdk.packing import HeldTasks, OrderPacker, TaskAndLeft, Verdicts, pack, written
+from codeq.sdk.tracing import NO_TRACE, header_lines
+from codeq.sdk.transport import Address, Answer, Transport, Untrusted
 from codeq.wire import paths, queues, reading, tasks, times
-from codeq.wire.errors import Unreachable, error_of
+from codeq.wire.errors import RateLimited, Unreachable, error_of
 from codeq.wire.events import Event, EventPage, History
 
 Token = str | Callable[[], str]
 Message = TypeVar("Message")
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 2.0
-RETRIED = frozenset({429, 502, 503, 504})
+RETRIED = frozenset({408, 429, 502, 503, 504})
 _TEXT, _PACKED = "application/json", "application/msgpack"
 
 
-class Held(tasks.Wire, frozen=True, kw_only=True, gc=False):
-    """What a worker needs of a claimed task; the rest of the answer is passed over."""
-
-    id: str
-    command: str
-    payload: str
-    priority: int
-    attempts: int
-    max_attempts: int
-    deliveries: int
-    worker_id: str = ""
-    lease_until: str | None = None
-    lease_token: int | None = None
-    trace_parent: str | None = None
-    trace_state: str | None = None
-
-
-class HeldTasks(tasks.Wire, frozen=True, kw_only=True, gc=False):
-    tasks: list[Held]
-
-
-class Verdict(tasks.Wire, frozen=True, kw_only=True, gc=False):
-    """What became of one result; that it was accepted is all there is to know if it was."""
-
-    error: str | None = None
-    code: str | None = None
-
-
-class Verdicts(tasks.Wire, frozen=True, kw_only=True, gc=False):
-    results: list[Verdict]
-
-
-class Left(tasks.Wire, frozen=True, kw_only=True, gc=False):
-    """What a worker left behind; absent where it left nothing."""
-
-    result: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
-
-
-class TaskAndLeft(tasks.Wire, frozen=True, kw_only=True, gc=False):
-    task: tasks.TaskView
-    result: Left
-
-
-_pack = msgspec.msgpack.Encoder().encode
+_json = msgspec.json.decode
 _held = msgspec.msgpack.Decoder(HeldTasks).decode
+_task = msgspec.msgpack.Decoder(tasks.TaskView).decode
 _taken = msgspec.msgpack.Decoder(tasks.TaskAnswers).decode
 _verdicts = msgspec.msgpack.Decoder(Verdicts).decode
 
@@ -87,24 +45,33 @@ class HttpBackend:
         self._token = token
         self._timeout_s = timeout_s
         self._retry_s = retry_s
-        self._key_prefix = os.urandom(9).hex()
-        self._numbers = count(1)
+        self._packer = OrderPacker()
         self._head = ""
         self._authorize()
 
     async def enqueue(self, orders: Sequence[NewTask]) -> list[Task | CodeqError]:
-        wanted = [self._new_task(order) for order in orders]
-        context = current_context()
-        if len(wanted) == 1:
-            try:
-                answer = await self._ask("POST", paths.TASKS, _pack(wanted[0]), packed=True, headers=context)
-            except CodeqError as refusal:
-                if isinstance(refusal, Unreachable):
-                    raise
-                return [refusal]
-            return [reading.task_of(msgspec.msgpack.decode(answer.body, type=tasks.TaskView))]
-        answer = await self._ask("POST", paths.TASKS_BATCH, _pack({"tasks": wanted}), packed=True, headers=context)
-        return [_taken_or_not(item) for item in _taken(answer.body).results]
+        _check_batch([order.payload for order in orders], "tasks")
+        parent, state = _trace_of(orders)
+        packed, body = written(self._packer.pack(orders, trace_of_call=parent))
+        answers: list[Task | CodeqError] = []
+        sent = sum(isinstance(order, tasks.PackedTask) for order in packed)
+        headers = header_lines(parent, state)
+        if sent == 1:
+            answers = await self._enqueue_one(body, headers)
+        elif sent:
+            answer = await self._ask("POST", paths.TASKS_BATCH, body, packed=True, headers=headers)
+            answers = _understood(answer, _taken_all)
+        if sent == len(packed):
+            return answers
+        left = iter(answers)
+        return [next(left) if isinstance(order, tasks.PackedTask) else order for order in packed]
+
+    async def _enqueue_one(self, body: bytes, headers: str) -> list[Task | CodeqError]:
+        try:
+            answer = await self._ask("POST", paths.TASKS, body, packed=True, headers=headers)
+        except InvalidRequest as refusal:  # what else goes wrong is not about the order
+            return [refusal]
+        return [_understood(answer, lambda body: _task_of(_task(body)))]
 
     async def claim(self, wanted: Claim) -> list[Job]:
         asked = tasks.ClaimBatch(
@@ -113,25 +80,8 @@ class HttpBackend:
             wait_seconds=wanted.wait_ms / 1000,
             count=wanted.limit,
         )
-        answer = await self._ask("POST", paths.CLAIM_BATCH, _pack(asked), packed=True, wait_ms=wanted.wait_ms)
-        if answer.status == 204:
-            return []
-        return [
-            Job(
-                held.id,
-                held.command,
-                held.payload.encode(),
-                Holder(held.worker_id, held.lease_token),
-                held.priority,
-                held.attempts,
-                held.max_attempts,
-                held.deliveries,
-                reading.moment_ms(held.lease_until),
-                held.trace_parent,
-                held.trace_state,
-            )
-            for held in _held(answer.body).tasks
-        ]
+        answer = await self._ask("POST", paths.CLAIM_BATCH, _written(pack, asked), packed=True, wait_ms=wanted.wait_ms)
+        return [] if answer.status == 204 else _understood(answer, _jobs)
 
     async def heartbeat(self, job: Job, extend_ms: int | None, progress: str | None = None) -> int:
         extend_s = (extend_ms or 0) / 1000
@@ -152,11 +102,9 @@ class HttpBackend:
         ]
         if not asked:
             return []
-        answer = await self._ask("POST", paths.RESULTS_BATCH, _pack({"results": asked}), packed=True)
-        return [
-            error_of(verdict.code, verdict.error or "") if verdict.code else None
-            for verdict in _verdicts(answer.body).results
-        ]
+        _check_batch([outcome.result or b"" for outcome in outcomes], "results")
+        answer = await self._ask("POST", paths.RESULTS_BATCH, _written(pack, {"results": asked}), packed=True)
+        return _understood(answer, _faults)
 
     async def nack(self, job: Job, delay_ms: int | None, reason: str, *, dead: bool = False) -> GivenBack:
         delay_s = None if delay_ms is None else delay_ms / 1000
@@ -168,7 +116,7 @@ class HttpBackend:
         return _given_back(await self._call("POST", paths.ABANDON, asked, tasks.GiveBackAnswer, id=job.id))
 
     async def cancel(self, task_id: str) -> Task:
-        return reading.task_of(await self._call("POST", paths.CANCEL, None, tasks.TaskView, id=task_id))
+        return _task_of(await self._call("POST", paths.CANCEL, None, tasks.TaskView, id=task_id))
 
     async def replay(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> Swept:
         return await self._sweep(paths.DLQ_REPLAY, ids, wanted, limit=limit, dry_run=dry_run)
@@ -189,9 +137,9 @@ class HttpBackend:
             except NotFound:  # it has not ended, or there is no such task
                 pass
         view = await self._call("GET", paths.TASK, None, tasks.TaskView, id=task_id)
-        if reading.task_of(view).status.is_final:
+        if _task_of(view).status.is_final:
             return await self._result(task_id, {}, 0)
-        return reading.task_of(view), view.payload, None
+        return _task_of(view), view.payload, None
 
     async def history(self, task_id: str) -> list[Event]:
         return (await self._call("GET", paths.HISTORY, None, History, id=task_id)).events
@@ -200,18 +148,14 @@ class HttpBackend:
         given = {
             "command": wanted.command,
             "status": wanted.status,
+            "queue": wanted.index,
             "error": wanted.error,
             "cursor": cursor,
             "limit": limit,
         }
-        path = paths.TASKS
-        if wanted.index is Index.DEAD and wanted.status is None:
-            path = paths.DLQ  # an admin's way, oldest death first, as in the store itself
-        elif wanted.index is not None:
-            given["queue"] = wanted.index
         query = {name: value for name, value in given.items() if value is not None}
-        page = await self._call("GET", path, None, tasks.TaskPage, query=query)
-        return Page([reading.task_of(view) for view in page.tasks], page.cursor)
+        page = await self._call("GET", paths.TASKS, None, tasks.TaskPage, query=query)
+        return Page([_task_of(view) for view in page.tasks], page.cursor)
 
     async def queues(self) -> dict[str, QueueInfo]:
         found = await self._call("GET", paths.QUEUES, None, queues.QueueViews)
@@ -229,7 +173,7 @@ class HttpBackend:
 
     async def policy(self, command: str) -> QueuePolicy | None:
         try:
-            return reading.policy_of((await self._call("GET", paths.TOPIC, None, queues.Topic, topic=command)).policy)
+            return reading.topic_policy(await self._call("GET", paths.TOPIC, None, queues.Topic, topic=command))
         except NotFound:
             return None
 
@@ -244,7 +188,7 @@ class HttpBackend:
         await self._call("POST", paths.PAUSE if paused else paths.RESUME, None, queues.QueueView, command=command)
 
     async def events(self, shard: int, offset: int, limit: int, wait_ms: int) -> EventPage:
-        query = {"shard": shard, "offset": offset, "limit": limit, "waitSeconds": wait_ms // 1000}
+        query = {"shard": shard, "offset": offset, "limit": limit, "waitSeconds": -(-wait_ms // 1000)}
         return await self._call("GET", paths.EVENTS, None, EventPage, query=query, wait_ms=wait_ms)
 
     async def sleep(self, seconds: float) -> None:
@@ -253,28 +197,9 @@ class HttpBackend:
     async def close(self) -> None:
         await self._transport.close()
 
-    def _new_task(self, order: NewTask) -> tasks.PackedTask:
-        backoff = order.backoff
-        return tasks.PackedTask(
-            command=order.command,
-            payload=order.payload,
-            priority=order.priority,
-            webhook=order.webhook,
-            max_attempts=order.max_attempts or 0,
-            # Every order has a key, so that it can be sent again when the answer was lost.
-            idempotency_key=order.idempotency_key or f"{self._key_prefix}-{next(self._numbers)}",
-            run_at=times.text(order.run_at_ms) if order.run_at_ms is not None else None,
-            delay_seconds=order.delay_ms / 1000,
-            backoff=None
-            if backoff is None
-            else tasks.Backoff(
-                policy=backoff.kind.value, base_seconds=backoff.base_ms / 1000, max_seconds=backoff.max_ms / 1000
-            ),
-        )
-
     async def _result(self, task_id: str, query: dict[str, Any], wait_ms: int) -> tuple[Task, str, bytes | None]:
         found = await self._call("GET", paths.RESULT, None, TaskAndLeft, query=query, wait_ms=wait_ms, id=task_id)
-        return reading.task_of(found.task), found.task.payload, bytes(found.result.result) or None
+        return _task_of(found.task), found.task.payload, bytes(found.result.result) or None
 
     async def _sweep(self, path: str, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> Swept:
         asked = queues.Selection(
@@ -300,17 +225,25 @@ class HttpBackend:
         **names: str,
     ) -> Message:
         target = _fill(path, names) + (f"?{urlencode(query)}" if query else "")
-        body = msgspec.json.encode(asked) if asked is not None else b""
+        body = _written(msgspec.json.encode, asked) if asked is not None else b""
         found = await self._ask(method, target, body, wait_ms=wait_ms)
-        try:
-            return msgspec.json.decode(found.body, type=answer)
-        except msgspec.DecodeError as fault:
-            raise error_of("unreadable", f"the answer to {method} {target} cannot be read: {fault}") from None
+        return _understood(found, lambda body: _json(body, type=answer))
 
     async def _ask(
-        self, method: str, target: str, body: bytes = b"", *, packed: bool = False, headers: str = "", wait_ms: int = 0
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        *,
+        packed: bool = False,
+        headers: str = "",
+        wait_ms: int = 0,
+        accept: str = "",
     ) -> Answer:
-        """The answer, if it is a good one; else the error it stands for. Tries again while that may help."""
+        """The answer, if it is a good one; else the error it stands for. Tries again while that may help.
+
+        `accept` is the media type of the answer, where it is not that of the body.
+        """
         kind = _PACKED if packed else _TEXT
         timeout_s = self._timeout_s + wait_ms / 1000
         deadline_s = monotonic() + self._retry_s
@@ -318,7 +251,7 @@ class HttpBackend:
         has_new_token = False
         while True:
             head = (
-                f"{method} {self._address.prefix}{target} HTTP/1.1\r\n{self._head}accept: {kind}\r\n"
+                f"{method} {self._address.prefix}{target} HTTP/1.1\r\n{self._head}accept: {accept or kind}\r\n"
                 f"content-type: {kind}\r\ncontent-length: {len(body)}\r\n{headers}\r\n"
             )
             least_s = 0.0
@@ -334,7 +267,9 @@ class HttpBackend:
                 if answer.status not in RETRIED:
                     raise fault
                 given = answer.headers.get(b"retry-after", b"0")
-                least_s = min(float(given), RETRY_MAX_S * 5) if given.isdigit() else 0.0
+                least_s = float(given) if given.isdigit() else 0.0
+            except Untrusted:
+                raise
             except Unreachable as broken:
                 fault = broken
             wait_s = least_s + random.uniform(0, pause_s)
@@ -345,7 +280,7 @@ class HttpBackend:
 
     def _authorize(self) -> None:
         token = self._token() if callable(self._token) else self._token
-        if not token.isascii() or not token.isprintable():
+        if not isinstance(token, str) or not token.isascii() or not token.isprintable():
             raise InvalidRequest("a token is one line of ASCII text")
         host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
         self._head = f"host: {host}:{self._address.port}\r\nauthorization: Bearer {token}\r\n"
@@ -353,10 +288,43 @@ class HttpBackend:
 
 def _fill(path: str, names: dict[str, str]) -> str:
     for name, value in names.items():
-        if not value or value in (".", ".."):
-            raise InvalidRequest(f"{name} must not be {value!r}")
-        path = path.replace(f"{{{name}}}", quote(value, safe=""))
+        if not isinstance(value, str) or value in ("", ".", "..") or "/" in value:  # would lead to another path
+            if name == "id":
+                raise NotFound(f"there is no task {value!r:.70}")
+            raise InvalidRequest(f"{name} must not be {value!r:.70}")
+        path = path.replace(f"{{{name}}}", quote(value, safe="", errors="replace"))
     return path
+
+
+def _check_batch(bodies: list[bytes], what: str) -> None:
+    """A server does not read a body far past its limit: it hangs up, and the client cannot tell why."""
+    if len(bodies) > BATCH_TASKS_MAX:
+        raise InvalidRequest(f"a batch has at most {BATCH_TASKS_MAX} {what}, not {len(bodies)}")
+    size = sum([len(body) for body in bodies])
+    if size > BATCH_BYTES_MAX:
+        raise InvalidRequest(f"a batch has at most {BATCH_BYTES_MAX} bytes of {what}, not {size}")
+
+
+def _trace_of(orders: Sequence[NewTask]) -> tuple[str | None, str | None]:
+    """The trace that all of them share, which can go with the call itself; else none, and each names its own."""
+    traces = {(order.trace_parent, order.trace_state) for order in orders}
+    return traces.pop() if len(traces) == 1 else NO_TRACE
+
+
+def _written(write: Callable[[Any], bytes], asked: Any) -> bytes:
+    try:
+        return write(asked)
+    except (TypeError, ValueError, OverflowError) as fault:
+        raise InvalidRequest(f"this cannot be sent: {fault}") from None
+
+
+def _understood(answer: Answer, read: Callable[[bytes], Message]) -> Message:
+    """What the answer says. One that says nothing of the kind did not come from a codeQ server, or from a newer one."""
+    try:
+        return read(answer.body)
+    except (msgspec.DecodeError, ValueError, RecursionError) as fault:
+        said = answer.body[:200].decode("utf-8", "replace")
+        raise error_of("unreadable", f"the server's answer cannot be read ({fault}): {said}") from None
 
 
 def _fault(answer: Answer) -> CodeqError:
@@ -364,17 +332,52 @@ def _fault(answer: Answer) -> CodeqError:
         packed = b"msgpack" in answer.headers.get(b"content-type", b"")
         decode = msgspec.msgpack.decode if packed else msgspec.json.decode
         problem = decode(answer.body, type=queues.Problem)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, ValueError, RecursionError):
         said = answer.body[:200].decode("utf-8", "replace")
         return error_of(f"http-{answer.status}", f"the server answered {answer.status}: {said}")
-    return error_of(problem.code, problem.error)
+    fault = error_of(problem.code, problem.error)
+    if isinstance(fault, RateLimited):
+        fault.scope, fault.operation = problem.scope or "", problem.operation or ""
+        fault.retry_after_s = problem.retry_after_seconds or 1
+    return fault
 
 
-def _taken_or_not(item: tasks.TaskAnswer) -> Task | CodeqError:
-    if item.task is not None:
-        return reading.task_of(item.task)
-    return error_of(item.code or "", item.error or "")
+def _task_of(view: tasks.TaskView) -> Task:
+    try:
+        return reading.task_of(view)
+    except ValueError as fault:
+        raise error_of("unreadable", f"the server's answer cannot be read: {fault}") from None
+
+
+def _taken_all(body: bytes) -> list[Task | CodeqError]:
+    return [
+        _task_of(item.task) if item.task is not None else error_of(item.code or "", item.error or "")
+        for item in _taken(body).results
+    ]
+
+
+def _jobs(body: bytes) -> list[Job]:
+    return [
+        Job(
+            held.id,
+            held.command,
+            held.payload.encode(),
+            Holder(held.worker_id, held.lease_token),
+            held.priority,
+            held.attempts,
+            held.max_attempts,
+            held.deliveries,
+            reading.moment_ms(held.lease_until),
+            held.trace_parent,
+            held.trace_state,
+        )
+        for held in _held(body).tasks
+    ]
+
+
+def _faults(body: bytes) -> list[CodeqError | None]:
+    return [error_of(one.code, one.error or "") if one.code else None for one in _verdicts(body).results]
 
 
 def _given_back(answer: tasks.GiveBackAnswer) -> GivenBack:
-    return GivenBack(answer.status == "dlq", answer.delay_seconds or 0)
+    return GivenBack(answer.status == "dlq", answer.delay_seconds or 0.0)

@@ -1,6 +1,6 @@
 """What callers get: a job that was claimed, a task that was kept, how a queue stands."""
 
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from msgspec import Struct
@@ -84,6 +84,9 @@ class TaskFailed(CodeqError):
         super().__init__(f"task {task.id} ended as {task.status}: {task.error or task.last_error or 'no reason given'}")
         self.kept = kept
 
+    def __reduce__(self) -> tuple[type[Self], tuple[Kept]]:
+        return type(self), (self.kept,)  # so that it can be sent to another process
+
 
 class WaitedTooLong(CodeqError, TimeoutError):
     """The task that was waited for has not ended yet. It is not affected by the wait."""
@@ -96,5 +99,5 @@ def encode_json(value: Any) -> bytes:
         return b"null"
     try:
         return msgspec.json.encode(value)
-    except (TypeError, ValueError, RecursionError, UnicodeEncodeError) as fault:
+    except (TypeError, ValueError, OverflowError, RecursionError) as fault:
         raise InvalidRequest(f"cannot be written as JSON: {fault}") from fault

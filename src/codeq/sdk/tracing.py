@@ -3,21 +3,36 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from codeq.domain.limits import TRACE_CHARS_MAX
 from codeq.sdk.jobs import Job
 
 try:
-    from opentelemetry import propagate, trace
+    from opentelemetry import context, propagate, trace
 except ImportError:  # the library is optional: without it there is nothing to pass on
-    propagate = trace = None  # type: ignore[assignment]
+    context = propagate = trace = None  # type: ignore[assignment]
+
+NO_TRACE: tuple[None, None] = (None, None)
 
 
-def current_context() -> str:
-    """Header lines that carry the current span, if there is one."""
-    if trace is None or not trace.get_current_span().get_span_context().is_valid:
-        return ""
+def current_trace() -> tuple[str | None, str | None]:
+    """The present span as `traceparent` and `tracestate`; None where there is none."""
+    if trace is None or not context.get_current():  # an empty context is found out for a tenth of what a span costs
+        return NO_TRACE
+    if not trace.get_current_span().get_span_context().is_valid:
+        return NO_TRACE
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
-    return "".join([f"{name}: {value}\r\n" for name, value in carrier.items() if name in ("traceparent", "tracestate")])
+    state = carrier.get("tracestate")
+    if state is not None and len(state) > TRACE_CHARS_MAX:
+        state = None  # a trace is no reason to lose a task
+    return carrier.get("traceparent"), state
+
+
+def header_lines(parent: str | None, state: str | None) -> str:
+    """Header lines that carry a span to a server."""
+    if parent is None:
+        return ""
+    return f"traceparent: {parent}\r\n" + (f"tracestate: {state}\r\n" if state else "")
 
 
 @contextmanager

@@ -7,17 +7,19 @@ enqueue one by one. Parsing is httptools', which is also what answers on the oth
 import asyncio
 import contextlib
 import os
+import re
+import select
 import socket
 import ssl
 import time
 from collections import deque
 from typing import Protocol
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httptools
 from msgspec import Struct
 
-from codeq.domain.errors import InvalidRequest
+from codeq.domain.errors import InvalidRequest, StoreClosed
 from codeq.wire.errors import Unreachable
 
 CONNECT_S_MAX = 5.0
@@ -38,7 +40,7 @@ class Address(Struct, frozen=True):
 class Answer:
     """A response while it arrives."""
 
-    __slots__ = ("body", "headers", "is_complete", "keep_alive", "parser", "status")
+    __slots__ = ("_parts", "body", "headers", "is_complete", "keep_alive", "parser", "status")
 
     def __init__(self) -> None:
         self.status = 0
@@ -47,25 +49,46 @@ class Answer:
         self.is_complete = False
         self.keep_alive = False
         self.parser = httptools.HttpResponseParser(self)
+        self._parts: list[bytes] = []
+
+    def on_message_begin(self) -> None:
+        if self.is_complete:  # a second answer, which nobody asked for: what comes next cannot be trusted to be ours
+            self.keep_alive = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.lower()] = value
+        if not self.is_complete:
+            self.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        if not self.is_complete:
+            self.status = self.parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        self.body = self.body + body if self.body else body
+        self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        self.status = self.parser.get_status_code()
-        if self.status == 100:
+        if self.is_complete:
+            return
+        if self.status < 200:  # a word in between; the answer itself is still to come
+            self.headers.clear()
             return
         self.keep_alive = self.parser.should_keep_alive()
         self.is_complete = True
+        self.body = b"".join(self._parts)
 
     def feed(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as fault:
             raise Unreachable(f"what answers is not an HTTP server: {fault}") from None
+
+    def end(self) -> bool:
+        """The connection has ended. True if that is the end of the answer too: it did not say how long it would be."""
+        is_measured = b"content-length" in self.headers or b"transfer-encoding" in self.headers
+        if self.status >= 200 and not self.is_complete and not is_measured:
+            self.is_complete = True
+            self.body = b"".join(self._parts)
+        return self.is_complete
 
 
 class Transport(Protocol):
@@ -81,6 +104,10 @@ class Stale(Unreachable):
     """A kept connection broke before a byte of the answer: the server had closed it, so a new one is tried at once."""
 
 
+class Untrusted(Unreachable):
+    """The server's certificate is not one to trust. Asking again would not change it."""
+
+
 class BlockingTransport:
     """Awaits nothing: its coroutines run to their end at the first step. For any number of threads."""
 
@@ -88,20 +115,23 @@ class BlockingTransport:
         self._address = address
         self._idle: deque[tuple[socket.socket, float]] = deque()
         self._pid = os.getpid()
+        self._is_closed = False
 
     async def exchange(self, request: bytes, timeout_s: float) -> Answer:
+        if self._is_closed:
+            raise StoreClosed("this client was closed")
         kept = self._kept()
         if kept is not None:
             with contextlib.suppress(Stale):
                 return self._exchange(kept, request, timeout_s)
-        return self._exchange(self._connect(), request, timeout_s)
+        return self._exchange(self._connect(timeout_s), request, timeout_s)
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - there is no event loop under this one
 
     async def close(self) -> None:
-        while self._idle:
-            self._idle.pop()[0].close()
+        self._is_closed = True
+        self._drop_idle()
 
     def _exchange(self, link: socket.socket, request: bytes, timeout_s: float) -> Answer:
         answer = Answer()
@@ -111,46 +141,57 @@ class BlockingTransport:
             link.settimeout(timeout_s)
             link.sendall(request)
             while not answer.is_complete:
+                link.settimeout(_left(deadline_s))
                 data = link.recv(READ_BYTES)
-                if not data:
+                if data:
+                    answer.feed(data)
+                    has_begun = True
+                elif not answer.end():
                     raise ConnectionResetError("closed by the server")
-                answer.feed(data)
-                has_begun = True
-                if not answer.is_complete:
-                    link.settimeout(max(0.001, deadline_s - time.monotonic()))
         except BaseException as fault:
             link.close()
             if isinstance(fault, TimeoutError):
-                raise Unreachable(f"no answer within {timeout_s:.0f} s") from None
+                raise Unreachable(f"no answer within {timeout_s:g} s") from None
             if isinstance(fault, OSError):
                 raise (Unreachable if has_begun else Stale)(f"the connection broke: {fault}") from None
             raise
         if answer.keep_alive and len(self._idle) < IDLE_MAX:
             self._idle.append((link, time.monotonic()))
+            if self._is_closed:  # meanwhile, by another thread
+                self._drop_idle()
         else:
             link.close()
         return answer
 
     def _kept(self) -> socket.socket | None:
         if self._pid != os.getpid():  # a forked child must not speak on its parent's connections
-            self._idle, self._pid = deque(), os.getpid()
+            self._pid = os.getpid()
+            self._drop_idle()
         while True:
             try:
                 link, since_s = self._idle.pop()
             except IndexError:
                 return None
-            if time.monotonic() - since_s < IDLE_S_MAX:
+            if time.monotonic() - since_s < IDLE_S_MAX and not _is_readable(link):
                 return link
             link.close()
 
-    def _connect(self) -> socket.socket:
+    def _drop_idle(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop()[0].close()
+
+    def _connect(self, timeout_s: float) -> socket.socket:
         at = self._address
+        link = None
         try:
-            link = socket.create_connection((at.host, at.port), CONNECT_S_MAX)
+            link = socket.create_connection((at.host, at.port), min(CONNECT_S_MAX, timeout_s))
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return at.tls.wrap_socket(link, server_hostname=at.host) if at.tls else link
         except OSError as fault:
-            raise Unreachable(f"cannot reach {at.host}:{at.port}: {fault}") from None
+            if link is not None:
+                link.close()
+            raise _unreached(at, fault) from None
 
 
 class AsyncTransport:
@@ -159,18 +200,22 @@ class AsyncTransport:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._idle: deque[tuple[Link, float]] = deque()
+        self._is_closed = False
 
     async def exchange(self, request: bytes, timeout_s: float) -> Answer:
+        if self._is_closed:
+            raise StoreClosed("this client was closed")
         kept = self._kept()
         if kept is not None:
             with contextlib.suppress(Stale):
                 return await self._exchange(kept, request, timeout_s)
-        return await self._exchange(await self._connect(), request, timeout_s)
+        return await self._exchange(await self._connect(timeout_s), request, timeout_s)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
     async def close(self) -> None:
+        self._is_closed = True
         while self._idle:
             self._idle.pop()[0].drop()
 
@@ -180,7 +225,7 @@ class AsyncTransport:
         except BaseException:
             link.drop()
             raise
-        if answer.keep_alive and len(self._idle) < IDLE_MAX and not link.is_lost:
+        if answer.keep_alive and len(self._idle) < IDLE_MAX and not link.is_lost and not self._is_closed:
             self._idle.append((link, time.monotonic()))
         else:
             link.drop()
@@ -189,19 +234,19 @@ class AsyncTransport:
     def _kept(self) -> "Link | None":
         while self._idle:
             link, since_s = self._idle.pop()
-            if not link.is_lost and time.monotonic() - since_s < IDLE_S_MAX:
+            if link.is_usable() and time.monotonic() - since_s < IDLE_S_MAX:
                 return link
             link.drop()
         return None
 
-    async def _connect(self) -> "Link":
+    async def _connect(self, timeout_s: float) -> "Link":
         at = self._address
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CONNECT_S_MAX):
+            async with asyncio.timeout(min(CONNECT_S_MAX, timeout_s)):
                 _, link = await loop.create_connection(lambda: Link(loop), at.host, at.port, ssl=at.tls)
         except OSError as fault:  # TimeoutError is one
-            raise Unreachable(f"cannot reach {at.host}:{at.port}: {fault or 'no answer'}") from None
+            raise _unreached(at, fault) from None
         return link
 
 
@@ -222,7 +267,7 @@ class Link(asyncio.Protocol):
         self._has_begun = False
         self._answer = Answer()
         done = self._done = self._loop.create_future()
-        timer = self._loop.call_later(timeout_s, self._fail, Unreachable(f"no answer within {timeout_s:.0f} s"))
+        timer = self._loop.call_later(timeout_s, self._fail, Unreachable(f"no answer within {timeout_s:g} s"))
         self._transport.write(request)
         try:
             answer: Answer = await done
@@ -231,9 +276,13 @@ class Link(asyncio.Protocol):
             timer.cancel()
             self._done = None
 
+    def is_usable(self) -> bool:
+        """Not lost, and of the event loop that runs now: a client may outlive the loop it was first used on."""
+        return not self.is_lost and self._loop is asyncio.get_running_loop()
+
     def drop(self) -> None:
         self.is_lost = True
-        if self._transport is not None:
+        if self._transport is not None and not self._loop.is_closed():
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -255,6 +304,10 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
+        if exc is None and self._answer is not None and self._done is not None and self._answer.end():
+            if not self._done.done():
+                self._done.set_result(self._answer)
+            return
         kind = Unreachable if self._has_begun else Stale
         self._fail(kind(f"the connection broke: {exc or 'closed by the server'}"))
 
@@ -268,10 +321,41 @@ def address_of(url: str, ca_file: str | None = None) -> Address:
     try:
         parts = urlsplit(url)
         port = parts.port
+        host = (parts.hostname or "").encode("idna").decode()
     except ValueError as fault:
         raise InvalidRequest(f"{url!r} is not an address: {fault}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise InvalidRequest(f"a server's address is like http://127.0.0.1:8080, not {url!r}")
     is_tls = parts.scheme == "https"
-    tls = ssl.create_default_context(cafile=ca_file) if is_tls else None
-    return Address(parts.hostname, port or (443 if is_tls else 80), tls, parts.path.rstrip("/"))
+    is_odd = parts.username is not None or parts.query or parts.fragment or port == 0 or _ODD.search(url)
+    if parts.scheme not in ("http", "https") or not host or is_odd:
+        raise InvalidRequest(f"a server's address is like http://127.0.0.1:8080, not {url!r}")
+    prefix = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
+    return Address(host, port or (443 if is_tls else 80), _trust(ca_file) if is_tls else None, prefix)
+
+
+_ODD = re.compile(r"[\x00-\x20\x7f]")
+
+
+def _trust(ca_file: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as fault:  # of files, and of ssl
+        raise InvalidRequest(f"{ca_file!r} cannot be read as certificates: {fault}") from None
+
+
+def _unreached(at: Address, fault: OSError) -> Unreachable:
+    kind = Untrusted if isinstance(fault, ssl.SSLCertVerificationError) else Unreachable
+    return kind(f"cannot reach {at.host}:{at.port}: {str(fault) or 'no answer in time'}")
+
+
+def _left(deadline_s: float) -> float:
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
+
+
+def _is_readable(link: socket.socket) -> bool:
+    """Nothing should arrive while nobody asks: it is the end, or an answer that would be taken for the next one."""
+    poll = select.poll()
+    poll.register(link, select.POLLIN)
+    return bool(poll.poll(0))

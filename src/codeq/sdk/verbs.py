@@ -1,7 +1,7 @@
 """Every verb of the queue, awaited: the same calls on a server and on a queue inside the process."""
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -10,18 +10,30 @@ import msgspec
 
 from codeq.domain.backoff import Backoff
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound
-from codeq.domain.limits import RESULT_WAIT_MS_MAX
+from codeq.domain.limits import (
+    BACKOFF_MS_MAX,
+    CLAIM_WAIT_MS_MAX,
+    ERROR_CHARS_MAX,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    RESULT_WAIT_MS_MAX,
+)
 from codeq.domain.queue import Index, QueuePolicy
 from codeq.domain.requests import Claim, Filter, NewTask, Outcome, Page, Swept
 from codeq.domain.task import Status, Task
 from codeq.sdk.backend import Backend
 from codeq.sdk.batcher import AsyncBatcher
 from codeq.sdk.jobs import GivenBack, Job, Kept, QueueInfo, TaskFailed, WaitedTooLong, encode_json
+from codeq.sdk.orders import Seconds, milliseconds, milliseconds_from, new_order, unix_ms
+from codeq.sdk.tracing import current_trace
 from codeq.wire.errors import error_of
 from codeq.wire.events import Event, EventPage
 
-Seconds = float | timedelta
+__all__ = ["Seconds", "Verbs", "milliseconds", "new_tasks"]
 
+EARLY_S = 0.05
+"""A wait that ends sooner than this without an end was cut short by the server, and is not repeated at once."""
+SWEEP_MAX = 100_000
 _COMPLETED = Status.COMPLETED
 
 
@@ -53,16 +65,19 @@ class Verbs:
         backoff: Backoff | None = None,
     ) -> Task:
         """Put one task into the queue. It is on disk when this returns."""
+        trace_parent, trace_state = current_trace()
         order = NewTask(
             command=command,
             payload=encode_json(payload),
             priority=priority,
             delay_ms=milliseconds(delay) if delay else 0,
-            run_at_ms=_unix_ms(run_at) if run_at else None,
+            run_at_ms=unix_ms(run_at) if run_at is not None else None,
             max_attempts=max_attempts,
             idempotency_key=idempotency_key,
             webhook=webhook,
             backoff=backoff,
+            trace_parent=trace_parent,
+            trace_state=trace_state,
         )
         [answer] = await self.backend.enqueue([order])
         if isinstance(answer, CodeqError):
@@ -71,6 +86,10 @@ class Verbs:
 
     async def enqueue_many(self, orders: Sequence[NewTask]) -> list[Task | CodeqError]:
         """Put up to 1000 tasks in at the price of one. Answers per order: the task, or why it was refused."""
+        parent, state = current_trace()
+        if parent is not None:
+            named = {"trace_parent": parent, "trace_state": state}
+            orders = [o if o.trace_parent is not None else msgspec.structs.replace(o, **named) for o in orders]
         return await self.backend.enqueue(orders)
 
     def batcher(self, *, size: int = 500, linger: Seconds = 0.005) -> AsyncBatcher:
@@ -85,16 +104,17 @@ class Verbs:
         lease: Seconds | None = None,
         wait: Seconds = 0,
     ) -> list[Job]:
-        """Lease up to `limit` tasks of these commands (of all, if none are named). Waits up to `wait` for the first.
+        """Lease up to `limit` tasks of these commands (of all, if none are named). Waits up to `wait` for the first,
+        and 30 seconds at most.
 
         On a server the worker is who the token says, and `worker` counts for nothing.
         """
         wanted = Claim(
             worker=worker,
-            commands=commands or None,
+            commands=tuple(dict.fromkeys(commands)) or None,
             limit=limit,
-            lease_ms=None if lease is None else milliseconds(lease),
-            wait_ms=milliseconds(wait),
+            lease_ms=None if lease is None else _lease_ms(lease),
+            wait_ms=_wait_ms(wait, CLAIM_WAIT_MS_MAX),
         )
         return await self.backend.claim(wanted)
 
@@ -103,7 +123,7 @@ class Verbs:
 
         Raises NotOwner or Cancelled when it is ours no longer: stop working on it.
         """
-        until_ms = await self.backend.heartbeat(job, None if extend is None else milliseconds(extend), progress)
+        until_ms = await self.backend.heartbeat(job, None if extend is None else _lease_ms(extend), progress)
         return datetime.fromtimestamp(until_ms / 1000, UTC)
 
     async def complete(self, job: Job, result: Any = None) -> None:
@@ -112,12 +132,14 @@ class Verbs:
 
     async def fail(self, job: Job, error: str, result: Any = None) -> None:
         """End the job for good, without a retry."""
-        kept = encode_json(result)
-        await self._end(Outcome(task_id=job.id, holder=job.holder, status=Status.FAILED, error=error, result=kept))
+        kept, said = encode_json(result), _reason(error)
+        await self._end(Outcome(task_id=job.id, holder=job.holder, status=Status.FAILED, error=said, result=kept))
 
     async def complete_many(self, jobs: Sequence[Job], results: Sequence[Any] | None = None) -> list[CodeqError | None]:
         """End up to 1000 jobs at the price of one. Answers per job: None, or why it was refused."""
         given = [None] * len(jobs) if results is None else results
+        if len(given) != len(jobs):
+            raise InvalidRequest(f"there are {len(given)} results for {len(jobs)} job(s)")
         outcomes = [
             Outcome(task_id=job.id, holder=job.holder, status=_COMPLETED, result=encode_json(result))
             for job, result in zip(jobs, given, strict=True)
@@ -127,7 +149,8 @@ class Verbs:
     async def nack(self, job: Job, reason: str = "", *, delay: Seconds | None = None, dead: bool = False) -> GivenBack:
         """Report a failed try. The task comes back after its backoff, or after `delay`; at its limit, or with `dead`
         at once, it goes to the dead-letter queue."""
-        return await self.backend.nack(job, None if delay is None else milliseconds(delay), reason, dead=dead)
+        delay_ms = None if delay is None else milliseconds_from(delay, "a delay", 0, BACKOFF_MS_MAX)
+        return await self.backend.nack(job, delay_ms, _reason(reason), dead=dead)
 
     async def abandon(self, job: Job) -> GivenBack:
         """Hand the job back unharmed, for another worker to take at once."""
@@ -142,16 +165,12 @@ class Verbs:
 
         Raises TaskFailed when the task ends in another way than with success, WaitedTooLong when the time is over.
         """
-        deadline_s = monotonic() + milliseconds(timeout) / 1000
-        while True:
-            left_ms = round((deadline_s - monotonic()) * 1000)
-            kept = await self._kept(task_id, min(max(left_ms, 0), RESULT_WAIT_MS_MAX))
-            if kept.task.status.is_final:
-                if kept.task.status is not _COMPLETED:
-                    raise TaskFailed(kept)
-                return kept.result
-            if left_ms <= 0:
-                raise WaitedTooLong(f"task {task_id} is {kept.task.status} after {timeout} seconds")
+        kept = await self._kept(task_id, milliseconds(timeout))
+        if not kept.task.status.is_final:
+            raise WaitedTooLong(f"task {task_id} is {kept.task.status} after {timeout} seconds")
+        if kept.task.status is not _COMPLETED:
+            raise TaskFailed(kept)
+        return kept.result
 
     async def get(self, task_id: str, *, wait: Seconds = 0) -> Kept:
         """The task with its payload and result. With `wait`, not before it has ended or that time has passed."""
@@ -200,8 +219,10 @@ class Verbs:
         limit: int = 10_000,
         dry_run: bool = False,
     ) -> Swept:
-        """Put dead tasks back into their queues: those named by `ids`, or all of the command (of all commands)."""
-        wanted = Filter(command=command, error=error)
+        """Put dead tasks back into their queues: those named by `ids`, or all that match (all there are)."""
+        if ids is not None and not ids:
+            return Swept(0, 0, [])
+        wanted = _chosen(command, ids, error, limit)
         return await self.backend.replay(ids, wanted, limit=limit, dry_run=dry_run)
 
     async def purge_dead(
@@ -213,13 +234,17 @@ class Verbs:
         limit: int = 10_000,
         dry_run: bool = False,
     ) -> Swept:
-        """Forget dead tasks: those named by `ids`, or all of the command (of all commands)."""
-        wanted = Filter(command=command, error=error)
+        """Forget dead tasks: those named by `ids`, or all that match (all there are)."""
+        if ids is not None and not ids:
+            return Swept(0, 0, [])
+        wanted = _chosen(command, ids, error, limit)
         return await self.backend.purge(ids, wanted, limit=limit, dry_run=dry_run)
 
     async def cleanup(self, *, before: datetime | None = None, limit: int = 1000) -> int:
         """Forget up to `limit` ended tasks whose retention passes before then (by now, if not said)."""
-        return await self.backend.cleanup(_unix_ms(before) if before else None, limit)
+        if not 1 <= limit <= SWEEP_MAX:
+            raise InvalidRequest(f"limit must be from 1 to {SWEEP_MAX}, not {limit}")
+        return await self.backend.cleanup(unix_ms(before) if before is not None else None, limit)
 
     async def policy(self, command: str) -> QueuePolicy | None:
         """The rules of one command; None where the defaults hold."""
@@ -234,19 +259,29 @@ class Verbs:
         await self.backend.set_paused(command, True)
 
     async def resume(self, command: str) -> None:
+        """Hand out tasks of this command again."""
         await self.backend.set_paused(command, False)
 
     async def events(self, *, shard: int = 0, offset: int = 1, limit: int = 1000, wait: Seconds = 0) -> EventPage:
-        """The events of a shard from `offset` on. With `wait`, not before there is one or that time has passed."""
-        return await self.backend.events(shard, offset, limit, milliseconds(wait))
+        """The events of a shard from `offset` on. With `wait`, not before there is one or that time has passed, or
+        30 seconds have."""
+        return await self.backend.events(shard, offset, limit, _wait_ms(wait, CLAIM_WAIT_MS_MAX))
 
     async def close(self) -> None:
+        """Let go of connections, or of the data directory. Leaving `with` does so too."""
         await self.backend.close()
 
     async def _kept(self, task_id: str, wait_ms: int) -> Kept:
-        task, payload, result = await self.backend.get(task_id, wait_ms)
-        decode = msgspec.json.decode
-        return Kept(task, decode(payload), decode(result) if result is not None else None)
+        deadline_s = monotonic() + wait_ms / 1000
+        while True:
+            asked_s = monotonic()
+            left_ms = max(0, round((deadline_s - asked_s) * 1000))
+            task, payload, result = await self.backend.get(task_id, min(left_ms, RESULT_WAIT_MS_MAX))
+            if not left_ms or task.status.is_final:
+                decode = msgspec.json.decode
+                return Kept(task, decode(payload), decode(result) if result is not None else None)
+            if monotonic() - asked_s < EARLY_S:
+                await self.backend.sleep(EARLY_S)
 
     async def _end(self, outcome: Outcome) -> None:
         [refusal] = await self.backend.submit([outcome])
@@ -255,22 +290,34 @@ class Verbs:
 
 
 def new_tasks(command: str, payloads: Iterable[Any], **options: Any) -> list[NewTask]:
-    """Orders for `enqueue_many`, one per payload. `options` are those of `NewTask`."""
-    return [NewTask(command=command, payload=encode_json(payload), **options) for payload in payloads]
+    """Orders for `enqueue_many`, one per payload. Takes the options of `enqueue` and those of `NewTask`."""
+    return [new_order(command, payload, options) for payload in payloads]
 
 
-def milliseconds(value: Seconds) -> int:
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    try:
-        return round(seconds * 1000)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidRequest(f"a time is a number of seconds or a timedelta, not {value!r}") from None
+def _lease_ms(lease: Seconds) -> int:
+    return milliseconds_from(lease, "a lease", LEASE_MS_MIN, LEASE_MS_MAX)
 
 
-def _unix_ms(moment: datetime) -> int:
-    if moment.tzinfo is None:
-        raise InvalidRequest("a moment needs a time zone, such as datetime.now(UTC)")
-    return round(moment.timestamp() * 1000)
+def _wait_ms(wait: Seconds, most_ms: int) -> int:
+    wait_ms = milliseconds(wait)
+    if wait_ms < 0:
+        raise InvalidRequest(f"a wait is not negative: {wait}")
+    return min(wait_ms, most_ms)
+
+
+def _reason(text: str) -> str:
+    """Cut, and half characters spelt out, rather than refused: an odd message is no reason to lose a report."""
+    if not isinstance(text, str):
+        raise InvalidRequest(f"a reason is text, not {text!r:.80}")
+    return text[:ERROR_CHARS_MAX].encode("utf-8", "backslashreplace").decode()[:ERROR_CHARS_MAX]
+
+
+def _chosen(command: str | None, ids: Sequence[str] | None, error: str | None, limit: int) -> Filter:
+    if ids is not None and (command is not None or error is not None):
+        raise InvalidRequest("dead tasks are chosen by ids, or by command and error; not by both")
+    if not 1 <= limit <= SWEEP_MAX:
+        raise InvalidRequest(f"limit must be from 1 to {SWEEP_MAX}, not {limit}")
+    return Filter(command=command, error=error)
 
 
 def _check_swept(task_id: str, swept: Swept) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from codeq.server.parts import Parts
 
 JSON, MSGPACK = "application/json", "application/msgpack"
-ARROW = "application/vnd.apache.arrow.stream"
 DEPTH_MAX = 32
 
 Message = TypeVar("Message")
@@ -27,6 +26,7 @@ _json_encode = msgspec.json.Encoder().encode
 _msgpack_encode = msgspec.msgpack.Encoder().encode
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_NONE: Mapping[str, str] = {}
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -35,6 +35,8 @@ class Reply(Struct, gc=False):
     body: bytes = b""
     content_type: str = JSON
     headers: list[tuple[bytes, bytes]] = []
+    closes: bool = False
+    """Whether the connection ends with this answer."""
 
 
 class Parser:
@@ -45,12 +47,6 @@ class Parser:
         self._json = msgspec.json.Decoder(plain).decode
         self._msgpack = msgspec.msgpack.Decoder(packed or plain).decode
 
-    def read_item(self, item: msgspec.Raw, *, packed: bool) -> Any:
-        """One item of a batch."""
-        if not packed:
-            check_depth(bytes(item))
-        return self.read(item, packed=packed)
-
     def read(self, body: bytes | msgspec.Raw, *, packed: bool) -> Any:
         try:
             return self._msgpack(body) if packed else self._json(body)
@@ -60,18 +56,65 @@ class Parser:
             raise InvalidRequest(f"the body cannot be read: {fault}") from None
 
 
+class BatchParser:
+    """Reads a batch in one pass. Where that fails, item by item, so that only the bad ones are refused."""
+
+    def __init__(self, items: Parser, item: Parser, whole: Parser, nested: Callable[[Any], bytes]) -> None:
+        self._items = items
+        self._item = item
+        self._whole = whole
+        self._nested = nested
+
+    def read(self, call: "Call") -> list[Any]:
+        """Per item the message, or why it is none."""
+        packed = call.is_packed
+        body = call.body or (b"\x80" if packed else b"{}")
+        try:
+            [messages] = msgspec.structs.astuple(self._whole.read(body, packed=packed))
+        except InvalidRequest:
+            [items] = msgspec.structs.astuple(self._items.read(body, packed=packed))
+            return [self._read_item(item, packed=packed) for item in items]
+        return messages if packed else [self._checked(message) for message in messages]
+
+    def _read_item(self, item: msgspec.Raw, *, packed: bool) -> Any:
+        try:
+            if not packed:
+                check_depth(bytes(item))
+            return self._item.read(item, packed=packed)
+        except InvalidRequest as refusal:
+            return refusal
+
+    def _checked(self, message: Any) -> Any:
+        try:
+            check_depth(self._nested(message), DEPTH_MAX - 1)
+        except InvalidRequest as refusal:
+            return refusal
+        return message
+
+
 class Call:
     """What a handler needs to know. Made once per request, so it stays small."""
 
-    __slots__ = ("body", "connection", "headers", "params", "path", "principal", "query_string", "request_id", "route")
+    __slots__ = (
+        "body", "connection", "expects_continue", "headers", "is_whole", "keeps_alive", "method", "params", "path",
+        "principal", "query_string", "repeated", "request_id", "route", "started_s",
+    )  # fmt: skip
 
-    def __init__(self, path: str, params: dict[str, str], headers: dict[bytes, bytes], query_string: bytes) -> None:
+    def __init__(self, method: str, path: str, headers: dict[bytes, bytes], query_string: bytes) -> None:
+        self.method = method
         self.path = path
-        self.params = params
         self.headers = headers
         self.query_string = query_string
+        self.params: Mapping[str, str] = _NONE
+        self.repeated: Sequence[bytes] = ()
+        """Names of headers that were given more than once; `headers` has the last of each."""
         self.body = b""
+        self.is_whole = False
+        """Whether all of the body has arrived."""
+        self.keeps_alive = True
+        self.expects_continue = False
         self.request_id = ""
+        self.started_s = 0.0
         self.connection: Any = None
         self.route: Any = None
         self.principal: Principal = NOBODY
@@ -101,18 +144,14 @@ class Call:
             check_depth(self.body)
         return parser.read(self.body or (b"\x80" if packed else b"{}"), packed=packed)
 
-    def read_batch(self, parser: Parser) -> Any:
-        """As `read`, for a list of items that are left as they are. Each is measured when it is read by itself."""
-        packed = self.is_packed
-        return parser.read(self.body or (b"\x80" if packed else b"{}"), packed=packed)
-
     def answer(self, status: int, message: Any) -> Reply:
         if self.wants_packed:
             return Reply(status, _msgpack_encode(message), MSGPACK)
         return Reply(status, _json_encode(message))
 
-    def query(self, allowed: tuple[str, ...]) -> dict[str, str]:
-        """The parameters behind the question mark. One that is unknown or given twice is a mistake."""
+    def query(self, allowed: tuple[str, ...], *, repeated: tuple[str, ...] = ()) -> dict[str, str]:
+        """The parameters behind the question mark. One that is unknown or given twice is a mistake; those of
+        `repeated` may be given many times, and are joined by commas."""
         if not self.query_string:
             return {}
         try:
@@ -123,6 +162,9 @@ class Call:
             raise InvalidRequest(f"the query cannot be read: {fault}") from None
         found: dict[str, str] = {}
         for name, value in pairs:
+            if name in repeated and name in found:
+                found[name] += f",{value}"
+                continue
             if name not in allowed or name in found:
                 raise InvalidRequest(
                     f"query parameter {name[:40]!r} is unknown or given twice; known: {', '.join(allowed)}"
@@ -132,8 +174,6 @@ class Call:
 
     async def unless_gone(self, waiting: Awaitable[Message]) -> Message:
         """Wait, but stop when the caller hangs up: a wait for nobody must not hold anything."""
-        if self.connection is None:
-            return await waiting
         self.connection.waiting = asyncio.current_task()
         try:
             return await waiting
@@ -152,14 +192,14 @@ NOBODY = Principal(
 )
 
 
-def check_depth(body: bytes) -> None:
-    """Refuse JSON nested deeper than DEPTH_MAX. Few brackets mean little depth, so most bodies are only counted."""
-    if body.count(b"[") + body.count(b"{") <= DEPTH_MAX:
+def check_depth(body: bytes, most: int = DEPTH_MAX) -> None:
+    """Refuse JSON nested deeper than `most`. Few brackets mean little depth, so most bodies are only counted."""
+    if body.count(b"[") + body.count(b"{") <= most:
         return
     depth = 0
     for bracket in _STRINGS.sub(b"", body).translate(None, _NOT_BRACKETS):
         depth += 1 if bracket in b"[{" else -1
-        if depth > DEPTH_MAX:
+        if depth > most:
             raise InvalidRequest(f"the body is nested deeper than {DEPTH_MAX} levels")
 
 
@@ -167,7 +207,7 @@ def json_value(raw: bytes, what: str) -> bytes:
     """The bytes of a JSON value that every reader will read alike: valid text, numbers in range, no half surrogates."""
     try:
         value = msgspec.json.decode(raw)
-        if _SURROGATE.search(raw):
+        if b"\\u" in raw and _SURROGATE.search(raw):
             msgspec.json.encode(value)
     except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError) as fault:
         raise InvalidRequest(f"the {what} is not JSON that can be kept: {fault}") from None

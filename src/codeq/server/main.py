@@ -21,7 +21,8 @@ from codeq.server import dev, logs, openapi, tracing
 from codeq.server.app import App
 from codeq.server.auth.claims import make_validator
 from codeq.server.auth.principal import Gate
-from codeq.server.connection import Connection
+from codeq.server.connection import Connection, Serving
+from codeq.server.heads import Heads
 from codeq.server.logs import log
 from codeq.server.metrics import Metrics
 from codeq.server.parts import Parts
@@ -71,20 +72,21 @@ def check(settings: Settings, *, is_dev: bool) -> None:
 async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, banner: bool) -> int:
     parts = await _assemble(settings, is_dev=is_dev)
     config = uvicorn.Config(
-        _not_yet,
-        http=_bounded(settings),
+        _no_asgi,
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
         ws="none",
-        timeout_keep_alive=int(settings.http.idle_timeout_seconds),
         timeout_graceful_shutdown=max(1, int(settings.http.shutdown_seconds)),
         backlog=2048,
     )
     server = _Server(config, parts)
-    config.app = App(parts, ROUTES, server.store_failed)
+    state = server.server_state
+    app = App(parts, ROUTES, tasks=state.tasks, on_failure=server.store_failed)
+    serving = Serving(app.begin, settings.http, Heads(lambda: state.default_headers), state.connections)
+    config.http = lambda **_: Connection(serving)  # type: ignore[assignment]
     sweeping = asyncio.create_task(
         sweep.run(
             parts.core,
@@ -175,14 +177,6 @@ def _tracing(settings: Settings) -> Tracing:
     )
 
 
-def _bounded(settings: Settings) -> type[Connection]:
-    class Bounded(Connection):
-        header_timeout_s = settings.http.header_timeout_seconds
-        connections_max = settings.http.connections_max
-
-    return Bounded
-
-
 class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, parts: Parts) -> None:
         super().__init__(config)
@@ -231,8 +225,8 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-async def _not_yet(scope: Any, receive: Any, send: Any) -> None:
-    """Stands in until the app is there."""
+async def _no_asgi(scope: Any, receive: Any, send: Any) -> None:
+    """Stands where uvicorn wants an app; our connections do not call it."""
 
 
 def _print_banner(settings: Settings, listener: socket.socket, *, is_dev: bool) -> None:

@@ -65,7 +65,10 @@ class Metrics:
             "codeq_fsync_seconds", "Time to force one group to disk", buckets=_FSYNC_BUCKETS_S, registry=self.registry
         )
         self.fsync_calls = Histogram(
-            "codeq_fsync_group_calls", "Calls that shared one fsync", buckets=_GROUP_BUCKETS, registry=self.registry
+            "codeq_fsync_group_calls",
+            "Calls that shared one fsync; creates, or results, of one tenant that arrive together count as one",
+            buckets=_GROUP_BUCKETS,
+            registry=self.registry,
         )
 
     def ready(self, queue: QueueKey, tasks: int) -> None:
@@ -74,10 +77,12 @@ class Metrics:
     def moved(self, tasks: Sequence[Task]) -> None:
         moves = self._moves
         for task in tasks:
-            tenant, command = self._labels(task.tenant, task.command)
-            moves[tenant, command, task.move, task.status] += 1
+            move = (task.tenant, task.command, task.move, task.status)
+            if move not in moves:
+                move = (*self._labels(task.tenant, task.command), task.move, task.status)
+            moves[move] += 1
             if task.ended_ms == task.updated_ms and task.ended_ms:
-                self._latency[tenant, command, task.status].observe((task.ended_ms - task.created_ms) / 1000)
+                self._latency[move[0], move[1], task.status].observe((task.ended_ms - task.created_ms) / 1000)
         self._inner.moved(tasks)
 
     def flushed(self, calls: int, seconds: float) -> None:

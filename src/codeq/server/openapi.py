@@ -13,13 +13,15 @@ from codeq.server.routes import Route
 from codeq.wire.queues import Problem
 
 _ANY_JSON: dict[str, Any] = {}
-_QUERY = {
+QUERY: dict[str, dict[str, Any]] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
     "waitSeconds": {"type": "integer", "minimum": 0, "maximum": 3600, "default": 0},
     "shard": {"type": "integer", "minimum": 0, "default": 0},
     "offset": {"type": "integer", "minimum": 0, "default": 1},
     "status": {"type": "string", "enum": ["PENDING", "IN_PROGRESS", "COMPLETED", "FAILED", "CANCELLED"]},
     "queue": {"type": "string", "enum": ["pending", "delayed", "in_progress", "dead", "none"]},
+    "at": {"type": "string", "format": "date-time"},
+    "includePayload": {"type": "boolean", "default": False},
     "createdFrom": {"type": "string", "format": "date-time"},
     "createdTo": {"type": "string", "format": "date-time"},
     "deletionPolicy": {"type": "string", "enum": ["Delete"]},
@@ -74,7 +76,7 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
             for name in re.findall(r"{(\w+)}", route.path)
         ]
         + [
-            {"name": name, "in": "query", "required": False, "schema": _QUERY.get(name, {"type": "string"})}
+            {"name": name, "in": "query", "required": False, "schema": QUERY.get(name, {"type": "string"})}
             for name in route.query
         ],
     }

@@ -9,6 +9,7 @@ from codeq.domain.limits import BATCH_BYTES_MAX, PAYLOAD_BYTES_MAX
 from codeq.server.auth.principal import Kind
 from codeq.server.calls import Handler
 from codeq.server.handlers import events, operating, producing, reading, serving, working
+from codeq.server.lane import Shared
 from codeq.wire import events as wire_events
 from codeq.wire import paths, queues, tasks
 
@@ -33,6 +34,8 @@ class Route(Struct, frozen=True, kw_only=True):
     query: tuple[str, ...] = ()
     body_max: int = _SMALL
     media: str = "application/json"
+    shared: Shared | None = None
+    """How calls that arrive together are handled together; None to handle each by itself."""
 
 
 def _route(method: str, path: str, kind: Kind, handler: Handler, summary: str, **rest: Any) -> Route:
@@ -41,7 +44,8 @@ def _route(method: str, path: str, kind: Kind, handler: Handler, summary: str, *
 
 ROUTES: Sequence[Route] = (
     _route("POST", paths.TASKS, _PRODUCER, producing.create, "Create a task",
-           takes=tasks.CreateTask, gives=((202, tasks.TaskView),), refuses=(422, 507), body_max=_ONE),
+           takes=tasks.CreateTask, gives=((202, tasks.TaskView),), refuses=(422, 507), body_max=_ONE,
+           shared=producing.CREATING),
     _route("POST", paths.TASKS_BATCH, _PRODUCER, producing.create_many, "Create up to 1000 tasks",
            takes=tasks.CreateTasks, gives=((200, tasks.TaskAnswers),), refuses=(507,), body_max=_MANY),
     _route("GET", paths.TASKS, _ANY, reading.list_tasks, "List tasks, newest first",
@@ -66,14 +70,14 @@ ROUTES: Sequence[Route] = (
            takes=tasks.Nack, gives=((200, tasks.GiveBackAnswer),), refuses=(404, 409), scope="codeq:nack"),
     _route("POST", paths.RESULT, _WORKER, working.submit_one, "Submit a task's result",
            takes=tasks.Submit, gives=((200, tasks.ResultView),), refuses=(404, 409), scope="codeq:result",
-           body_max=_ONE),
+           body_max=_ONE, shared=working.SUBMITTING),
     _route("POST", paths.CANCEL, _PRODUCER, producing.cancel, "Cancel a task",
            gives=((200, tasks.TaskView),), refuses=(404, 409)),
     _route("GET", paths.QUEUES, _ANY, reading.list_queues, "List queues with exact counts",
            gives=((200, queues.QueueViews),)),
     _route("GET", paths.EVENTS, _ANY, events.read_events, "Read the event log by shard and offset (JSON or Arrow)",
            gives=((200, wire_events.EventPage),), scope="codeq:events",
-           query=("shard", "offset", "limit", "waitSeconds", "tenant")),
+           query=events.QUERY),
     _route("GET", paths.ADMIN_QUEUES, _ADMIN, operating.all_queues, "Counts of all queues as a flat map",
            gives=((200, dict[str, int]),)),
     _route("GET", paths.ADMIN_QUEUE, _ADMIN, operating.one_queue, "Counts of one queue",

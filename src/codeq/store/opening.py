@@ -73,8 +73,9 @@ async def back_up(store: Store, target: Path) -> None:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def restore(backup: Path, path: Path) -> None:
+def restore(backup: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
     """Copy a backup into the new or empty directory `path`, ready to be opened."""
+    backup, path = Path(backup), Path(path)
     if _read_manifest(backup) is None:
         raise InvalidRequest(f"{backup} is not a codeQ backup: it has no {_MANIFEST}")
     if path.exists() and any(path.iterdir()):

@@ -1,10 +1,19 @@
 """Look without touching: a task, its result, its history, the tasks that match, the state of the queues."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from codeq.domain.errors import NotFound
 from codeq.domain.ids import shard_of
-from codeq.domain.limits import DELIVERIES_MAX, EVENTS_READ_MAX, LIST_TASKS_MAX, RESULT_WAIT_MS_MAX
+from codeq.domain.limits import (
+    DELIVERIES_MAX,
+    EVENTS_PAUSE_MS,
+    EVENTS_PIECE_MAX,
+    EVENTS_POLITE_PIECES,
+    EVENTS_READ_MAX,
+    LIST_TASKS_MAX,
+    RESULT_WAIT_MS_MAX,
+)
 from codeq.domain.queue import QueueCounts, QueueKey
 from codeq.domain.requests import Filter, Page
 from codeq.domain.task import Task
@@ -63,6 +72,50 @@ async def events(core: Core, shard: int, start: int, limit: int, *, wait_ms: int
             await asyncio.wait([happened], timeout=wait_ms / 1000)
             found = await core.store.events(shard, start, limit)
     return found
+
+
+@durable
+async def scan(
+    core: Core, shard: int, start: int, limit: int, *, each: Callable[[list[Task]], Awaitable[int]], wait_ms: int = 0
+) -> tuple[Events, int]:
+    """Hand `limit` events from `start` on to `each`, a piece at a time, until it takes fewer than it is given.
+
+    Others are served between two pieces, however long the read; while tasks move, they have half of the time to
+    themselves. Answers what the shard has, and where to read on.
+    """
+    checks.whole(limit, "limit", 1, EVENTS_READ_MAX)
+    found = await events(core, shard, start, min(limit, EVENTS_PIECE_MAX), wait_ms=wait_ms)
+    at, left, since_moved = max(start, found.first), limit, EVENTS_POLITE_PIECES
+    while found.events:
+        async with core.lobby.reading:
+            with core.lobby.next_event() as happened:
+                taken = await each(found.events)
+                at, left = found.events[0].version + taken, left - taken
+                if taken < len(found.events) or not left:
+                    break
+                await asyncio.sleep(EVENTS_PAUSE_MS / 1000 if since_moved < EVENTS_POLITE_PIECES else 0)
+                since_moved = 0 if happened.done() else since_moved + 1
+            found = await core.store.events(shard, at, min(left, EVENTS_PIECE_MAX))
+    return found._replace(events=[]), at
+
+
+@durable
+async def first_event_at(core: Core, shard: int, at_ms: int) -> tuple[Events, int]:
+    """What the shard has, and the first of its events that is not older than `at_ms`; one past the newest if all are.
+
+    Halves the log until it is found, so a clock that was set back between two starts may blur it by that much.
+    """
+    found = await events(core, shard, 1, 1)
+    low, high = found.first, found.next
+    while low < high:
+        middle = (low + high) // 2
+        seen = await core.store.events(shard, middle, 1)
+        if seen.events and seen.events[0].updated_ms < at_ms:
+            low = middle + 1
+        else:
+            high = middle
+        await asyncio.sleep(0)
+    return found._replace(events=[]), low
 
 
 async def _read(core: Core, tenant: str, task_id: str) -> Record:

@@ -44,6 +44,8 @@ class Lobby:
         self._serving: asyncio.Task[None] | None = None
         self._for_end: dict[str, set[asyncio.Future[None]]] = {}
         self._for_event: set[asyncio.Future[None]] = set()
+        self.reading = asyncio.Lock()
+        """Held for one piece of a long read: however many read, others wait for one piece at most."""
 
     def ready(self, queue: QueueKey, tasks: int) -> None:  # noqa: ARG002 - how many is found out by taking them
         if queue in self._waiting or QueueKey(queue.tenant, EVERY) in self._waiting:

@@ -4,11 +4,11 @@ EdgeError
 ├── Unauthenticated   401 unauthenticated     no token, or one that is not accepted
 ├── Forbidden         403 forbidden           the token does not allow this
 ├── NoRoute           404 not-found           there is nothing at this path
-├── WrongMethod       405 method-not-allowed
+├── WrongMethod       405 method-not-allowed  the path is right, the method is not
 ├── TooSlow           408 timeout             the request did not arrive in time
-├── TooLarge          413 too-large
-├── WrongMedia        415 unsupported-media
-├── RateLimited       429 rate-limited
+├── TooLarge          413 too-large           a body, a header or an address is over its limit
+├── WrongMedia        415 unsupported-media   the body is neither JSON nor MessagePack
+├── RateLimited       429 rate-limited        more calls than this token or tenant is allowed
 ├── Unavailable       503 unavailable         keys to check tokens with are missing, or the server is stopping
 ├── Unreachable           unreachable         seen by a client: no connection, or no answer in time
 └── Unexpected            unexpected          seen by a client: an answer it does not know; has the code it came with

@@ -1,7 +1,9 @@
 """An event on the wire: one row per change, with the same columns in JSON, Arrow and Spark."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET, UnsetType
 
 from codeq.domain.ids import shard_of
 from codeq.domain.task import Task
@@ -35,8 +37,25 @@ COLUMNS: tuple[tuple[str, str, bool], ...] = (
 )
 """Name, type and whether it may be null. Timestamps are microseconds in UTC."""
 
+PAYLOAD = ("payload", "string", True)
+"""Added where it is asked for: the JSON text that the producer sent; null once the task is purged."""
+
+ARROW = "application/vnd.apache.arrow.stream"
+"""The media type of events as Arrow."""
+ARROW_LZ4 = f"{ARROW};compression=lz4"
+"""The same with its buffers compressed, for clients that say they can read that."""
+NEXT_OFFSET, FIRST_OFFSET, END_OFFSET, SHARDS = (
+    b"codeq-next-offset",
+    b"codeq-first-offset",
+    b"codeq-end-offset",
+    b"codeq-shards",
+)
+"""Headers that say beside Arrow what JSON says beside its events."""
+
 
 class Event(Wire, frozen=True, kw_only=True, gc=False):
+    """One move of one task, and how the task stood after it."""
+
     shard: int
     seq: int
     at: str
@@ -57,13 +76,17 @@ class Event(Wire, frozen=True, kw_only=True, gc=False):
     error: str | None
     payload_bytes: int
     trace_id: str | None
+    payload: str | UnsetType | None = UNSET
+    """Only where it was asked for: JSON text; null once the task is purged."""
 
 
 class EventPage(Wire, frozen=True, kw_only=True, gc=False):
+    """A piece of a shard's log."""
+
     shard: int
     events: list[Event]
     next_offset: int
-    """Read on from here."""
+    """Read on from here. Where a time was asked for: the first event that is not older."""
     first_offset: int
     """The oldest event that is still kept."""
     end_offset: int
@@ -76,7 +99,7 @@ class History(Wire, frozen=True, kw_only=True, gc=False):
     events: list[Event]
 
 
-def event(task: Task) -> Event:
+def event(task: Task, payload: str | UnsetType | None = UNSET) -> Event:
     return Event(
         shard=shard_of(task.id),
         seq=task.version,
@@ -98,10 +121,12 @@ def event(task: Task) -> Event:
         error=task.error or task.last_error,
         payload_bytes=task.payload_bytes,
         trace_id=task.trace_id,
+        payload=payload,
     )
 
 
-def arrow_schema() -> "pa.Schema":
+def arrow_schema(*, payload: bool = False) -> "pa.Schema":
+    """The columns as Arrow knows them: exactly what Spark makes of its own schema, so that no row is converted."""
     import pyarrow as pa  # noqa: PLC0415 - large, and only readers of Arrow need it
 
     types = {
@@ -110,25 +135,27 @@ def arrow_schema() -> "pa.Schema":
         "string": pa.string(),
         "timestamp": pa.timestamp("us", tz="UTC"),
     }
-    return pa.schema([pa.field(name, types[kind], nullable=nullable) for name, kind, nullable in COLUMNS])
+    columns = (*COLUMNS, PAYLOAD) if payload else COLUMNS
+    return pa.schema([pa.field(name, types[kind], nullable=nullable) for name, kind, nullable in columns])
 
 
-def arrow_stream(tasks: Sequence[Task], shard: int) -> bytes:
-    """The events as one Arrow IPC stream."""
+def arrow_batch(
+    tasks: Sequence[Task], shard: int, schema: "pa.Schema", payloads: Sequence[str | None] | None = None
+) -> "pa.RecordBatch":
+    """One piece of an Arrow stream. Text columns are not dictionaries: Spark takes them only as they are."""
     import pyarrow as pa  # noqa: PLC0415
 
-    schema = arrow_schema()
-    columns = [
+    columns: list[Sequence[Any]] = [
         [shard] * len(tasks),
         [t.version for t in tasks],
         [t.updated_ms * 1000 for t in tasks],
-        [t.move.value for t in tasks],
+        [t.move for t in tasks],
         [t.tenant for t in tasks],
         [t.command for t in tasks],
         [t.id for t in tasks],
         [t.priority for t in tasks],
-        [t.status_before.value if t.status_before else None for t in tasks],
-        [t.status.value for t in tasks],
+        [t.status_before for t in tasks],
+        [t.status for t in tasks],
         [t.attempts for t in tasks],
         [t.deliveries for t in tasks],
         [t.max_attempts for t in tasks],
@@ -140,8 +167,19 @@ def arrow_stream(tasks: Sequence[Task], shard: int) -> bytes:
         [t.payload_bytes for t in tasks],
         [t.trace_id for t in tasks],
     ]
+    if payloads is not None:
+        columns.append(payloads)
     arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    return pa.record_batch(arrays, schema=schema)
+
+
+def arrow_stream(batches: "Sequence[pa.RecordBatch]", schema: "pa.Schema", *, compressed: bool = False) -> bytes:
+    """The pieces as one Arrow IPC stream. Compressed with LZ4 it is a quarter as long, and no slower to write."""
+    import pyarrow as pa  # noqa: PLC0415
+
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(pa.record_batch(arrays, schema=schema))
-    return bytes(sink.getvalue())
+    options = pa.ipc.IpcWriteOptions(compression="lz4" if compressed else None, use_threads=False)
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]

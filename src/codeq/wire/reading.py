@@ -64,6 +64,16 @@ def policy_of(given: queues.PolicyFields) -> QueuePolicy:
     )
 
 
+def topic_policy(topic: queues.Topic) -> QueuePolicy:
+    """As `policy_of`, with what the server knows of the policy itself."""
+    return msgspec.structs.replace(
+        policy_of(topic.policy),
+        version=topic.version,
+        created_ms=moment_ms(topic.created_at),
+        updated_ms=moment_ms(topic.updated_at),
+    )
+
+
 def domain_backoff(given: tasks.Backoff) -> Backoff:
     """Raises ValueError for a policy that does not exist."""
     return Backoff(BackoffKind(given.policy), round(given.base_seconds * 1000), round(given.max_seconds * 1000))

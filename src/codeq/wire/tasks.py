@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from codeq.domain import lifecycle
-from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, NAME_PATTERN
+from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, NAME_PATTERN, TRACE_CHARS_MAX
 from codeq.domain.queue import Index
 from codeq.domain.task import Body, Status, Task
 from codeq.wire import times
@@ -43,9 +43,14 @@ class _NewTask(Request, frozen=True, kw_only=True, gc=False):
     max_attempts: Annotated[int, Meta(le=100)] = 0
     """0 or less for the queue's own."""
     idempotency_key: Annotated[str, Meta(max_length=255)] | None = None
+    """The same key again answers the same task, with `Idempotent-Replay: true`."""
     run_at: str | None = None
+    """RFC 3339; wins over `delaySeconds`, and a time in the past means at once."""
     delay_seconds: Seconds = 0
     backoff: Backoff | None = None
+    trace_parent: str | None = None
+    """Where it differs from the call's own `traceparent`: tasks of one batch may come from several traces."""
+    trace_state: Annotated[str, Meta(max_length=TRACE_CHARS_MAX)] | None = None
 
 
 class CreateTask(_NewTask, frozen=True, kw_only=True, gc=False):
@@ -58,6 +63,16 @@ class PackedTask(_NewTask, frozen=True, kw_only=True, gc=False):
 
 class CreateTasks(Request, frozen=True, kw_only=True, gc=False):
     tasks: Annotated[list[Raw], Meta(min_length=1, max_length=BATCH_TASKS_MAX)]
+
+
+class ReadTasks(Request, frozen=True, kw_only=True, gc=False):
+    """`CreateTasks` with its items read in the same pass. If one cannot be, they are read one by one."""
+
+    tasks: Annotated[list[CreateTask], Meta(min_length=1, max_length=BATCH_TASKS_MAX)]
+
+
+class ReadPackedTasks(Request, frozen=True, kw_only=True, gc=False):
+    tasks: Annotated[list[PackedTask], Meta(min_length=1, max_length=BATCH_TASKS_MAX)]
 
 
 class Claim(Request, frozen=True, kw_only=True, gc=False):
@@ -76,11 +91,14 @@ class ClaimBatch(Claim, frozen=True, kw_only=True, gc=False):
 
 class LeaseCall(Request, frozen=True, kw_only=True, gc=False):
     lease_token: Annotated[int, Meta(ge=0)] | None = None
+    """Of the delivery that this is about; without it the worker's name decides."""
     worker_id: str | None = None
+    """Accepted from older clients and ignored."""
 
 
 class Heartbeat(LeaseCall, frozen=True, kw_only=True, gc=False):
     extend_seconds: Annotated[float, Meta(le=43_200)] = 0
+    """From now on; 0 or less for the queue's own."""
     progress: Annotated[str, Meta(max_length=200)] | None = None
     """How far the work is, in words; shown with the task while it is in progress."""
 
@@ -95,7 +113,9 @@ class Nack(LeaseCall, frozen=True, kw_only=True, gc=False):
 
 class _Submit(LeaseCall, frozen=True, kw_only=True, gc=False):
     status: str
+    """`COMPLETED` or `FAILED`."""
     error: str | None = None
+    """Needed with `FAILED`."""
     artifacts: list[Raw] | None = None
 
 
@@ -120,7 +140,19 @@ class SubmitBatch(Request, frozen=True, kw_only=True, gc=False):
     results: Annotated[list[Raw], Meta(min_length=1, max_length=BATCH_TASKS_MAX)]
 
 
-class TaskView(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+class ReadSubmits(Request, frozen=True, kw_only=True, gc=False):
+    """`SubmitBatch` with its items read in the same pass. If one cannot be, they are read one by one."""
+
+    results: Annotated[list[SubmitOf], Meta(min_length=1, max_length=BATCH_TASKS_MAX)]
+
+
+class ReadPackedSubmits(Request, frozen=True, kw_only=True, gc=False):
+    results: Annotated[list[PackedSubmitOf], Meta(min_length=1, max_length=BATCH_TASKS_MAX)]
+
+
+class TaskView(Wire, omit_defaults=True, frozen=True, gc=False):
+    """Made by position: by name it takes twice as long, and every task that is shown is one."""
+
     id: str
     command: str
     payload: str
@@ -151,7 +183,7 @@ class TaskView(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     trace_state: str | None = None
 
 
-class ResultView(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+class ResultView(Wire, omit_defaults=True, frozen=True, gc=False):
     task_id: str
     status: str
     completed_at: str
@@ -166,12 +198,14 @@ class TaskAndResult(Wire, frozen=True, kw_only=True, gc=False):
     result: ResultView
 
 
-class TaskAnswer(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+class TaskAnswer(Wire, omit_defaults=True, frozen=True, gc=False):
     """One item of a batch create: the task, or why not."""
 
     task: TaskView | None = None
     error: str | None = None
     code: str | None = None
+    replayed: bool = False
+    """The idempotency key had been used: this is the task that has it."""
 
 
 class TaskAnswers(Wire, frozen=True, kw_only=True, gc=False):
@@ -182,7 +216,7 @@ class ClaimedTasks(Wire, frozen=True, kw_only=True, gc=False):
     tasks: list[TaskView]
 
 
-class SubmitAnswer(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+class SubmitAnswer(Wire, omit_defaults=True, frozen=True, gc=False):
     task_id: str
     result: ResultView | None = None
     error: str | None = None
@@ -217,47 +251,25 @@ _LOCATIONS = {
     Index.DEAD: "DLQ_SET",
     Index.NONE: "NONE",
 }
-_IN_PROGRESS, _COMPLETED, _FAILED = Status.IN_PROGRESS, Status.COMPLETED, Status.FAILED
+_IN_PROGRESS, _COMPLETED = Status.IN_PROGRESS, Status.COMPLETED
 
 
 def view(task: Task, body: Body) -> TaskView:
-    held = task.status is _IN_PROGRESS
+    status, text = task.status, times.text
     return TaskView(
-        id=task.id,
-        command=task.command,
-        payload=body.payload.decode(),
-        status=task.status.value,
-        tenant_id=task.tenant,
-        created_at=times.text(task.created_ms),
-        updated_at=times.text(task.updated_ms),
-        attempts=task.attempts,
-        max_attempts=task.max_attempts,
-        deliveries=task.deliveries,
-        priority=task.priority,
-        last_known_location=_LOCATIONS[lifecycle.position(task)],
-        last_move=task.move.value,
-        worker_id=task.worker,
-        lease_until=times.text(task.lease_until_ms) if held else None,
-        lease_token=task.lease_token or None,
-        visible_at=times.optional(task.visible_ms),
-        ended_at=times.optional(task.ended_ms),
-        error=task.error,
-        last_error=task.last_error,
-        progress=task.progress,
-        webhook=body.webhook,
-        idempotency_key=body.idempotency_key,
-        result_key="codeq:results" if task.status is _COMPLETED else None,
-        trace_parent=body.trace_parent,
-        trace_state=body.trace_state,
-    )
+        task.id, task.command, body.payload.decode(), status, task.tenant, text(task.created_ms),
+        text(task.updated_ms), task.attempts, task.max_attempts, task.deliveries, task.priority,
+        _LOCATIONS[lifecycle.position(task)], task.move, task.worker,
+        text(task.lease_until_ms) if status is _IN_PROGRESS else None,
+        task.lease_token or None,
+        text(task.visible_ms) if task.visible_ms else None,
+        text(task.ended_ms) if task.ended_ms else None,
+        task.error, task.last_error, task.progress, body.webhook, body.idempotency_key,
+        "codeq:results" if status is _COMPLETED else None,
+        body.trace_parent, body.trace_state,
+    )  # fmt: skip
 
 
 def result_view(task: Task, result: bytes | None, *, packed: bool = False) -> ResultView:
     body = None if result is None else Raw(_pack(result) if packed else result)
-    return ResultView(
-        task_id=task.id,
-        status=task.status.value,
-        completed_at=times.text(task.ended_ms),
-        result=body,
-        error=task.error,
-    )
+    return ResultView(task.id, task.status, times.text(task.ended_ms), body, task.error)

@@ -4,7 +4,9 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 
+@lru_cache(maxsize=4096)
 def text(unix_ms: int) -> str:
+    """Remembered, because tasks that are shown together have mostly the same few times."""
     seconds, ms = divmod(unix_ms, 1000)
     return f"{_to_the_second(seconds)}.{ms:03d}Z"
 

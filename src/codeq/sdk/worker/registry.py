@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from codeq.domain.backoff import Backoff
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import ATTEMPTS_MAX, BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, LEASE_MS_MAX, NAME_PATTERN
@@ -48,12 +50,10 @@ class Worker:
         `prefetch` bounds how many jobs are held; if not said, about a tenth of a second's work. `health` is `host:port`
         of a page for probes; it says 503 after `silence` without word from the queue. `name` is who works, on a queue
         inside the process."""
-        if not _is_whole(concurrency) or not 1 <= concurrency <= BATCH_TASKS_MAX:
-            raise InvalidRequest(f"concurrency is 1 to {BATCH_TASKS_MAX}, not {concurrency}")
+        self.concurrency = _concurrency(concurrency)
         if prefetch is not None and not (_is_whole(prefetch) and concurrency <= prefetch <= BATCH_TASKS_MAX):
             raise InvalidRequest(f"prefetch is at least the concurrency and at most {BATCH_TASKS_MAX}, not {prefetch}")
         self.queue = queue
-        self.concurrency = concurrency
         self.processes = processes
         self.lease_ms = _lease_ms(lease)
         self.grace_s = _seconds(grace, "grace")
@@ -115,6 +115,28 @@ class Worker:
         self._around.append(around)
         return around
 
+    def configure(
+        self,
+        *,
+        concurrency: int | None = None,
+        processes: bool | None = None,
+        grace: Seconds | None = None,
+        health: str | None = None,
+    ) -> None:
+        """Replace what the program said; None leaves it. For who starts the worker: a command line, a deployment."""
+        if concurrency is not None:
+            self.concurrency = _concurrency(concurrency)
+        if grace is not None:
+            self.grace_s = _seconds(grace, "grace")
+        if health is not None:
+            self.health = health
+        if processes is not None:
+            self.processes = processes
+            place = Place.PROCESS if processes else Place.THREAD
+            for command, handler in self.handlers.items():
+                if handler.place is not Place.LOOP:
+                    self.handlers[command] = msgspec.structs.replace(handler, place=place)
+
     def run(self, queue: Source | None = None, *, until_idle: bool = False) -> None:
         """Work until told to stop, or with `until_idle` until nothing is ready any more."""
         # Not `asyncio.run`, which would wait for ever for an async handler that does not heed its cancellation.
@@ -145,6 +167,7 @@ class Worker:
 
     @property
     def commands(self) -> Sequence[str]:
+        """Which commands have a function."""
         return tuple(self.handlers)
 
     def _check_middleware(self) -> None:
@@ -165,6 +188,12 @@ def awaited(source: Source) -> Verbs:
     if isinstance(source, str):
         return AsyncClient(source)
     return source.awaited() if isinstance(source, BlockingVerbs) else source
+
+
+def _concurrency(wanted: int) -> int:
+    if not _is_whole(wanted) or not 1 <= wanted <= BATCH_TASKS_MAX:
+        raise InvalidRequest(f"concurrency is 1 to {BATCH_TASKS_MAX}, not {wanted}")
+    return wanted
 
 
 async def _end_all() -> None:

@@ -18,7 +18,10 @@ _current: "ContextVar[RunningJob | None]" = ContextVar("codeq_job", default=None
 
 
 class RunningJob:
-    """A handler that takes a second argument gets this one; others find it with `codeq.current_job()`."""
+    """A handler that takes a second argument gets this one; others find it with `codeq.current_job()`.
+
+    It has `id`, `command`, `payload`, `attempt` (1 for the first try) and `max_attempts`.
+    """
 
     __slots__ = ("_payload", "_report", "attempt", "command", "id", "is_cancelled", "job", "max_attempts")
 

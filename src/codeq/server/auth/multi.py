@@ -36,7 +36,7 @@ class MultiValidator:
 
     @property
     def revision(self) -> int:
-        return sum(validator.revision for validator in self._validators)
+        return sum([validator.revision for validator in self._validators])
 
 
 def make_multi(config: dict[str, Any]) -> MultiValidator:

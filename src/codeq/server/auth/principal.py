@@ -23,6 +23,8 @@ CACHE_S = 60.0
 class Kind(StrEnum):
     """Which tokens a route accepts."""
 
+    __hash__ = str.__hash__  # an enum's own is written in Python, and every request looks one up
+
     NONE = "none"
     PRODUCER = "producer"
     WORKER = "worker"
@@ -68,15 +70,22 @@ class Gate:
     def is_ready(self) -> bool:
         return self._producers.is_ready and self._workers.is_ready
 
-    async def admit(self, kind: Kind, token: str) -> Principal:
-        now_s = time.time()
-        revision = self._producers.revision + self._workers.revision
+    def known(self, kind: Kind, token: str) -> Principal | None:
+        """The verdict, if it is remembered and still good."""
+        revision = self._producers.revision
+        if self._workers is not self._producers:
+            revision += self._workers.revision
         if revision != self._revision:  # an issuer has withdrawn a key
             self._verdicts.clear()
             self._revision = revision
         known = self._verdicts.get((kind, token))
-        if known is not None and now_s < known[1]:
-            return known[0]
+        return known[0] if known is not None and time.time() < known[1] else None
+
+    async def admit(self, kind: Kind, token: str) -> Principal:
+        known = self.known(kind, token)
+        if known is not None:
+            return known
+        now_s = time.time()
         principal, expires_s = await self._judge(kind, token)
         until_s = min(now_s + CACHE_S, expires_s if expires_s is not None else now_s + CACHE_S)
         self._verdicts[kind, token] = (principal, until_s)

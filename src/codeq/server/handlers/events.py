@@ -1,54 +1,207 @@
-"""The event log over HTTP: by shard and offset, as JSON or Arrow, waiting for what is yet to come."""
+"""The event log over HTTP: by shard and offset, as JSON or Arrow, waiting for what is yet to come.
+
+A read is built in pieces, and every other call is served between two of them: Spark may read millions of events while
+workers claim (benchmarks/reading.py measures it). They are built on the event loop on purpose: a thread would hold the
+interpreter lock for five milliseconds at a time, at moments that nobody chooses.
+"""
 
 import asyncio
+import re
+import sys
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from msgspec import Struct
 
 from codeq.domain.errors import InvalidRequest
-from codeq.domain.limits import CLAIM_WAIT_MS_MAX, EVENTS_READ_MAX
+from codeq.domain.limits import BATCH_BYTES_MAX, CLAIM_WAIT_MS_MAX, EVENTS_READ_MAX, NAME_PATTERN
 from codeq.domain.task import Task
-from codeq.server.calls import ARROW, Call, Reply, whole_number
+from codeq.server.auth.principal import EVERY_COMMAND
+from codeq.server.calls import Call, Reply, whole_number
 from codeq.server.parts import Parts
 from codeq.store.interface import Events
 from codeq.usecases import inspect
-from codeq.wire.events import EventPage, arrow_stream, event
+from codeq.wire import events as wire
+from codeq.wire import times
+
+QUERY = ("shard", "offset", "limit", "waitSeconds", "tenant", "command", "includePayload", "at")
+COMMANDS_MAX = 256
+PAYLOADS_AT_ONCE = 64
+
+_NAME = re.compile(NAME_PATTERN)
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    shard: int
+    offset: int
+    limit: int
+    wait_ms: int
+    tenant: str
+    """Empty for all tenants."""
+    commands: frozenset[str]
+    """Empty for all commands."""
+    with_payload: bool
+    at_ms: int | None
 
 
 async def read_events(parts: Parts, call: Call) -> Reply:
-    given = call.query(("shard", "offset", "limit", "waitSeconds", "tenant"))
-    shard = whole_number(given.get("shard", "0"), "shard", 0, 65_535)
-    offset = whole_number(given.get("offset", "1"), "offset", 0, 1 << 62)
-    limit = whole_number(given.get("limit", "1000"), "limit", 1, EVENTS_READ_MAX)
+    asked = _asked(parts, call)
+    if asked.at_ms is not None:
+        span, found = await inspect.first_event_at(parts.core, asked.shard, asked.at_ms)
+        return call.answer(200, _page(parts, asked, span, [], next_offset=found))
+    wants_arrow = wire.ARROW.encode() in call.headers.get(b"accept", b"")
+    if wants_arrow and "pyarrow" not in sys.modules:
+        await asyncio.to_thread(import_module, "pyarrow")  # takes a while, once
+    pile = (ArrowPile if wants_arrow else JsonPile)(parts, call, asked)
+    reading = inspect.scan(parts.core, asked.shard, asked.offset, asked.limit, each=pile.add, wait_ms=asked.wait_ms)
+    span, next_offset = await call.unless_gone(reading)
+    return await pile.reply(span, next_offset)
+
+
+class Pile:
+    """What a read has found so far and its caller may see."""
+
+    def __init__(self, parts: Parts, call: Call, asked: Asked) -> None:
+        self.parts = parts
+        self.call = call
+        self.asked = asked
+        self._payload_bytes = 0
+        limited = call.principal.is_worker and EVERY_COMMAND not in call.principal.event_types
+        self._hides = bool(asked.tenant or asked.commands or limited)
+
+    async def add(self, tasks: list[Task]) -> int:
+        """Take a piece of the log; less than all of it once the answer is as large as an answer may be."""
+        if not self._hides and not self.asked.with_payload:
+            self.put(tasks, None)
+            return len(tasks)
+        visible = [task if self._may_see(task) else None for task in tasks]
+        fits = self._fitting(visible) if self.asked.with_payload else len(tasks)
+        mine = [task for task in visible[:fits] if task is not None]
+        self.put(mine, await self._payloads(mine) if self.asked.with_payload else None)
+        return fits
+
+    def put(self, tasks: list[Task], payloads: list[str | None] | None) -> None:
+        raise NotImplementedError
+
+    async def reply(self, span: Events, next_offset: int) -> Reply:
+        raise NotImplementedError
+
+    def _may_see(self, task: Task) -> bool:
+        tenant, commands = self.asked.tenant, self.asked.commands
+        return (
+            (not tenant or task.tenant == tenant)
+            and (not commands or task.command in commands)
+            and self.call.principal.may_see(task.command)
+        )
+
+    def _fitting(self, tasks: list[Task | None]) -> int:
+        """How many of these the answer has room for; one at least, so that every read gets on."""
+        for number, task in enumerate(tasks):
+            size = task.payload_bytes if task else 0
+            if self._payload_bytes and self._payload_bytes + size > BATCH_BYTES_MAX:
+                return max(number, 1)
+            self._payload_bytes += size
+        return len(tasks)
+
+    async def _payloads(self, tasks: list[Task]) -> list[str | None]:
+        by_tenant: dict[str, list[str]] = {}
+        for task in tasks:
+            by_tenant.setdefault(task.tenant, []).append(task.id)
+        found: dict[str, str] = {}
+        for tenant, repeated in by_tenant.items():
+            ids = list(dict.fromkeys(repeated))
+            for i in range(0, len(ids), PAYLOADS_AT_ONCE):
+                for record in await self.parts.core.store.read(tenant, ids[i : i + PAYLOADS_AT_ONCE]):
+                    if record is not None:
+                        found[record.task.id] = record.body.payload.decode()
+                await asyncio.sleep(0)
+        return [found.get(task.id) for task in tasks]
+
+
+class ArrowPile(Pile):
+    def __init__(self, parts: Parts, call: Call, asked: Asked) -> None:
+        super().__init__(parts, call, asked)
+        self._schema = wire.arrow_schema(payload=asked.with_payload)
+        self._batches: list[Any] = []
+
+    def put(self, tasks: list[Task], payloads: list[str | None] | None) -> None:
+        if tasks:
+            self._batches.append(wire.arrow_batch(tasks, self.asked.shard, self._schema, payloads))
+
+    async def reply(self, span: Events, next_offset: int) -> Reply:
+        said = {
+            wire.NEXT_OFFSET: next_offset,
+            wire.FIRST_OFFSET: span.first,
+            wire.END_OFFSET: span.next,
+            wire.SHARDS: self.parts.core.store.shards,
+        }
+        headers = [(name, str(value).encode()) for name, value in said.items()]
+        compressed = wire.ARROW_LZ4.encode() in self.call.headers[b"accept"].replace(b" ", b"")
+        writing = partial(wire.arrow_stream, self._batches, self._schema, compressed=compressed)
+        body = await asyncio.to_thread(writing)  # which frees the interpreter while it copies
+        return Reply(200, body, wire.ARROW, headers)
+
+
+class JsonPile(Pile):
+    def __init__(self, parts: Parts, call: Call, asked: Asked) -> None:
+        super().__init__(parts, call, asked)
+        self._events: list[wire.Event] = []
+
+    def put(self, tasks: list[Task], payloads: list[str | None] | None) -> None:
+        if payloads is None:
+            self._events += [wire.event(task) for task in tasks]
+        else:
+            self._events += [wire.event(task, payload) for task, payload in zip(tasks, payloads, strict=True)]
+
+    async def reply(self, span: Events, next_offset: int) -> Reply:
+        return self.call.answer(200, _page(self.parts, self.asked, span, self._events, next_offset=next_offset))
+
+
+def _page(parts: Parts, asked: Asked, span: Events, events: list[wire.Event], *, next_offset: int) -> wire.EventPage:
+    return wire.EventPage(
+        shard=asked.shard,
+        events=events,
+        next_offset=next_offset,
+        first_offset=span.first,
+        end_offset=span.next,
+        shards=parts.core.store.shards,
+    )
+
+
+def _asked(parts: Parts, call: Call) -> Asked:
+    given = call.query(QUERY, repeated=("command",))
     wait_s = whole_number(given.get("waitSeconds", "0"), "waitSeconds", 0, 3600)
-    wait_ms = parts.wait_ms(min(wait_s * 1000, CLAIM_WAIT_MS_MAX))
     tenant = call.tenant
     if call.principal.is_platform:
         tenant = given.get("tenant", "")
     elif "tenant" in given:
         raise InvalidRequest("tenant is for admins of the platform; others see their own events")
-    reading = inspect.events(parts.core, shard, offset, limit, wait_ms=wait_ms)
-    found = await (call.unless_gone(reading) if wait_ms else reading)
-    may_see = call.principal.may_see
-    mine = [task for task in found.events if (not tenant or task.tenant == tenant) and may_see(task.command)]
-    next_offset = found.events[-1].version + 1 if found.events else max(offset, found.first)
-    if ARROW.encode() in call.headers.get(b"accept", b""):
-        return await _arrow(parts, mine, shard, found._replace(events=[]), next_offset=next_offset)
-    page = EventPage(
-        shard=shard,
-        events=[event(task) for task in mine],
-        next_offset=next_offset,
-        first_offset=found.first,
-        end_offset=found.next,
-        shards=parts.core.store.shards,
+    with_payload = given.get("includePayload", "false")
+    if with_payload not in ("true", "false"):
+        raise InvalidRequest(f"includePayload is true or false, not {with_payload[:40]!r}")
+    return Asked(
+        shard=whole_number(given.get("shard", "0"), "shard", 0, 65_535),
+        offset=whole_number(given.get("offset", "1"), "offset", 0, 1 << 62),
+        limit=whole_number(given.get("limit", "1000"), "limit", 1, EVENTS_READ_MAX),
+        wait_ms=parts.wait_ms(min(wait_s * 1000, CLAIM_WAIT_MS_MAX)),
+        tenant=tenant,
+        commands=_commands(given["command"]) if "command" in given else frozenset(),
+        with_payload=with_payload == "true",
+        at_ms=_moment_ms(given["at"]) if "at" in given else None,
     )
-    return call.answer(200, page)
 
 
-async def _arrow(parts: Parts, tasks: list[Task], shard: int, span: Events, *, next_offset: int) -> Reply:
-    # In a thread: building Arrow columns takes a while, and workers must not wait for it.
-    body = await asyncio.to_thread(arrow_stream, tasks, shard)
-    headers = {
-        b"codeq-next-offset": next_offset,
-        b"codeq-first-offset": span.first,
-        b"codeq-end-offset": span.next,
-        b"codeq-shards": parts.core.store.shards,
-    }
-    return Reply(200, body, ARROW, [(name, str(value).encode()) for name, value in headers.items()])
+def _commands(text: str) -> frozenset[str]:
+    names = text.split(",")
+    wrong = [name for name in names if not _NAME.fullmatch(name)]
+    if wrong or len(names) > COMMANDS_MAX:
+        raise InvalidRequest(f"command is up to {COMMANDS_MAX} names with commas between them, not {text[:40]!r}")
+    return frozenset(names)
+
+
+def _moment_ms(text: str) -> int:
+    try:
+        return times.parse(text)
+    except (ValueError, OverflowError) as fault:
+        raise InvalidRequest(f"at is {fault}") from None

@@ -8,15 +8,22 @@ from codeq.domain.limits import BACKOFF_MS_MAX, CLAIM_WAIT_MS_MAX, LEASE_MS_MIN
 from codeq.domain.requests import Claim, Outcome
 from codeq.domain.task import Holder, Status, Task
 from codeq.server.auth.principal import EVERY_COMMAND
-from codeq.server.calls import Call, Parser, Reply, json_value
+from codeq.server.calls import BatchParser, Call, Parser, Reply, json_value
+from codeq.server.lane import Shared
 from codeq.server.parts import Parts
 from codeq.usecases import giveback
 from codeq.usecases.claim import claim
 from codeq.usecases.heartbeat import heartbeat as extend
-from codeq.usecases.submit import submit
+from codeq.usecases.submit import Submitted, submit
 from codeq.wire import tasks as wire
 from codeq.wire import times
 from codeq.wire.errors import Forbidden
+
+
+def _nested(asked: wire.SubmitOf) -> bytes:
+    result = bytes(asked.result)
+    return result if not asked.artifacts else b"[%b]%b" % (b",".join([bytes(raw) for raw in asked.artifacts]), result)
+
 
 CLAIM = Parser(wire.Claim)
 CLAIM_MANY = Parser(wire.ClaimBatch)
@@ -24,10 +31,15 @@ HEARTBEAT = Parser(wire.Heartbeat)
 LEASE_CALL = Parser(wire.LeaseCall)
 NACK = Parser(wire.Nack)
 SUBMIT = Parser(wire.Submit, wire.PackedSubmit)
-SUBMIT_OF = Parser(wire.SubmitOf, wire.PackedSubmitOf)
-SUBMIT_MANY = Parser(wire.SubmitBatch)
+SUBMIT_MANY = BatchParser(
+    Parser(wire.SubmitBatch),
+    Parser(wire.SubmitOf, wire.PackedSubmitOf),
+    Parser(wire.ReadSubmits, wire.ReadPackedSubmits),
+    nested=_nested,
+)
 
 _NOTHING = Reply(204)
+_STATUSES = {status.value: status for status in Status}
 
 
 async def claim_one(parts: Parts, call: Call) -> Reply:
@@ -94,16 +106,29 @@ async def submit_one(parts: Parts, call: Call) -> Reply:
         [answer] = await submit(parts.core, call.tenant, [_outcome(call, asked, task_id)])
     if isinstance(answer, CodeqError):
         raise answer
+    return _submitted(call, answer)
+
+
+def _submitting(_: Parts, call: Call) -> Outcome | None:
+    if EVERY_COMMAND not in call.principal.event_types:
+        return None  # the task has to be looked at first
+    return _outcome(call, call.read(SUBMIT), call.params["id"])
+
+
+def _submitted(call: Call, answer: Submitted) -> Reply:
     return call.answer(200, wire.result_view(answer.task, answer.result, packed=call.wants_packed))
 
 
+SUBMITTING = Shared(read=_submitting, size=lambda outcome: len(outcome.result or b""), verb=submit, answer=_submitted)
+
+
 async def submit_many(parts: Parts, call: Call) -> Reply:
-    items = call.read_batch(SUBMIT_MANY).results
-    packed, wants_packed = call.is_packed, call.wants_packed
+    wants_packed = call.wants_packed
     answers: list[wire.SubmitAnswer | None] = []
     outcomes: list[Outcome] = []
-    for item in items:
-        asked = SUBMIT_OF.read_item(item, packed=packed)
+    for asked in SUBMIT_MANY.read(call):
+        if isinstance(asked, CodeqError):
+            raise asked
         try:
             outcomes.append(_outcome(call, asked, asked.task_id))
             answers.append(None)
@@ -123,7 +148,7 @@ async def submit_many(parts: Parts, call: Call) -> Reply:
             results.append(wire.SubmitAnswer(task_id=task_id, error=str(done), code=done.code))
         else:
             view = wire.result_view(done.task, done.result, packed=wants_packed)
-            results.append(wire.SubmitAnswer(task_id=task_id, result=view))
+            results.append(wire.SubmitAnswer(task_id, view))
     return call.answer(200, wire.SubmitAnswers(results=results))
 
 
@@ -163,10 +188,9 @@ async def _check_commands(parts: Parts, call: Call, ids: list[str]) -> None:
 
 
 def _outcome(call: Call, asked: Any, task_id: str) -> Outcome:
-    try:
-        status = Status(asked.status)
-    except ValueError:
-        raise InvalidRequest("invalid status: COMPLETED or FAILED") from None
+    status = _STATUSES.get(asked.status)
+    if status is None:
+        raise InvalidRequest("invalid status: COMPLETED or FAILED")
     if asked.artifacts:
         raise InvalidRequest("artifacts are not taken by this server yet; send a link inside the result")
     result = json_value(bytes(asked.result), "result") if asked.result else None

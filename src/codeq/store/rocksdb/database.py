@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rocksdict import (
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     Checkpoint,
@@ -138,7 +139,12 @@ def _options(*, recover: bool) -> Options:
     table = BlockBasedOptions()
     table.set_block_cache(Cache(64 << 20))
     table.set_bloom_filter(10, False)
+    # In small pieces: the filter of a file with a million keys is larger than a shard of the cache, so it would never
+    # be kept, and every look for a key that is not there would read a megabyte.
+    table.set_index_type(BlockBasedIndexType.two_level_index_search())
+    table.set_partition_filters(True)
     table.set_cache_index_and_filter_blocks(True)
+    table.set_pin_top_level_index_and_filter(True)
     options.set_block_based_table_factory(table)
     return options
 

@@ -1,0 +1,69 @@
+"""A data directory with a long event log, made quickly in process, and a real server on it."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import codeq
+from codeq.sdk.verbs import new_tasks
+
+BATCH = 1000
+_BANNER = re.compile(r"at (http://[^ ]*:\d+), data in")
+
+
+def make_log(data: Path, events: int, *, tenants: int = 4, shards: int = 1) -> int:
+    """Tasks that were enqueued, claimed and completed, three events each. Answers how many events there are."""
+    return asyncio.run(_make_log(data, events, tenants=tenants, shards=shards))
+
+
+async def _make_log(data: Path, events: int, *, tenants: int, shards: int) -> int:
+    made = 0
+    async with await codeq.open_async(data, tenant="t0", durability="process", shards=shards, sweeping=False) as first:
+        queues = [first, *(first.for_tenant(f"t{n}") for n in range(1, tenants))]
+        while made < events:
+            queue = queues[made // (3 * BATCH) % tenants]
+            orders = new_tasks(
+                f"job-{made // (3 * BATCH) % 7}", ({"n": made + n, "to": "x" * 40} for n in range(BATCH))
+            )
+            await queue.enqueue_many(orders)
+            jobs = await queue.claim(worker="bench", limit=BATCH, lease=600)
+            await queue.complete_many(jobs, [{"ok": True}] * len(jobs))
+            made += 2 * len(jobs) + BATCH
+    return made
+
+
+@contextmanager
+def serving(home: Path) -> Iterator[tuple[str, int]]:
+    """A server in development mode on `home/data`: its address and process id. Its token is `dev-token`."""
+    out = home / "server.out"
+    command = [sys.executable, "-c", "from codeq.cli.main import app; app()", "serve", "--dev", "--port", "0"]
+    with out.open("wb") as file:
+        process = subprocess.Popen([*command, "--data", str(home / "data")], stdout=file, stderr=subprocess.STDOUT)
+    try:
+        yield _address(process, out), process.pid
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that the process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _address(process: "subprocess.Popen[bytes]", out: Path) -> str:
+    for _ in range(600):
+        found = _BANNER.search(out.read_text())
+        if found:
+            return found[1]
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
+    raise RuntimeError(f"the server did not start: {out.read_text()[-2000:]}")

@@ -1,0 +1,43 @@
+"""codeQ on Spark: the event log as a source, tasks as a sink, Spark as a worker.
+
+from codeq.pipeline import make_session, register
+
+spark = make_session()
+register(spark)
+spark.read.format("codeq-events").option("endpoint", "http://127.0.0.1:8080").load()
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from codeq.pipeline.schema import event_schema
+    from codeq.pipeline.session import make_session
+    from codeq.pipeline.spark_worker import work
+    from codeq.pipeline.summary import last_write_summary
+
+__all__ = ["event_schema", "last_write_summary", "make_session", "register", "work"]
+
+_HOMES = {
+    "event_schema": "codeq.pipeline.schema",
+    "last_write_summary": "codeq.pipeline.summary",
+    "make_session": "codeq.pipeline.session",
+    "work": "codeq.pipeline.spark_worker",
+}
+
+
+def register(spark: "SparkSession") -> None:
+    """Make `codeq-events` and `codeq` known to the session, where the packages did not register themselves."""
+    from codeq.pipeline.sink import TaskSink  # noqa: PLC0415 - PySpark takes a second to import
+    from codeq.pipeline.source import EventsSource  # noqa: PLC0415
+
+    spark.dataSource.register(EventsSource)
+    spark.dataSource.register(TaskSink)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,5 @@
+"""Found by PySpark by its name: makes `format("codeq-events")` known to every session."""
+
+from codeq.pipeline.source import EventsSource as DefaultSource
+
+__all__ = ["DefaultSource"]

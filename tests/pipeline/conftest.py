@@ -1,0 +1,71 @@
+"""One Spark session and one server for the whole folder; every test has a tenant of its own."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The tests' own modules are imported by their full name, which `--import-mode=importlib` leaves to the path.
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from pyspark.sql import SparkSession
+from tests.server.running import Caller, Server, Tenant, start_server
+
+from codeq.pipeline import make_session
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore"))  # what Spark warns of is Spark's affair
+            if "spark" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.spark)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Three tries for every task of Spark, and settings that start quickly."""
+    os.environ["CODEQ_TEST_TOKEN"] = "dev-token"  # before Java starts, which hands it on
+    session = make_session(
+        "local[2,3]",
+        "codeq-tests",
+        **{
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.sql.shuffle.partitions": 2,
+            "spark.sql.adaptive.enabled": False,
+            "spark.driver.memory": "1g",
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+            "spark.executorEnv.PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        },
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Shared: do not stop it."""
+    with start_server(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture
+def tenant(server: Server) -> Tenant:
+    return server.tenant()
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Callable[[Caller], dict[str, str]]:
+    """The options by which a DataFrame calls a server as someone."""
+
+    def options(caller: Caller, **more: Any) -> dict[str, str]:
+        file = tmp_path / f"token-{abs(hash(caller.token))}"
+        file.write_text(f"{caller.token}\n")
+        return {"endpoint": caller.server.base, "tokenFile": str(file), **more}
+
+    return options

@@ -1,0 +1,162 @@
+"""The reader of a stream by itself, as Spark calls it: limits, targets, lost events, and a server that is away."""
+
+import asyncio
+import pickle
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+from tests.pipeline.reading import Told, enqueue, log_of, platform, relay
+from tests.server.running import Server, Tenant, answered, eventually, start_server
+
+import codeq
+from codeq.pipeline import event_schema
+from codeq.pipeline.options import read_options
+from codeq.pipeline.source import DataLost, EventsReader, EventsStreamReader
+from codeq.sdk.verbs import new_tasks
+from codeq.wire import paths
+
+ALL = ReadAllAvailable()
+
+
+def stream(options: dict[str, str]) -> EventsStreamReader:
+    return EventsStreamReader(read_options(options), event_schema())
+
+
+def read(reader: EventsStreamReader, start: dict[str, int], end: dict[str, int]) -> list[int]:
+    travelled = pickle.loads(pickle.dumps(reader))  # as it comes to an executor
+    return [
+        seq
+        for part in reader.partitions(start, end)
+        for batch in travelled.read(part)
+        for seq in batch["seq"].to_pylist()
+    ]
+
+
+@pytest.fixture(scope="module")
+def trimmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two hundred events, of which the oldest are gone."""
+    folder = tmp_path_factory.mktemp("trimmed")
+
+    async def prepare() -> None:
+        async with await codeq.open_async(folder / "data", tenant="acme", sweeping=False) as queue:
+            for _ in range(4):
+                await queue.enqueue_many(new_tasks("work", range(50)))
+            await queue.core.store.trim(before_ms=0, keep_max=60)
+
+    asyncio.run(prepare())
+    with start_server(folder) as server:
+        yield server
+
+
+def end_of(server: Server) -> int:
+    end: int = answered(platform(server).get(paths.EVENTS, limit=1), 200)["endOffset"]
+    return end
+
+
+def test_a_read_ends_where_its_limit_says(tenant: Tenant, told: Told) -> None:
+    start = {"0": end_of(tenant.server)}
+    enqueue(tenant, 30)
+    reader = stream(told(tenant.admin))
+    assert reader.latestOffset(start, ReadMaxRows(7)) == {"0": start["0"] + 7}
+    assert reader.latestOffset(start, ALL) == {"0": start["0"] + 30}
+    assert reader.latestOffset(start, ReadMinRows(30)) == {"0": start["0"] + 30}
+    assert reader.latestOffset(start, ReadMinRows(31)) == start
+    assert reader.reportLatestOffset() == {"0": start["0"] + 30}
+
+
+def test_the_limit_is_the_option(tenant: Tenant, told: Told) -> None:
+    assert stream(told(tenant.admin)).getDefaultReadLimit() == ALL
+    assert stream(told(tenant.admin, maxEventsPerTrigger="5")).getDefaultReadLimit() == ReadMaxRows(5)
+
+
+def test_a_drain_ends_where_the_log_ended_when_it_began(tenant: Tenant, told: Told) -> None:
+    start = {"0": end_of(tenant.server)}
+    enqueue(tenant, 10)
+    reader = stream(told(tenant.admin))
+    reader.prepareForTriggerAvailableNow()
+    enqueue(tenant, 10)
+    middle = reader.latestOffset(start, ReadMaxRows(6))
+    end = reader.latestOffset(middle, ReadMaxRows(6))
+    assert (middle, end) == ({"0": start["0"] + 6}, {"0": start["0"] + 10})
+    assert reader.latestOffset(end, ReadMaxRows(6)) == end
+    assert reader.latestOffset(end, ReadMinRows(1)) == end
+
+
+def test_pages_join_without_a_gap(tenant: Tenant, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("codeq.pipeline.source.PAGE_EVENTS", 7)
+    enqueue(tenant, 40)
+    expected = [event["seq"] for event in log_of(tenant.admin)]
+    reader = EventsReader(read_options(told(tenant.admin)), event_schema())
+    found = [seq for part in reader.partitions() for batch in reader.read(part) for seq in batch["seq"].to_pylist()]
+    assert found == expected
+    assert read(stream(told(tenant.admin)), {"0": expected[3]}, {"0": expected[20]}) == expected[3:20]
+
+
+def test_an_idle_log_is_not_asked_all_the_time(server: Server, told: Told) -> None:
+    with relay() as way:
+        way.lead_to(server.port)
+        reader = stream(told(platform(server), endpoint=way.base))
+        start = reader.initialOffset()
+        end = {"0": end_of(server)}
+        assert reader.latestOffset(end, ALL) == end
+        way.cut()
+        assert reader.latestOffset(end, ALL) == end
+        assert not way.refused
+        assert start["0"] <= end["0"]
+
+
+def test_a_server_that_is_away_is_no_news(tenant: Tenant, told: Told) -> None:
+    with relay() as way:
+        way.lead_to(tenant.server.port)
+        start = {"0": end_of(tenant.server)}
+        reader = stream(told(tenant.admin, endpoint=way.base))
+        enqueue(tenant, 5)
+        way.cut()
+        assert reader.latestOffset(start, ALL) == start
+        way.lead_to(tenant.server.port)
+        assert reader.latestOffset(start, ALL) == {"0": start["0"] + 5}
+
+
+def test_a_read_that_has_begun_waits_for_its_server(tenant: Tenant, told: Told) -> None:
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
+
+    with relay() as way, ThreadPoolExecutor(1) as pool:
+        way.lead_to(tenant.server.port)
+        start = {"0": end_of(tenant.server)}
+        enqueue(tenant, 5)
+        reader = stream(told(tenant.admin, endpoint=way.base))
+        way.cut()
+        reading = pool.submit(read, reader, start, {"0": start["0"] + 5})
+        eventually(lambda: way.refused)
+        way.lead_to(tenant.server.port)
+        assert len(reading.result(30)) == 5
+
+
+def test_events_trimmed_before_they_were_read_are_missed_aloud(trimmed: Server, told: Told) -> None:
+    first = answered(platform(trimmed).get(paths.EVENTS), 200)["firstOffset"]
+    start, end = {"0": 21}, {"0": 201}
+    strict = stream(told(platform(trimmed)))
+    with pytest.raises(DataLost, match=f"events 21 to {first - 1} of shard 0 were trimmed"):
+        strict.latestOffset(start, ALL)
+    with pytest.raises(DataLost, match=f"events 21 to {first - 1}"):
+        read(strict, start, end)  # planned before they were trimmed
+    lenient = stream(told(platform(trimmed), failOnDataLoss="false", minPartitions="3"))
+    assert lenient.latestOffset(start, ReadMaxRows(10)) == {"0": first + 10}
+    assert read(lenient, start, end) == list(range(first, 201))
+    assert read(lenient, start, {"0": first + 2}) == [first, first + 1]
+
+
+def test_another_log_under_the_same_offsets_is_noticed(trimmed: Server, told: Told) -> None:
+    with pytest.raises(DataLost, match="another log"):
+        stream(told(platform(trimmed))).latestOffset({"0": 5000}, ALL)
+    lenient = stream(told(platform(trimmed), failOnDataLoss="false"))
+    assert lenient.latestOffset({"0": 5000}, ALL) == {"0": 5000}
+    with pytest.raises(DataLost, match="another log"):
+        read(stream(told(platform(trimmed))), {"0": 5000}, {"0": 5010})
+
+
+def test_a_shard_that_the_checkpoint_does_not_know_is_read_from_its_start(trimmed: Server, told: Told) -> None:
+    first = answered(platform(trimmed).get(paths.EVENTS), 200)["firstOffset"]
+    reader = stream(told(platform(trimmed)))
+    assert reader.latestOffset({}, ReadMaxRows(5)) == {"0": first + 5}

@@ -1,0 +1,50 @@
+"""One development server for the whole folder, and the four ways to the same verbs."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# The tests' own modules are imported by their full name, which `--import-mode=importlib` leaves to the path.
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.sdk.proxy import Proxy
+from tests.sdk.ways import WAYS, Connect, Ways
+from tests.server.running import Server, start_server
+
+from codeq.sdk.blocking import BlockingVerbs
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Each test has a tenant of its own. Do not stop it. It waits for no disk: that is tested elsewhere."""
+    folder = tmp_path_factory.mktemp("server")
+    with start_server(folder, settings={"store": {"durability": "process"}}) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def ways(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
+    with Ways(server, tmp_path_factory.mktemp("embedded")) as opened:
+        yield opened
+
+
+@pytest.fixture(params=WAYS)
+def queue(request: pytest.FixtureRequest, ways: Ways) -> BlockingVerbs:
+    """The queues of a new tenant, reached in each of the four ways in turn."""
+    return ways.queue(request.param)
+
+
+@pytest.fixture(params=["Client", "AsyncClient"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """Makes clients of a server, of each kind in turn."""
+    with Connect(request.param) as clients:
+        yield clients
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    """A proxy before the server, which does as it is told."""
+    with Proxy(server.port) as between:
+        yield between

@@ -1,0 +1,47 @@
+"""The queue inside the process, seen as several tenants and closed by one."""
+
+import asyncio
+import pickle
+from pathlib import Path
+
+import pytest
+
+import codeq
+from codeq import Status, TaskFailed
+from codeq.errors import StoreClosed
+
+
+def test_closing_a_tenants_view_leaves_the_store_open(tmp_path: Path) -> None:
+    with codeq.open(tmp_path) as queue:
+        with queue.for_tenant("other") as other:
+            task = other.enqueue("work", 1)
+        assert queue.enqueue("work", 2).status is Status.PENDING
+        assert queue.for_tenant("other").get(task.id).payload == 1
+        assert queue.list().tasks[0].id != task.id
+    with pytest.raises(StoreClosed):
+        other.enqueue("work", 3)
+    with pytest.raises(StoreClosed):
+        queue.enqueue("work", 3)
+
+
+def test_closing_a_tenants_awaited_view_leaves_the_store_open(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await codeq.open_async(tmp_path) as queue:
+            async with queue.for_tenant("other") as other:
+                task = await other.enqueue("work", 1)
+            assert (await queue.enqueue("work", 2)).status is Status.PENDING
+            assert (await queue.for_tenant("other").get(task.id)).payload == 1
+        with pytest.raises(StoreClosed):
+            await other.enqueue("work", 3)
+
+    asyncio.run(main())
+
+
+def test_a_failure_can_be_sent_to_another_process(tmp_path: Path) -> None:
+    with codeq.open(tmp_path) as queue:
+        task = queue.enqueue("work", {"n": 1})
+        queue.cancel(task.id)
+        with pytest.raises(TaskFailed) as caught:
+            queue.wait(task.id)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copy), copy.kept) == (str(caught.value), caught.value.kept)

@@ -1,0 +1,110 @@
+"""One story told in all four ways: every answer is the same value of the same type.
+
+What remains different, and must: on a server the worker is who the token says; a task that travelled has no `version`,
+`previous`, `status_before`, `max_deliveries`, `purge_ms` and `backoff` (its history has the first three); and a server
+counts the versions of a policy itself.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+from tests.sdk.ways import WAYS, WORKER, Ways
+
+import codeq
+from codeq import Backoff, BackoffKind, Job, NewTask, QueuePolicy, Task, TaskFailed
+from codeq.domain.task import Holder
+from codeq.sdk.blocking import BlockingVerbs
+from codeq.sdk.verbs import Verbs
+
+NOT_SENT = {"version", "previous", "status_before", "max_deliveries", "purge_ms", "backoff"}
+STORES_OWN = {"created_ms", "updated_ms", "version"}
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
+
+
+def story(queue: BlockingVerbs) -> list[Any]:
+    told: list[Any] = []
+    tell = told.append
+    tell(queue.enqueue("a"))
+    backoff = Backoff(BackoffKind.FIXED, 2_000, 4_000)
+    tell(queue.enqueue("a", {"x": [1.5]}, priority=3, max_attempts=2, idempotency_key="k", backoff=backoff))
+    tell(queue.enqueue("a", {"x": [1.5]}, idempotency_key="k"))
+    tell(queue.enqueue("later", "z", delay=60, webhook="https://example.org/"))
+    tell(queue.enqueue_many([NewTask(command="b", payload=b"[1]"), NewTask(command="?"), NewTask(command="b")]))
+    tell(queue.queues())
+    first, second = queue.claim("a", worker=WORKER, limit=2, lease=30)
+    tell([first, second])
+    tell(queue.get(first.id))
+    tell(queue.heartbeat(first, 60))
+    tell(queue.nack(first, "once", delay=0))
+    tell(queue.nack(queue.claim("a", worker=WORKER)[0], "twice"))
+    tell(queue.abandon(second))
+    third = queue.claim("b", worker=WORKER, limit=2)
+    tell(queue.complete_many([*third, second, Job("x", "b", b"", Holder("w", 1))], [{"r": 1}, None, 3, 4]))
+    tell([queue.get(job.id) for job in third])
+    tell(queue.wait(third[0].id))
+    fourth = queue.claim("a", worker=WORKER)[0]
+    tell(queue.fail(fourth, "over", [0]))
+    try:
+        queue.wait(fourth.id)
+    except TaskFailed as failed:
+        tell([failed, failed.kept])
+    tell(queue.cancel(queue.list(command="later").tasks[0].id))
+    tell(queue.list())
+    tell(queue.list(dead=True))
+    tell(queue.replay_dead("a", dry_run=True))
+    tell(queue.replay(first.id))
+    tell(queue.history(first.id))
+    queue.set_policy("a", QueuePolicy(max_attempts=3, retention_ms=5_000, dead_retention_ms=6_000))
+    tell(queue.policy("a"))
+    queue.pause("a")
+    tell(queue.queues())
+    tell(queue.policy("none"))
+    tell(queue.purge_dead())
+    tell(queue.cleanup())
+    return told
+
+
+class Plain:
+    """Turns answers into what can be compared: ids by the order in which they were met, times as such."""
+
+    def __init__(self, tenant: str) -> None:
+        self._tenant = tenant
+        self._ids: dict[str, str] = {}
+
+    def of(self, value: Any, name: str = "") -> Any:
+        if isinstance(value, Exception):
+            said = re.sub(r"[0-9a-f-]{36}", lambda found: self._id(found[0]), str(value))
+            return type(value).__name__, "" if isinstance(value, codeq.errors.InvalidRequest) else said
+        if isinstance(value, msgspec.Struct):
+            left_out = NOT_SENT if isinstance(value, Task) else STORES_OWN if isinstance(value, QueuePolicy) else set()
+            fields = {field: getattr(value, field) for field in value.__struct_fields__ if field not in left_out}
+            return type(value).__name__, {field: self.of(inner, field) for field, inner in fields.items()}
+        if isinstance(value, list):
+            return [self.of(item) for item in value]
+        if isinstance(value, dict):
+            return {self.of(key): self.of(inner) for key, inner in value.items()}
+        if name in ("lease_until_ms", "created_ms", "updated_ms", "visible_ms", "ended_ms", "oldest_seconds", "seq"):
+            return type(value), bool(value) or name == "oldest_seconds"
+        if isinstance(value, str):
+            return type(value), _TIME.sub("time", self._id(value))
+        return type(value), None if "datetime" in type(value).__name__ else value
+
+    def _id(self, text: str) -> str:
+        if text == self._tenant:
+            return "tenant"
+        return self._ids.setdefault(text, f"id {len(self._ids)}") if re.fullmatch(r"[0-9a-f-]{36}", text) else text
+
+
+def test_the_same_story_gives_the_same_answers_in_all_four_ways(ways: Ways) -> None:
+    told = {way: story(ways.queue(way, f"story-{way}")) for way in WAYS}
+    plain = {way: Plain(f"story-{way}").of(answers) for way, answers in told.items()}
+    for way in WAYS[1:]:
+        for number, (first, other) in enumerate(zip(plain[WAYS[0]], plain[way], strict=True)):
+            assert other == first, f"answer {number} of {way}"
+
+
+def test_every_verb_is_there_in_every_way() -> None:
+    verbs = {name for name, member in vars(Verbs).items() if callable(member) and name[0] != "_"}
+    for kind in (codeq.Client, codeq.AsyncClient, codeq.Queue, codeq.AsyncQueue):
+        assert verbs <= set(dir(kind))

@@ -1,0 +1,172 @@
+"""The service inside the test's own process: what several callers send can be made to arrive in the same turn."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tests.server.connections import Answer, Answers
+
+from codeq.embedded import make_core
+from codeq.server.app import App
+from codeq.server.auth.claims import Claims
+from codeq.server.auth.principal import Gate
+from codeq.server.connection import Connection, Serving
+from codeq.server.heads import Heads
+from codeq.server.metrics import Metrics
+from codeq.server.parts import Parts
+from codeq.server.ratelimit import RateLimiter
+from codeq.server.routes import ROUTES
+from codeq.server.settings import Settings
+from codeq.server.tracing import Tracing
+from codeq.store.opening import open_rocksdb
+from codeq.usecases.lobby import Lobby
+from codeq.wire import paths
+from codeq.wire.errors import Unauthenticated
+
+
+class Everyone:
+    """Takes every token as `<tenant>` or `<tenant>/<name>`, but `nobody`."""
+
+    is_ready = True
+    revision = 0
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def validate(self, token: str) -> Claims:
+        if token == "nobody":
+            raise Unauthenticated("the token is not accepted")
+        scopes = frozenset({"codeq:result", "codeq:claim"})
+        return Claims(subject=token, scopes=scopes, event_types=("*",), raw={"tid": token.partition("/")[0]})
+
+
+class Inside:
+    """A server on a port of its own. `failures` counts how often it was told that its store has failed."""
+
+    def __init__(self, folder: Path, *, tracing: Tracing | None = None, limiter: RateLimiter | None = None) -> None:
+        lobby = Lobby()
+        metrics = Metrics(lobby)
+        self.store = open_rocksdb(
+            folder / "data",
+            clock=lambda: time.time_ns() // 1_000_000,
+            shards=1,
+            fsync=False,
+            grace_ms=0,
+            listener=metrics,
+        )
+        self.failures = 0
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.parts = Parts(
+            core=make_core(self.store, lobby, Settings().policy()),
+            settings=Settings(),
+            gate=Gate(Everyone(), Everyone(), producers_may_work=False),
+            limiter=limiter or RateLimiter({}, {}),
+            metrics=metrics,
+            tracing=tracing or Tracing(),
+        )
+        app = App(self.parts, ROUTES, tasks=self.tasks, on_failure=self._failed)
+        self._serving = Serving(app.begin, Settings().http, Heads(list), set())
+        self._callers: list[Caller] = []
+        self._address: Any = None
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._serving.connections)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        listening = await asyncio.get_running_loop().create_server(lambda: Connection(self._serving), "127.0.0.1", 0)
+        self._address = listening.sockets[0].getsockname()
+        try:
+            async with listening:
+                yield
+        finally:
+            for caller in self._callers:
+                caller.hang_up()
+            await until(lambda: not self.open_connections)
+            await self.store.close()
+
+    def stranger(self, token: str) -> "Caller":
+        """Someone whose token the server has not seen."""
+        caller = Caller(self._address, token)
+        self._callers.append(caller)
+        return caller
+
+    async def callers(self, *tokens: str) -> list["Caller"]:
+        """One per token, each on a connection of its own and with a token that the server knows already."""
+        made = [self.stranger(token) for token in tokens]
+        for caller in made:
+            for path in (paths.TASKS, paths.CLAIM):
+                caller.send("POST", path, b"nothing")
+                assert (await caller.answer()).status == 400
+        return made
+
+    def _failed(self) -> None:
+        self.failures += 1
+
+
+class Caller:
+    """Sends at once, without giving way to the server: what several send one after the other arrives together."""
+
+    def __init__(self, address: Any, token: str) -> None:
+        self.token = token
+        self.socket = socket.create_connection(address)
+        self._answers = Answers()
+
+    def send(self, method: str, path: str, body: bytes = b"", **headers: str) -> None:
+        lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        head = [f"{method} {path} HTTP/1.1", f"authorization: Bearer {self.token}", *lines]
+        self.socket.sendall("\r\n".join([*head, f"content-length: {len(body)}"]).encode() + b"\r\n\r\n" + body)
+
+    def create(self, command: str = "work", payload: Any = 1, **fields: Any) -> None:
+        self.send("POST", paths.TASKS, msgspec.json.encode({"command": command, "payload": payload, **fields}))
+
+    def submit(self, task: dict[str, Any], result: Any = 1, **fields: Any) -> None:
+        body = {"status": "COMPLETED", "result": result, **fields}
+        self.send("POST", paths.RESULT.replace("{id}", task["id"]), msgspec.json.encode(body))
+
+    async def held(self) -> dict[str, Any]:
+        """A new task that this caller has claimed."""
+        self.create()
+        assert (await self.answer()).status == 202
+        self.send("POST", paths.CLAIM, b'{"commands":["work"]}')
+        task: dict[str, Any] = (await self.answer()).json
+        return task
+
+    async def answer(self) -> Answer:
+        loop = asyncio.get_running_loop()
+        self.socket.setblocking(False)
+        try:
+            async with asyncio.timeout(10):
+                while not self._answers.whole:
+                    piece = await loop.sock_recv(self.socket, 65_536)
+                    assert piece, "the server hung up"
+                    self._answers.feed(piece)
+        finally:
+            self.socket.setblocking(True)
+        return self._answers.whole.popleft()
+
+    def has_answer(self) -> bool:
+        """Whether a byte of an answer has come."""
+        self.socket.setblocking(False)
+        try:
+            return bool(self._answers.whole) or bool(self.socket.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return False
+        finally:
+            self.socket.setblocking(True)
+
+    def hang_up(self) -> None:
+        self.socket.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - the server tells nobody of this
+            await asyncio.sleep(0.001)
