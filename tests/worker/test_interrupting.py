@@ -183,16 +183,21 @@ def test_a_thread_knows_that_its_work_is_not_wanted_any_more(embedded: codeq.Que
     assert seen == [True]
 
 
-def test_interruptions_never_hit_the_next_job_of_the_thread(embedded: codeq.Queue, tmp_path: Path) -> None:
-    """Handlers that end just when they would be timed out: a hundred near misses, and not one neighbour harmed."""
+def test_interruptions_hit_neither_the_neighbours_nor_the_next_job_of_the_thread(
+    embedded: codeq.Queue, tmp_path: Path
+) -> None:
+    """Handlers that end just when they would be timed out: near misses, and nobody else is harmed."""
     queue = embedded.for_tenant("near")
-    worker = make_worker(
-        {"work_for": {"timeout": 0.05, "backoff": AT_ONCE}, "echo": {}}, concurrency=4, prefetch=50, grace=5
-    )
-    late = [queue.enqueue("work_for", 0.1, max_attempts=3) for _ in range(8)]
-    others = [queue.enqueue("echo", number) for number in range(300)]
+    late_care = {"timeout": 0.05, "backoff": AT_ONCE}
+    worker = make_worker({"work_for": late_care, "echo": {}, "hold_up": {}}, concurrency=4, prefetch=50)
+    neighbour = queue.enqueue("hold_up", str(tmp_path / "file"))
     with at_work(worker, queue):
+        eventually(lambda: lines(tmp_path / "file"))
+        late = [queue.enqueue("work_for", 0.1, max_attempts=3) for _ in range(8)]
+        others = [queue.enqueue("echo", number) for number in range(300)]
         for task in late:
             eventually(lambda task=task: queue.get(task.id).task.status.is_final, 20)  # type: ignore[misc]
         assert [queue.wait(task.id, 20) for task in others] == list(range(300))
-    assert {queue.get(task.id).task.attempts for task in others} == {0}
+        may_go_on(tmp_path / "file")
+        assert queue.wait(neighbour.id, 20) == "done"
+    assert {queue.get(task.id).task.attempts for task in (neighbour, *others)} == {0}

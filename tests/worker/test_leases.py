@@ -33,14 +33,23 @@ def test_a_handler_that_works_for_several_leases_keeps_its_task(tenant: Tenant) 
     assert [moves(queue, task) for task in made] == [ONCE] * 3
 
 
+SLOW_HEART = """
+import sys, time
+if "codeq.sdk.worker.heart" in sys.orig_argv:
+    time.sleep(1.5)
+"""
+
+
 @pytest.mark.slow
 def test_handlers_that_hold_up_their_whole_process_keep_their_tasks(tenant: Tenant, tmp_path: Path) -> None:
-    """The interpreter lock in one worker, the event loop in the other: no code of theirs could send a heartbeat."""
+    """The interpreter lock in one worker, the event loop in the other: no code of theirs could send a heartbeat. The
+    heart takes its time to start; no handler begins before it is up."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_HEART)
     commands = ("hold_the_lock", "block_the_loop")
     made = [tenant.client.enqueue(command, 3.0) for command in commands]
     with (
-        Program(tenant, {commands[0]: {"lease": 1}}, log=tmp_path / "lock.log"),
-        Program(tenant, {commands[1]: {"lease": 1}}, log=tmp_path / "loop.log"),
+        Program(tenant, {commands[0]: {"lease": 1}}, log=tmp_path / "lock.log", path=tmp_path),
+        Program(tenant, {commands[1]: {"lease": 1}}, log=tmp_path / "loop.log", path=tmp_path),
     ):
         assert [tenant.client.wait(task.id, 30) for task in made] == ["done"] * 2
     assert [moves(tenant.client, task) for task in made] == [ONCE] * 2

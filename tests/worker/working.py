@@ -128,15 +128,17 @@ class Program:
         *,
         log: Path,
         url: str | None = None,
+        path: Path = ROOT,
         **options: Any,
     ) -> None:
+        """`path` is one more folder for its imports."""
         said = json.dumps({"url": url or tenant.url, "token": tenant.token, "tasks": tasks, "options": options})
-        path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "src"), str(path)])
         self.log = log
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.worker.program", said],
-                env=environment({"PYTHONPATH": path}),
+                env=environment({"PYTHONPATH": paths}),
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
