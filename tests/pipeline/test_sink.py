@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.pipeline.reading import Told
 from tests.server.running import Tenant, answered
 
-from codeq.pipeline import last_write_summary
+from codeq.pipeline import last_write_summary, rejects
+from codeq.pipeline.rows import Rejected
 from codeq.pipeline.summary import Summary
 from codeq.wire import paths
 
@@ -183,17 +184,41 @@ def test_rejected_rows_are_kept_with_the_reason(
 def test_a_write_that_fails_leaves_no_rejected_rows(
     spark: SparkSession, tenant: Tenant, told: Told, tmp_path: Path
 ) -> None:
-    side = tmp_path / "rejected"
+    """One task has rejected a row and is done; then the other fails."""
+    side = str(tmp_path / "rejected")
 
-    def fail_late(batches: Any) -> Any:
-        yield from batches
-        raise RuntimeError("late")
+    def one_is_bad_and_one_fails(batches: Any) -> Any:
+        import time  # noqa: PLC0415
+        from pathlib import Path  # noqa: PLC0415
 
-    bad = spark.sql(BAD).repartition(1)
-    options = told(tenant.producer, command="c", mode="PERMISSIVE", rejectedPath=str(side))
+        import pyarrow as pa  # noqa: PLC0415
+
+        for batch in batches:
+            for number in batch["id"].to_pylist():
+                if number == 0:
+                    yield pa.record_batch([["not JSON"]], ["payload"])
+                    continue
+                for _ in range(400):
+                    if any(path.stat().st_size for path in Path(side).rglob("*.parquet")):
+                        break
+                    time.sleep(0.05)
+                raise RuntimeError("late")
+
+    frame = spark.range(0, 2, 1, 2).mapInArrow(one_is_bad_and_one_fails, "payload string")
     with pytest.raises(PySparkException, match="late"):
-        write(bad.mapInArrow(fail_late, bad.schema), options)
-    assert not [path for path in side.rglob("*") if path.is_file()]
+        write(frame, told(tenant.producer, command="c", mode="PERMISSIVE", rejectedPath=side))
+    assert (tmp_path / "rejected").exists()
+    assert not [path for path in Path(side).rglob("*") if path.is_file()]
+
+
+def test_a_task_that_fails_takes_its_rejected_rows_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejects, "ROWS_AT_ONCE", 2)
+    kept = rejects.Rejects(str(tmp_path), "job", 0, 1)
+    for row in range(3):
+        kept.add(Rejected(row, "invalid", "because"), {"payload": "x"})
+    assert list(tmp_path.rglob("*.parquet"))
+    kept.drop()
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 @pytest.mark.parametrize(
