@@ -174,6 +174,7 @@ def test_retries_tell_how_deliveries_ended_and_how_many_a_task_took(spark: Spark
     for name, move in {"completes": "complete", "fails": "fail", "nacks": "nack", "expiries": "expire",
                        "abandons": "abandon", "cancels": "cancel"}.items():  # fmt: skip
         assert sum(row[name] for row in rows) == ends[move]
+    assert sum(row["deaths"] for row in rows) == sum(attempt["is_dead"] for attempt in lake.attempts)
     assert sum(row["deliveries"] for row in rows) == len(lake.attempts)
     took = Counter(task["deliveries"] for task in lake.tasks if task["outcome"] in ("completed", "failed"))
     for number in range(1, 6):

@@ -2,7 +2,7 @@
 
 import json
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
 import msgspec
@@ -14,7 +14,7 @@ from tests.pipeline.samples import broken, sample
 from codeq.pipeline import audit, gold, report, silver
 from codeq.pipeline.report import wording
 from codeq.pipeline.report.data import ReportData, Totals
-from codeq.pipeline.report.drawing import linear, logarithmic
+from codeq.pipeline.report.drawing import Series, linear, logarithmic, time_plot
 from codeq.pipeline.tables import SILVER_ATTEMPTS, SILVER_TASKS
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -82,6 +82,12 @@ def test_text_from_outside_is_shown_and_not_obeyed() -> None:
     assert "<img src=x>" in read.texts
     assert "<i>title</i>" in read.texts
     assert "<b>acme</b>" in read.texts
+
+
+def test_names_in_a_plot_cannot_end_its_data() -> None:
+    plot = time_plot("plot", [NOW], [Series("</script><b>", [1], "blue")], show=str)
+    assert plot.count("</script>") == 1
+    assert "<b>" not in plot
 
 
 def test_a_broken_rule_is_the_first_thing_one_sees() -> None:
@@ -183,6 +189,8 @@ def assert_adds_up(data: ReportData, events: list[Row]) -> None:
     ended = sum(event["status_before"] == "IN_PROGRESS" for event in events)
     assert sum(of.deliveries for of in data.workers) == sum(of.deliveries for of in data.retries) == ended
     assert sum(of.run.number for of in data.latency) == sum(of.run.number for of in data.latency_over_time) == ended
+    assert data.last_at == max(event["at"] for event in events).replace(second=0, microsecond=0) + timedelta(minutes=1)
     deaths = sum(e["status_after"] == "FAILED" and e["move"] in ("nack", "expire", "abandon") for e in events)
     assert sum(letter.deaths for letter in data.dead_letters) == sum(of.deaths for of in data.retries) == deaths > 0
+    assert data.totals.dead == deaths - moves.count("replay") < deaths
     assert {of.command for of in data.capacity} == {of.command for of in data.service_levels}

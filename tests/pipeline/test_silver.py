@@ -127,6 +127,8 @@ def test_a_history_whose_beginning_was_trimmed_gives_rows_without_it(spark: Spar
         assert folded(spark, name, cut(History(kept, []), random.Random(1), 3)) == folded(spark, name, [kept])
     tasks = folded(spark, "tasks", [kept])
     assert any(row["enqueued_at"] is None and row["end_to_end_ms"] is None for row in tasks)
+    first = {row["task_id"]: row["first_claimed_at"] for row in folded(spark, "tasks", [history.events])}
+    assert all(row["first_claimed_at"] in (None, first[row["task_id"]]) for row in tasks)
 
 
 def test_a_purge_alone_makes_no_row_and_closes_a_dead_one(spark: SparkSession, history: History) -> None:
