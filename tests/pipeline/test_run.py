@@ -92,7 +92,7 @@ def test_the_lake_is_what_the_server_wrote_and_nothing_else(
     nothing = spark.createDataFrame([], tables.SILVER_TASKS.schema)
     assert same(lake.tasks.read(spark), silver.tasks(nothing, events))
     throughput = {figures.table.name: table for figures, table in lake.gold}[gold.THROUGHPUT.table.name]
-    [row] = throughput.read(spark).selectExpr("sum(enqueued) as enqueued", "sum(completed) as completed").collect()
+    [row] = throughput.read(spark).selectExpr("sum(enqueues) as enqueued", "sum(completes) as completed").collect()
     assert row.enqueued == events.where("move = 'enqueue'").count()
     assert row.completed == events.where("move = 'complete'").count()
     for table in lake.all:  # as other programs read them
