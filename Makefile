@@ -41,9 +41,10 @@ test: setup ## All tests
 test-fast: setup ## The tests to run while working, in under a minute
 	$(BIN)/pytest -m "not slow and not spark"
 
-bench: setup ## Measure the engine against raw RocksDB, and HTTP against the engine, in the same run
+bench: setup ## Measure the engine against raw RocksDB, HTTP against the engine, and what a program sees
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/http.py
+	$(BIN)/python benchmarks/sdk.py
 
 lock: setup ## Choose the newest versions and write requirements.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --generate-hashes --no-header \

@@ -37,6 +37,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         **{
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.sql.shuffle.partitions": 2,
+            "spark.sql.adaptive.enabled": False,
             "spark.driver.memory": "1g",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             "spark.executorEnv.PYTHONPATH": os.pathsep.join(path for path in sys.path if path),

@@ -42,6 +42,16 @@ def tenant(server: Server) -> Iterator[Tenant]:
 @pytest.fixture(params=["server", "embedded"])
 def queue(request: pytest.FixtureRequest) -> codeq.Client | codeq.Queue:
     """The queues of a new tenant, on a server and inside the process in turn."""
+    return _queue(request)
+
+
+@pytest.fixture(params=["embedded", pytest.param("server", marks=pytest.mark.slow)])
+def either(request: pytest.FixtureRequest) -> codeq.Client | codeq.Queue:
+    """As `queue`, for tests that take long and find little more on a server."""
+    return _queue(request)
+
+
+def _queue(request: pytest.FixtureRequest) -> codeq.Client | codeq.Queue:
     if request.param == "server":
         made: Tenant = request.getfixturevalue("tenant")
         return made.client

@@ -187,7 +187,7 @@ def crash(how: str) -> Any:
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "hides":
-        os.closerange(3, 64)  # its pipe among them: the parent sees it end while it lives on
+        os.closerange(3, 4096)  # its pipe among them: the parent sees it end while it lives on
         time.sleep(WAIT_S_MAX)
     if how == "memory":
         before = resource.getrlimit(resource.RLIMIT_AS)

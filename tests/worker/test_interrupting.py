@@ -1,26 +1,27 @@
-"""Work that is not wanted any more: too slow, cancelled, or given to another. In a thread, in a process, on the loop."""
+"""Work that is not wanted any more: too slow, cancelled, or given to another; in threads, processes, on the loop."""
 
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from tests.server.running import eventually
 from tests.worker.handlers import lines, may_go_on
-from tests.worker.working import AT_ONCE, NEVER, at_work, make_worker, moves
+from tests.worker.working import AT_ONCE, NEVER, at_work, is_gone, make_worker, moves
 
 import codeq
+from codeq.domain.task import Holder
 from codeq.sdk.worker import running
 from codeq.testing import QueueForTests
 
-PLACES = {
+PLACES: dict[str, dict[str, Any]] = {
     "thread": {"function": "hold_up"},
     "process": {"function": "hold_up", "process": True},
     "loop": {"function": "hold_up_async"},
 }
 
 
-def test_what_takes_too_long_is_a_failed_try_in_every_place(queue: codeq.Client, tmp_path: Path) -> None:
+def test_what_takes_too_long_is_a_failed_try_in_every_place(either: codeq.Client, tmp_path: Path) -> None:
+    queue = either
     care = {"timeout": 0.3, "backoff": NEVER, "max_attempts": 3}
     worker = make_worker({place: {**given, **care} for place, given in PLACES.items()}, concurrency=1)
     tasks = {place: queue.enqueue(place, str(tmp_path / place)) for place in PLACES}
@@ -43,74 +44,76 @@ def test_the_time_a_process_takes_to_start_is_not_its_handlers(embedded: codeq.Q
     assert moves(queue, task) == ["enqueue", "claim", "complete"]
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_cancelling_a_task_interrupts_its_handler_and_frees_its_place(
-    place: str, queue: codeq.Client, tmp_path: Path
-) -> None:
-    worker = make_worker({"work": {**PLACES[place], "lease": 1}}, concurrency=1)
-    first, second = [queue.enqueue("work", str(tmp_path / name)) for name in ("first", "second")]
+def test_cancelling_a_task_interrupts_its_handler_and_frees_its_place(either: codeq.Client, tmp_path: Path) -> None:
+    queue = either
+    worker = make_worker({place: {**given, "lease": 1} for place, given in PLACES.items()}, concurrency=1, prefetch=6)
+    first = {place: queue.enqueue(place, str(tmp_path / f"{place}-1")) for place in PLACES}
+    second = {place: queue.enqueue(place, str(tmp_path / f"{place}-2")) for place in PLACES}
     with at_work(worker, queue):
-        [began] = eventually(lambda: lines(tmp_path / "first"), 20)
-        queue.cancel(first.id)
-        eventually(lambda: lines(tmp_path / "second"), 20)
-        if place == "process":
-            eventually(lambda: not _is_alive(int(began.partition(":")[2])))
-        else:
-            assert lines(tmp_path / "first")[1:] == ["interrupted"]
-        may_go_on(tmp_path / "first")
-        may_go_on(tmp_path / "second")
-        assert queue.wait(second.id, 20) == "done"
-    assert moves(queue, first) == ["enqueue", "claim", "cancel"]
+        for place in PLACES:
+            eventually(lambda place=place: lines(tmp_path / f"{place}-1"), 20)  # type: ignore[misc]
+        for task in first.values():
+            queue.cancel(task.id)
+        for place in PLACES:
+            eventually(lambda place=place: lines(tmp_path / f"{place}-2"), 20)  # type: ignore[misc]
+            assert _is_interrupted(place, tmp_path / f"{place}-1")
+            may_go_on(tmp_path / f"{place}-1")
+            may_go_on(tmp_path / f"{place}-2")
+            assert queue.wait(second[place].id, 20) == "done"
+            assert moves(queue, first[place]) == ["enqueue", "claim", "cancel"]
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def _is_interrupted(place: str, path: Path) -> bool:
+    began, *after = lines(path)
+    if place != "process":
+        return after == ["interrupted"]
+    return is_gone(int(began.partition(":")[2]))
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_task_that_is_cancelled_before_it_begins_never_does(place: str, queue: codeq.Client, tmp_path: Path) -> None:
-    worker = make_worker({"work": {**PLACES[place], "lease": 1}}, concurrency=1, prefetch=3, health=None)
-    tasks = [queue.enqueue("work", str(tmp_path / str(number))) for number in range(3)]
+def test_a_task_that_is_cancelled_before_it_begins_never_does(either: codeq.Client, tmp_path: Path) -> None:
+    queue = either
+    worker = make_worker({place: {**given, "lease": 1} for place, given in PLACES.items()}, concurrency=1, prefetch=9)
+    tasks = {(place, n): queue.enqueue(place, str(tmp_path / f"{place}-{n}")) for n in range(3) for place in PLACES}
     with at_work(worker, queue):
-        eventually(lambda: lines(tmp_path / "0"), 20)
-        eventually(lambda: queue.get(tasks[2].id).task.status is codeq.Status.IN_PROGRESS)
-        queue.cancel(tasks[1].id)
-        # Its heartbeats are as old as those of the third: once that one's lease has been renewed, it is known.
-        until_ms = queue.get(tasks[2].id).task.lease_until_ms
-        eventually(lambda: queue.get(tasks[2].id).task.lease_until_ms > until_ms + 600)
-        for number in range(3):
-            may_go_on(tmp_path / str(number))
-        assert queue.wait(tasks[2].id, 20) == "done"
-    assert lines(tmp_path / "1") == []
+        for place in PLACES:
+            eventually(lambda place=place: lines(tmp_path / f"{place}-0"), 20)  # type: ignore[misc]
+        for place in PLACES:
+            eventually(lambda place=place: _is_held(queue, tasks[place, 2]))  # type: ignore[misc]
+            queue.cancel(tasks[place, 1].id)
+        # Heartbeats for all of them are due at the same time: twice renewed, and the others are known to be gone.
+        until_ms = queue.get(tasks["loop", 2].id).task.lease_until_ms
+        eventually(lambda: queue.get(tasks["loop", 2].id).task.lease_until_ms > until_ms + 600)
+        for place, n in tasks:
+            may_go_on(tmp_path / f"{place}-{n}")
+        for place in PLACES:
+            assert queue.wait(tasks[place, 2].id, 20) == "done"
+            assert lines(tmp_path / f"{place}-1") == []
 
 
-@pytest.mark.parametrize("place", PLACES)
+def _is_held(queue: Any, task: codeq.Task) -> bool:
+    return queue.get(task.id).task.status is codeq.Status.IN_PROGRESS
+
+
 def test_a_lost_lease_interrupts_the_handler_and_its_result_is_not_taken(
-    place: str, codeq_queue: QueueForTests, tmp_path: Path
+    codeq_queue: QueueForTests, tmp_path: Path
 ) -> None:
     queue = codeq_queue
-    worker = make_worker({"work": {**PLACES[place], "lease": 1}}, concurrency=1)
-    task = queue.enqueue("work", str(tmp_path / "file"), backoff=AT_ONCE, max_attempts=100)
+    worker = make_worker({place: {**given, "lease": 1} for place, given in PLACES.items()}, concurrency=1, prefetch=3)
+    tasks = {place: queue.enqueue(place, str(tmp_path / place)) for place in PLACES}
     with at_work(worker, queue):
-        [began] = eventually(lambda: lines(tmp_path / "file"), 20)
-        jobs: list[codeq.Job] = []
-        while not jobs:  # a heartbeat may come between the two
-            queue.advance(60)
-            jobs = queue.claim("work", worker="thief", lease=3600)
-        eventually(lambda: _has_ended(place, tmp_path / "file", began))
-        may_go_on(tmp_path / "file")
-        queue.complete(jobs[0], "by the thief")
-    assert queue.wait(task.id, 0) == "by the thief"
-    assert moves(queue, task)[-1] == "complete"
-
-
-def _has_ended(place: str, path: Path, began: str) -> bool:
-    if place == "process":
-        return not _is_alive(int(began.partition(":")[2]))
-    return lines(path)[1:] == ["interrupted"]
+        for place in PLACES:
+            eventually(lambda place=place: lines(tmp_path / place), 20)  # type: ignore[misc]
+        jobs = {}
+        for place in PLACES:  # the worker is full, so that it does not want them back
+            queue.nack(codeq.Job(tasks[place].id, place, b"", Holder("worker", 1)), "taken away", delay=0)
+            [jobs[place]] = queue.claim(place, worker="thief", lease=3600)
+        for place in PLACES:
+            eventually(lambda place=place: _is_interrupted(place, tmp_path / place))  # type: ignore[misc]
+            may_go_on(tmp_path / place)
+            queue.complete(jobs[place], "by the thief")
+    for task in tasks.values():
+        assert queue.wait(task.id, 0) == "by the thief"
+        assert moves(queue, task)[-1] == "complete"
 
 
 @pytest.mark.parametrize("function", ["ignore", "ignore_async"])
@@ -139,20 +142,19 @@ def test_a_worker_with_nothing_left_to_work_with_says_so_and_ends(
     worker = make_worker({"work": {"function": function, "timeout": 0.1}}, concurrency=1, grace=0)
     for number in range(3):
         queue.enqueue("work", str(tmp_path / str(number)), backoff=NEVER)
-    with pytest.raises(codeq.CodeqError, match="heed"), at_work(worker, queue) as working:
-        eventually(lambda: len([1 for number in range(3) if lines(tmp_path / str(number))]) == 2)
-        eventually(lambda: working.is_over)
+    with pytest.raises(codeq.CodeqError, match="heed"):
+        worker.run(queue)
+    assert [number for number in range(3) if lines(tmp_path / str(number))] == [0, 1]
     for number in range(3):
         may_go_on(tmp_path / str(number))
+    assert queue.queues()["work"].in_progress == 0
 
 
-@pytest.mark.parametrize("function", ["progress", "progress_async"])
-@pytest.mark.parametrize("process", [False, True])
+@pytest.mark.parametrize(("function", "process"), [("progress", False), ("progress", True), ("progress_async", False)])
 def test_progress_is_seen_while_the_handler_runs(
-    function: str, process: bool, queue: codeq.Client, tmp_path: Path
+    function: str, process: bool, either: codeq.Client, tmp_path: Path
 ) -> None:
-    if process and function == "progress_async":
-        pytest.skip("there are no async handlers in processes")
+    queue = either
     worker = make_worker({"work": {"function": function, "process": process}}, concurrency=1)
     task = queue.enqueue("work", str(tmp_path / "file"))
     with at_work(worker, queue):
@@ -181,16 +183,21 @@ def test_a_thread_knows_that_its_work_is_not_wanted_any_more(embedded: codeq.Que
     assert seen == [True]
 
 
-def test_interruptions_never_hit_the_next_job_of_the_thread(embedded: codeq.Queue, tmp_path: Path) -> None:
-    """Handlers that end just when they would be timed out: a hundred near misses, and not one neighbour harmed."""
+def test_interruptions_hit_neither_the_neighbours_nor_the_next_job_of_the_thread(
+    embedded: codeq.Queue, tmp_path: Path
+) -> None:
+    """Handlers that end just when they would be timed out: near misses, and nobody else is harmed."""
     queue = embedded.for_tenant("near")
-    worker = make_worker(
-        {"work_for": {"timeout": 0.05, "backoff": AT_ONCE}, "echo": {}}, concurrency=4, prefetch=50, grace=5
-    )
-    late = [queue.enqueue("work_for", 0.1, max_attempts=3) for _ in range(8)]
-    others = [queue.enqueue("echo", number) for number in range(300)]
+    late_care = {"timeout": 0.05, "backoff": AT_ONCE}
+    worker = make_worker({"work_for": late_care, "echo": {}, "hold_up": {}}, concurrency=4, prefetch=50)
+    neighbour = queue.enqueue("hold_up", str(tmp_path / "file"))
     with at_work(worker, queue):
+        eventually(lambda: lines(tmp_path / "file"))
+        late = [queue.enqueue("work_for", 0.1, max_attempts=3) for _ in range(8)]
+        others = [queue.enqueue("echo", number) for number in range(300)]
         for task in late:
             eventually(lambda task=task: queue.get(task.id).task.status.is_final, 20)  # type: ignore[misc]
         assert [queue.wait(task.id, 20) for task in others] == list(range(300))
-    assert {queue.get(task.id).task.attempts for task in others} == {0}
+        may_go_on(tmp_path / "file")
+        assert queue.wait(neighbour.id, 20) == "done"
+    assert {queue.get(task.id).task.attempts for task in (neighbour, *others)} == {0}

@@ -14,7 +14,7 @@ import codeq
 from codeq.domain.limits import ERROR_CHARS_MAX
 
 VALUES = [True, 0, -1.5, 2**63 - 1, "", "ä\u2028\0🙂", [], [1, [2, None]], {}, {"a": {"b": [True]}}]
-PLACES = {
+PLACES: dict[str, dict[str, dict[str, Any]]] = {
     "thread": {"end": {}, "echo": {}, "fail": {}},
     "process": {"end": {"process": True}, "echo": {"process": True}, "fail": {"process": True}},
     "loop": {"end": {"function": "end_async"}, "echo": {"function": "echo_async"}, "fail": {}},

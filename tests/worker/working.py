@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 from tests.server.running import Server, environment, eventually
 from tests.worker import handlers
 
@@ -68,7 +68,7 @@ class AtWork:
         self._task: asyncio.Task[None] | None = None
         self._has_begun = threading.Event()
         self.fault: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert self._has_begun.wait(10)
 
@@ -128,15 +128,17 @@ class Program:
         *,
         log: Path,
         url: str | None = None,
+        path: Path = ROOT,
         **options: Any,
     ) -> None:
+        """`path` is one more folder for its imports."""
         said = json.dumps({"url": url or tenant.url, "token": tenant.token, "tasks": tasks, "options": options})
-        path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "src"), str(path)])
         self.log = log
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.worker.program", said],
-                env=environment({"PYTHONPATH": path}),
+                env=environment({"PYTHONPATH": paths}),
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
@@ -145,7 +147,8 @@ class Program:
     @property
     def family(self) -> list[psutil.Process]:
         """Its children, and theirs: the heart and the processes of handlers."""
-        return psutil.Process(self.process.pid).children(recursive=True)
+        found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        return found
 
     def heart(self) -> psutil.Process:
         """The process that beats for it, once it is there."""
@@ -166,6 +169,14 @@ class Program:
             self.kill()
         if fault is not None:
             print(self.log.read_text()[-4000:])  # noqa: T201 - shown with the failed test
+
+
+def is_gone(process: psutil.Process | int) -> bool:
+    try:
+        found = psutil.Process(process) if isinstance(process, int) else process
+        return bool(found.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def is_heart(process: psutil.Process) -> bool:

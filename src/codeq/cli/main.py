@@ -12,6 +12,7 @@ from codeq.cli import (
     doctor,
     events,
     holding,
+    piping,
     producing,
     profiles,
     queues,
@@ -44,12 +45,14 @@ doctor.add_to(app)
 bench.add_to(app)
 demoing.add_to(app)
 app.add_typer(working.app, name="worker")
+app.add_typer(piping.app, name="pipeline")
 app.add_typer(reference_app, name="reference", hidden=True)
 
 _PANELS = {
     "Tasks": ("enqueue", "claim", "result", "nack", "abandon", "heartbeat", "task", "worker"),
     "Queues": ("queue", "dlq", "events", "top"),
     "Servers": ("serve", "token", "config", "stats", "backup", "restore"),
+    "Data": ("pipeline",),
     "This machine": ("profile", "doctor", "bench", "demo"),
 }
 for _panel, _names in _PANELS.items():

@@ -49,7 +49,7 @@ class DataFile(Struct, frozen=True):
     """The one day whose rows it holds, where files are kept apart by day."""
 
 
-class Table:
+class LakeTable:
     """One Delta table. `batch` is the last batch it has taken in; `offsets` the first events it has not seen."""
 
     def __init__(self, folder: Path, schema: StructType) -> None:

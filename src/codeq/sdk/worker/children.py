@@ -223,8 +223,7 @@ class _Child:
         was_ready, self.is_ready = self.is_ready, False
         if self._crew.is_closing:
             return
-        self._process.join(0.2)
-        self.kill()  # it may have closed the pipe and live on
+        self.kill()  # it may have closed the pipe and live on; one that is ending keeps its exit code
         self._process.join(2)
         why = _how(self._process.exitcode)
         if held is not None:

@@ -168,12 +168,12 @@ class HeartProcess:
         self._lost = lost
         self._held: dict[str, Pulse] = {}
         self._pipe: asyncio.StreamWriter | None = None
-        self._is_told = asyncio.Event()
+        self._is_up = asyncio.Event()
         self._stand_in: Beating | None = None
         self.running = asyncio.get_running_loop().create_task(self._run())
 
     async def ready(self) -> None:
-        await self._is_told.wait()
+        await self._is_up.wait()
 
     def hold(self, pulses: Sequence[Pulse]) -> None:
         for pulse in pulses:
@@ -219,14 +219,13 @@ class HeartProcess:
             stdin=-1, stdout=-1, start_new_session=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )  # fmt: skip
-        was_up = False
         try:
             self._pipe = process.stdin
             self._tell(Told(self._client.url, self._known(), list(self._held.values())))
-            self._is_told.set()
-            was_up = await self._listen(process)
+            await self._listen(process)
         finally:
-            self._is_told.clear()
+            was_up = self._is_up.is_set()
+            self._is_up.clear()
             self._pipe = None
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -235,22 +234,20 @@ class HeartProcess:
             raise ChildProcessError(f"it ended with {process.returncode} before it was up")
         log.warning("the heart of this worker stopped and is started again")
 
-    async def _listen(self, process: asyncio.subprocess.Process) -> bool:
-        """Until it ends. Answers whether it has ever beaten."""
-        is_up = False
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        """Until it ends."""
         if process.stdout is None:
-            return is_up
+            return
         async for line in process.stdout:
             key, _, code = line.decode().strip().rpartition(" ")
             if code == _UP:
-                is_up = True
+                self._is_up.set()
                 await self._stand_down()
             elif code == Unauthenticated.code:
                 if callable(self._client.given["token"]):
-                    return is_up  # started anew, with a new token
+                    return  # started anew, with a new token
             else:
                 self._gone(key, code)
-        return is_up
 
     async def _stand_down(self) -> None:
         if self._stand_in is not None:

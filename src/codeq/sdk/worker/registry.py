@@ -19,6 +19,7 @@ from codeq.sdk.worker.handling import Handler, Middleware, Place, wants_job
 Function = TypeVar("Function", bound=Callable[..., Any])
 Source = str | Verbs | BlockingVerbs
 
+END_S = 1.0
 LEASE_MS_LEAST = 1_000
 """Three heartbeats, each of which may take a moment on a busy machine, must fit in."""
 
@@ -138,7 +139,14 @@ class Worker:
 
     def run(self, queue: Source | None = None, *, until_idle: bool = False) -> None:
         """Work until told to stop, or with `until_idle` until nothing is ready any more."""
-        asyncio.run(self.run_async(queue, until_idle=until_idle, signals=True))
+        # Not `asyncio.run`, which would wait for ever for an async handler that does not heed its cancellation.
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(self.run_async(queue, until_idle=until_idle, signals=True))
+        finally:
+            loop.run_until_complete(_end_all())
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
 
     async def run_async(self, queue: Source | None = None, *, until_idle: bool = False, signals: bool = False) -> None:
         """As `run`, on the running event loop. Cancel it to stop it as a signal would."""
@@ -186,6 +194,15 @@ def _concurrency(wanted: int) -> int:
     if not _is_whole(wanted) or not 1 <= wanted <= BATCH_TASKS_MAX:
         raise InvalidRequest(f"concurrency is 1 to {BATCH_TASKS_MAX}, not {wanted}")
     return wanted
+
+
+async def _end_all() -> None:
+    """Cancel what still runs on this event loop, and wait for it as long as handlers may take to heed that."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=END_S)
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

@@ -37,9 +37,9 @@ TICK_S = 0.1
 AHEAD_S = 0.1
 """How much work is fetched ahead. Enough to fill batches when tasks are short, next to nothing when they are long."""
 PROGRESS_S = 1.0
-ANSWER_S = 1.0
-"""A claim this young may be about to be answered with jobs, so a worker that stops waits for it that long; one that is
-older waits for a task to come."""
+ANSWER_S, ANSWER_INSIDE_S = 0.5, 0.2
+"""A claim this young may be about to be answered with jobs, so a worker that stops waits for it that long (less on a
+queue inside the process); one that is older waits for a task to come."""
 INTERRUPT_S = 2.0
 """How long a handler may take to heed its interruption."""
 LAST_WORDS_S = 5.0
@@ -142,7 +142,8 @@ class Runner:
             for held in crew.take_back():
                 self._done(Ended(held.job, _ABANDON))
         if self._asked_s:
-            await self._until(claiming.done, self._asked_s + ANSWER_S - monotonic(), unless=self._is_hurried)
+            answer_s = ANSWER_S if isinstance(self._verbs, AsyncClient) else ANSWER_INSIDE_S
+            await self._until(claiming.done, self._asked_s + answer_s - monotonic(), unless=self._is_hurried)
         claiming.cancel()
         await self._until(lambda: not self._held, self._worker.grace_s, unless=self._is_hurried)
         self._decide([(held, Ended(held.job, _ABANDON)) for held in self._held.values()])

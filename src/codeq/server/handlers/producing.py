@@ -72,11 +72,9 @@ async def create_many(parts: Parts, call: Call) -> Reply:
 
 
 def _task_answer(done: Enqueued | CodeqError) -> wire.TaskAnswer:
-    return (
-        _refused(done)
-        if isinstance(done, CodeqError)
-        else wire.TaskAnswer(wire.view(done.task, done.body), replayed=done.is_replay)
-    )
+    if isinstance(done, CodeqError):
+        return _refused(done)
+    return wire.TaskAnswer(wire.view(done.task, done.body), replayed=done.is_replay)
 
 
 def _refused(refusal: CodeqError) -> wire.TaskAnswer:

@@ -1,0 +1,17 @@
+"""Figures that people ask for, one function per table: what a batch adds, and how it is merged into what is there.
+
+partials = gold.THROUGHPUT.partials(Batch(events, attempts, tasks))
+rows = gold.THROUGHPUT.merged(existing_rows_of_those_days, partials)
+"""
+
+from codeq.pipeline.gold.failures import DEAD_LETTERS, RETRIES, signature
+from codeq.pipeline.gold.flow import CAPACITY, THROUGHPUT, USAGE, WORKERS, workers_needed
+from codeq.pipeline.gold.latency import LATENCY, SERVICE_LEVELS
+from codeq.pipeline.gold.summing import Batch, Goals, Gold, Target
+
+__all__ = [
+    "ALL", "CAPACITY", "DEAD_LETTERS", "LATENCY", "RETRIES", "SERVICE_LEVELS", "THROUGHPUT", "USAGE", "WORKERS",
+    "Batch", "Goals", "Gold", "Target", "signature", "workers_needed",
+]  # fmt: skip
+
+ALL: tuple[Gold, ...] = (THROUGHPUT, LATENCY, SERVICE_LEVELS, RETRIES, DEAD_LETTERS, USAGE, WORKERS, CAPACITY)

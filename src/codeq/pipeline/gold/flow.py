@@ -1,0 +1,134 @@
+"""Gold of what flows through: throughput, use by tenant and by worker, and the capacity that it takes."""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from codeq.pipeline.gold.summing import Batch, Goals, Gold, count_when, day_of, minute_of, per_hour, share
+from codeq.pipeline.tables import GOLD_CAPACITY, GOLD_THROUGHPUT, GOLD_USAGE, GOLD_WORKERS
+
+_DEATH = "status_after = 'FAILED' and move in ('nack', 'expire', 'abandon')"
+_LIVE = "('PENDING', 'IN_PROGRESS')"
+
+
+def _throughput(batch: Batch) -> DataFrame:
+    return batch.events.groupBy(
+        "tenant", "command", "priority", minute_of("at").alias("minute"), day_of("at").alias("day")
+    ).agg(
+        *count_when(
+            enqueues="move = 'enqueue'",
+            claims="move = 'claim'",
+            completes="move = 'complete'",
+            fails="move = 'fail'",
+            nacks="move = 'nack'",
+            expiries="move = 'expire'",
+            abandons="move = 'abandon'",
+            promotes="move = 'promote'",
+            cancels="move = 'cancel'",
+            replays="move = 'replay'",
+            purges="move = 'purge'",
+            deaths=_DEATH,
+            entered=f"status_after in {_LIVE} and not coalesce(status_before, '') in {_LIVE}",
+            left=f"status_before in {_LIVE} and not status_after in {_LIVE}",
+            began="move = 'claim'",
+            stopped="status_before = 'IN_PROGRESS'",
+        ),
+        f.sum(f.expr("if(move = 'enqueue', payload_bytes, 0)")).alias("payload_bytes"),
+    )
+
+
+def _usage(batch: Batch) -> DataFrame:
+    enqueued = batch.events.where("move = 'enqueue'").groupBy("tenant", day_of("at").alias("day"))
+    ended = batch.closed_attempts.groupBy("tenant", day_of("ended_at").alias("day"))
+    return enqueued.agg(f.count("*").alias("tasks"), f.sum("payload_bytes").alias("payload_bytes")).unionByName(
+        ended.agg(
+            f.count("*").alias("deliveries"),
+            f.sum("run_ms").alias("run_ms"),
+            *count_when(completes="ended_by = 'complete'"),
+        ),
+        allowMissingColumns=True,
+    )
+
+
+def _usage_in_seconds(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG001
+    return rows.withColumn("run_seconds", f.col("run_ms") / 1000)
+
+
+def _workers(batch: Batch) -> DataFrame:
+    rows = batch.closed_attempts.where("worker_id is not null")
+    return per_hour(rows, "ended_at", "tenant", "worker_id").agg(
+        f.count("*").alias("deliveries"),
+        *count_when(
+            completes="ended_by = 'complete'",
+            failures="ended_by in ('fail', 'nack')",
+            expiries="ended_by = 'expire'",
+            abandons="ended_by = 'abandon'",
+        ),
+        f.sum("run_ms").alias("busy_ms"),
+        f.min("claimed_at").alias("first_at"),
+        f.max("ended_at").alias("last_at"),
+    )
+
+
+def _workers_in_shares(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG001
+    bad = f.col("failures") + f.col("expiries")
+    return rows.withColumns(
+        {"busy_seconds": f.col("busy_ms") / 1000, "failure_share": f.try_divide(bad.cast("double"), "deliveries")}
+    )
+
+
+def _capacity(batch: Batch) -> DataFrame:
+    arrived = batch.events.where("status_after = 'PENDING' and move <> 'promote'")
+    arrivals = per_hour(arrived, "at", "tenant", "command").agg(
+        f.count("*").alias("arrivals"), f.min("at").alias("first_at"), f.max("at").alias("last_at")
+    )
+    ended = batch.closed_attempts.where("run_ms is not null")
+    served = per_hour(ended, "ended_at", "tenant", "command")
+    return arrivals.unionByName(
+        served.agg(
+            f.count("*").alias("deliveries"),
+            f.sum("run_ms").alias("run_ms"),
+            f.min("ended_at").alias("first_at"),
+            f.max("ended_at").alias("last_at"),
+            f.hll_sketch_agg("worker_id").alias("worker_sketch"),
+        ),
+        allowMissingColumns=True,
+    )
+
+
+def _plan(rows: DataFrame, goals: Goals) -> DataFrame:
+    span = (f.unix_millis("last_at") - f.unix_millis("first_at")) / 1000
+    rows = rows.withColumns({
+        "workers": f.hll_sketch_estimate("worker_sketch"),
+        "seconds": f.greatest(f.lit(60.0), span),
+        "service_ms": share("run_ms", "deliveries"),
+        "wait_target_ms": f.lit(goals.wait_ms),
+    })  # fmt: skip
+    rows = rows.withColumn("arrivals_per_second", f.col("arrivals") / f.col("seconds"))
+    rows = rows.withColumn("load", f.col("arrivals_per_second") * f.col("service_ms") / 1000)
+    busy = f.col("run_ms") / 1000 / f.col("seconds")
+    return rows.withColumns({
+        "utilisation": f.try_divide(busy, f.col("workers").cast("double")),
+        "workers_needed": workers_needed("load", "service_ms", goals.wait_ms),
+    })  # fmt: skip
+
+
+def workers_needed(load: str, service_ms: str, wait_ms: int) -> Column:
+    """Fewest servers with a mean wait of at most `wait_ms` in an M/M/c queue; null where the load is not known.
+
+    Erlang B is computed up from one server, B(c) = a B(c-1) / (c + a B(c-1)); Erlang C follows from it,
+    C = B / (1 - (a/c)(1 - B)), and the mean wait is C s / (c - a). Five deviations above the load is always enough.
+    """
+    most = f"cast(least(ceil({load} + 5 * sqrt({load}) + 10), 100000) as int)"
+    blocked = f"{load} * seen.b / (c + {load} * seen.b)"
+    wait = f"(next.b / (1 - {load} / c * (1 - next.b))) * {service_ms} / (c - {load})"
+    step = f"""transform(array(named_struct('b', {blocked})), next -> named_struct(
+        'b', next.b, 'needed', coalesce(seen.needed, if(c > {load} and {wait} <= {wait_ms}, c, null))))[0]"""
+    none = "named_struct('b', 1.0D, 'needed', cast(null as int))"
+    found = f"aggregate(sequence(1, {most}), {none}, (seen, c) -> {step}, seen -> coalesce(seen.needed, {most}))"
+    return f.expr(f"case when {load} is null then null when {load} = 0 then 0 else {found} end").cast("bigint")
+
+
+THROUGHPUT = Gold(GOLD_THROUGHPUT, _throughput)
+USAGE = Gold(GOLD_USAGE, _usage, _usage_in_seconds)
+WORKERS = Gold(GOLD_WORKERS, _workers, _workers_in_shares)
+CAPACITY = Gold(GOLD_CAPACITY, _capacity, _plan)

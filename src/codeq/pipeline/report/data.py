@@ -1,0 +1,162 @@
+"""What a report shows: plain values, which are also its JSON."""
+
+from datetime import datetime
+
+from msgspec import Struct
+
+
+class Totals(Struct, frozen=True, kw_only=True):
+    events: int = 0
+    enqueued: int = 0
+    completed: int = 0
+    failed: int = 0
+    dead: int = 0
+    """Died and not replayed since."""
+    cancelled: int = 0
+    live: int = 0
+    running: int = 0
+    deliveries: int = 0
+    payload_bytes: int = 0
+
+
+class Moment(Struct, frozen=True, kw_only=True):
+    """One step of the time line."""
+
+    at: datetime
+    enqueued: int
+    completed: int
+    failed: int
+    dead: int
+    backlog: int
+    """Live at its end."""
+    running: int
+    """In progress at its end."""
+
+
+class Percentiles(Struct, frozen=True, kw_only=True):
+    number: int
+    p50: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+
+
+class Latency(Struct, frozen=True, kw_only=True):
+    """Of one command, or of one step of time."""
+
+    command: str | None = None
+    at: datetime | None = None
+    wait: Percentiles
+    run: Percentiles
+    end_to_end: Percentiles
+
+
+class Outcomes(Struct, frozen=True, kw_only=True):
+    command: str
+    enqueued: int
+    completed: int
+    failed: int
+    dead: int
+    cancelled: int
+    live: int
+
+
+class DeadLetter(Struct, frozen=True, kw_only=True):
+    signature: str
+    deaths: int
+    first_at: datetime
+    last_at: datetime
+    tenants: list[str]
+    commands: list[str]
+    workers: list[str]
+    task_ids: list[str]
+    errors: list[str]
+
+
+class Tenant(Struct, frozen=True, kw_only=True):
+    tenant: str
+    tasks: int
+    completed: int
+    deliveries: int
+    payload_bytes: int
+    run_seconds: float
+
+
+class Worker(Struct, frozen=True, kw_only=True):
+    worker: str
+    tenant: str
+    deliveries: int
+    completed: int
+    failures: int
+    expiries: int
+    busy_seconds: float
+    failure_share: float | None
+
+
+class Retries(Struct, frozen=True, kw_only=True):
+    command: str
+    deliveries: int
+    nacks: int
+    expiries: int
+    abandons: int
+    deaths: int
+    retry_share: float | None
+    took: list[int]
+    """Tasks that took 1, 2, 3, 4, 5, 6 to 10, and more deliveries."""
+
+
+class ServiceLevel(Struct, frozen=True, kw_only=True):
+    command: str
+    target_ms: int
+    objective: float
+    tasks: int
+    good: int
+    late: int
+    failed: int
+    share: float | None
+    burn: float | None
+
+
+class Capacity(Struct, frozen=True, kw_only=True):
+    """Of one command in its busiest hour."""
+
+    command: str
+    hour: datetime
+    arrivals_per_second: float
+    service_ms: float | None
+    load: float | None
+    utilisation: float | None
+    workers: int
+    workers_needed: int | None
+    wait_target_ms: int
+
+
+class Judgement(Struct, frozen=True, kw_only=True):
+    """One rule of the audit."""
+
+    rule: str
+    text: str
+    word: str
+    checked: int
+    violations: int
+    examples: list[dict[str, str | int | None]] = []
+
+
+class ReportData(Struct, frozen=True, kw_only=True):
+    title: str
+    made_at: datetime
+    first_at: datetime | None
+    last_at: datetime | None
+    step_seconds: int
+    totals: Totals
+    audit: list[Judgement] = []
+    timeline: list[Moment] = []
+    latency_over_time: list[Latency] = []
+    latency: list[Latency] = []
+    outcomes: list[Outcomes] = []
+    dead_letters: list[DeadLetter] = []
+    tenants: list[Tenant] = []
+    workers: list[Worker] = []
+    retries: list[Retries] = []
+    service_levels: list[ServiceLevel] = []
+    capacity: list[Capacity] = []

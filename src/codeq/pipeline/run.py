@@ -1,0 +1,204 @@
+"""One run of the pipeline: take in what is new, carry the rows forward, add up the figures. Each step is one commit.
+
+A table remembers the batch it has taken in. A run that dies leaves each table at some batch; the next run goes on from
+there. Two runs at once do no harm: the slower one's commit is refused.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+
+from msgspec import Struct
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from codeq.pipeline import gold, silver, tables
+from codeq.pipeline.calling import Calls, Connection
+from codeq.pipeline.lake import DataFile, LakeTable
+
+EVENTS_PER_BATCH = 2_000_000
+"""What one commit of bronze takes in: bounds what a crash makes us read again."""
+EVENTS_PER_STEP = 5_000_000
+"""What silver and gold take in at once, however many batches that is."""
+
+OPEN, CLOSED, EVENTS, DAYS = "open", "closed", "events", "days"
+
+Say = Callable[[str], None]
+
+
+class Summary(Struct):
+    """What a run has done."""
+
+    events: int = 0
+    batches: int = 0
+    seconds: dict[str, float] = {}
+    """By layer."""
+
+
+class Lake:
+    """The tables in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bronze = self.table(tables.BRONZE_EVENTS)
+        self.attempts = self.table(tables.SILVER_ATTEMPTS)
+        self.tasks = self.table(tables.SILVER_TASKS)
+        self.gold = [(figures, self.table(figures.table)) for figures in gold.ALL]
+
+    def table(self, table: tables.Table) -> LakeTable:
+        return LakeTable(self.folder / table.name, table.schema)
+
+    @property
+    def all(self) -> list[LakeTable]:
+        return [self.bronze, self.attempts, self.tasks, *[table for _, table in self.gold]]
+
+
+def run_once(
+    spark: SparkSession, lake: Lake, connection: Connection, *, say: Say = lambda _: None, tenant: str | None = None
+) -> Summary:
+    """Bring every table of the lake up to what the server has now."""
+    summary = Summary()
+    steps: dict[str, Callable[[], None]] = {
+        "bronze": lambda: _take_in_all(spark, lake, connection, summary=summary, say=say, tenant=tenant),
+        "silver": lambda: carry_forward(spark, lake, say=say),
+        "gold": lambda: add_up(spark, lake, say=say),
+    }
+    for layer, step in steps.items():
+        started_s = time.monotonic()
+        step()
+        summary.seconds[layer] = time.monotonic() - started_s
+    return summary
+
+
+def _take_in_all(
+    spark: SparkSession, lake: Lake, connection: Connection, *, summary: Summary, say: Say, tenant: str | None
+) -> None:
+    while taken := take_in(spark, lake, connection, tenant=tenant):
+        summary.events += taken
+        summary.batches += 1
+        say(f"bronze: {summary.events:,} events")
+
+
+def take_in(
+    spark: SparkSession,
+    lake: Lake,
+    connection: Connection,
+    *,
+    tenant: str | None = None,
+    events_max: int = EVENTS_PER_BATCH,
+) -> int:
+    """Append the next batch of events to bronze. Answers how many offsets it covers; 0 when there is nothing new."""
+    calls = Calls(connection, retry_s=30)
+    spans = calls.spans()
+    calls.close()
+    starts = {shard: lake.bronze.offset(shard) or span.first for shard, span in spans.items()}
+    share = max(1, events_max // len(spans))
+    ends = {shard: min(span.end, starts[shard] + share) for shard, span in spans.items()}
+    covered = sum(ends[shard] - starts[shard] for shard in spans)
+    if covered <= 0:
+        return 0
+    options = {
+        "endpoint": connection.endpoint,
+        "tokenFile": connection.token_file,
+        "tokenEnv": connection.token_env,
+        "caFile": connection.ca_file,
+        "tenant": tenant,
+        "startingOffsets": _offsets(starts),
+        "endingOffsets": _offsets(ends),
+        "minPartitions": str(spark.sparkContext.defaultParallelism),
+    }
+    reader = spark.read.format("codeq-events")
+    events = reader.options(**{name: value for name, value in options.items() if value is not None}).load()
+    batch = lake.bronze.batch + 1
+    lake.bronze.commit(lake.bronze.write(events, part=EVENTS, batch=batch), batch=batch, offsets=ends)
+    return covered
+
+
+def carry_forward(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> None:
+    """Bring silver up to bronze: join new events with the rows that are open, append what has ended."""
+    for table, carry in ((lake.attempts, silver.attempts), (lake.tasks, silver.tasks)):
+        for files in _steps(lake.bronze.files(part=EVENTS, after_batch=table.batch)):
+            batch = files[-1].batch
+            events = lake.bronze.read(spark, files)
+            offsets = _ends(events)
+            was_open = table.files(part=OPEN)
+            rows = carry(table.read(spark, was_open), events.where(_is_new(table, offsets))).persist()
+            try:
+                written = table.write(rows.where(~rows.is_open), part=CLOSED, batch=batch)
+                written += table.write(rows.where(rows.is_open), part=OPEN, batch=batch)
+                table.commit(written, batch=batch, removed=was_open, offsets=offsets)
+            finally:
+                rows.unpersist()
+            say(f"{table.folder.name}: batch {batch}")
+
+
+def add_up(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> None:
+    """Bring gold up to silver: add the figures of what is new to the days that it touches."""
+    up_to = min(lake.attempts.batch, lake.tasks.batch)
+    for figures, table in lake.gold:
+        for files in _steps(lake.bronze.files(part=EVENTS, after_batch=table.batch, up_to_batch=up_to)):
+            since, batch = table.batch, files[-1].batch
+            new = gold.Batch(
+                events=lake.bronze.read(spark, files),
+                attempts=_closed(spark, lake.attempts, since, up_to=batch),
+                tasks=_closed(spark, lake.tasks, since, up_to=batch),
+            )
+            _add_up(spark, table, figures, new=new, batch=batch)
+            say(f"{table.folder.name}: batch {batch}")
+
+
+def _add_up(spark: SparkSession, table: LakeTable, figures: gold.Gold, *, new: gold.Batch, batch: int) -> None:
+    partials = figures.partials(new).persist()
+    try:
+        days = {str(row.day) for row in partials.select("day").distinct().collect()}
+        touched = [file for file in table.files(part=DAYS) if file.day in days]
+        rows = figures.merged(table.read(spark, touched), partials)
+        written = table.write(rows.coalesce(1), part=DAYS, batch=batch, by_day=True)
+        table.commit(written, batch=batch, removed=touched)
+    finally:
+        partials.unpersist()
+
+
+def rebuild(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> None:
+    """Make silver and gold anew from bronze."""
+    for table in lake.all[1:]:
+        table.drop()
+    fresh = Lake(lake.folder)
+    carry_forward(spark, fresh, say=say)
+    add_up(spark, fresh, say=say)
+
+
+def _closed(spark: SparkSession, table: LakeTable, since: int, *, up_to: int) -> DataFrame:
+    return table.read(spark, table.files(part=CLOSED, after_batch=since, up_to_batch=up_to))
+
+
+def _steps(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
+    """The files in groups of whole batches, each of about EVENTS_PER_STEP."""
+    step: list[DataFile] = []
+    rows = 0
+    for file in files:
+        if step and rows >= EVENTS_PER_STEP and file.batch != step[-1].batch:
+            yield step
+            step, rows = [], 0
+        step.append(file)
+        rows += file.rows
+    if step:
+        yield step
+
+
+def _ends(events: DataFrame) -> dict[int, int]:
+    """By shard, one past the last event."""
+    return {row.shard: row.end for row in events.groupBy("shard").agg((f.max("seq") + 1).alias("end")).collect()}
+
+
+def _is_new(table: LakeTable, shards: Mapping[int, int]) -> Column:
+    """Whether the table has not seen the event yet: repeats do no harm."""
+    known = {shard: table.offset(shard) for shard in shards}
+    conditions = [(f.col("shard") == shard) & (f.col("seq") >= (offset or 0)) for shard, offset in known.items()]
+    return reduce(lambda one, other: one | other, conditions, f.lit(False))
+
+
+def _offsets(offsets: Mapping[int, int]) -> str:
+    return json.dumps({str(shard): offset for shard, offset in offsets.items()})

@@ -1,0 +1,167 @@
+"""Histories to test with: what a real queue writes under a mixed load, and what a person writes down by hand."""
+
+import asyncio
+import random
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+import codeq
+from codeq.domain.errors import CodeqError
+from codeq.domain.requests import Claim, NewTask, Outcome
+from codeq.domain.task import Holder, Status, Task
+from codeq.usecases import giveback, operate, submit, sweep
+from codeq.usecases.claim import claim
+from codeq.usecases.core import Core
+from codeq.wire import events as wire
+
+START_MS = 1_767_225_480_000  # two minutes before the end of a day, so that histories cross it
+TENANTS, COMMANDS, SHARDS = ("acme", "globex"), ("mail", "resize", "charge"), 2
+ERRORS = ("timeout after 30 s", "cannot open '/srv/in/4711.png'", "Timeout after 31 s", 'no such user: "ada"')
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Clock:
+    now_ms: int = START_MS
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@dataclass(frozen=True)
+class History:
+    """Events as rows, and the store's own listing once they had all happened."""
+
+    events: list[Row]
+    listing: list[Row]
+
+
+def churn(seed: int, rounds: int) -> History:
+    """What a queue with two shards writes while tenants, workers and operators do everything at once."""
+    return asyncio.run(_churn(seed, rounds))
+
+
+async def _churn(seed: int, rounds: int) -> History:
+    dice, clock = random.Random(seed), Clock()
+    backoff = codeq.Backoff(codeq.BackoffKind.FIXED, 4000, 4000)
+    defaults = codeq.QueuePolicy(
+        max_attempts=3, max_deliveries=6, lease_ms=20_000, backoff=backoff, retention_ms=60_000,
+        dead_retention_ms=90_000,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="codeq-history-") as folder:
+        async with await codeq.open_async(
+            folder, shards=SHARDS, durability="process", clock=clock, sweeping=False, defaults=defaults
+        ) as queue:
+            few = codeq.QueuePolicy(
+                max_attempts=2, max_consumers=4, max_deliveries=3, backoff=backoff, retention_ms=60_000
+            )
+            for tenant in TENANTS:
+                await queue.for_tenant(tenant).set_policy("charge", few)
+            actors = [_Actor(queue.core, dice, tenant) for tenant in TENANTS]
+            for _ in range(rounds):
+                clock.now_ms += dice.choice((0, 1, 20, 700, 3000))
+                await dice.choice(actors).act()
+                if dice.random() < 0.4:
+                    await _sweep(queue.core)
+            logs = [(await queue.core.store.events(shard, 0, 10**6))[0] for shard in range(SHARDS)]
+            listing = [task for tenant in TENANTS for task in (await _all(queue.for_tenant(tenant)))]
+    events = [row for shard, log in enumerate(logs) for row in rows(log, shard)]
+    return History(events, [_listed(task) for task in listing])
+
+
+async def _sweep(core: Core) -> None:
+    await sweep.promote_due(core)
+    await sweep.expire_leases(core)
+    await sweep.purge_finished(core)
+
+
+async def _all(queue: codeq.AsyncQueue) -> list[Task]:
+    found, cursor = [], None
+    while True:
+        page = await queue.list(cursor=cursor, limit=1000)
+        found += page.tasks
+        cursor = page.cursor
+        if cursor is None:
+            return found
+
+
+class _Actor:
+    def __init__(self, core: Core, dice: random.Random, tenant: str) -> None:
+        self.core, self.dice, self.tenant = core, dice, tenant
+        self.held: list[Task] = []
+        self.known: list[str] = []
+
+    async def act(self) -> None:
+        roll = self.dice.random()
+        if roll < 0.2:
+            await self.enqueue()
+        elif roll < 0.5:
+            await self.claim()
+        elif roll < 0.94:
+            await self.end()
+        elif roll < 0.97 and self.known:
+            await operate.cancel(self.core, self.tenant, [self.dice.choice(self.known)])
+        else:
+            await codeq.AsyncQueue(self.core, self.tenant, None).replay_dead(limit=2)
+
+    async def enqueue(self) -> None:
+        dice = self.dice
+        queue = codeq.AsyncQueue(self.core, self.tenant, None)
+        answers = await queue.enqueue_many([
+            NewTask(
+                command=dice.choice(COMMANDS), payload=b'"%s"' % (b"x" * dice.randrange(200)),
+                priority=dice.choice((0, 0, 5, 9)), delay_ms=dice.choice((0, 0, 0, 2500, 30_000)),
+            )
+            for _ in range(dice.randint(1, 5))
+        ])  # fmt: skip
+        self.known += [answer.id for answer in answers if isinstance(answer, Task)]
+
+    async def claim(self) -> None:
+        dice = self.dice
+        commands = dice.choice((None, dice.sample(COMMANDS, dice.randint(1, 2))))
+        wanted = Claim(worker=f"{self.tenant}-{dice.randrange(3)}", commands=commands, limit=dice.randint(1, 6))
+        self.held += [delivery.task for delivery in await claim(self.core, self.tenant, wanted)]
+
+    async def end(self) -> None:
+        dice, core, tenant = self.dice, self.core, self.tenant
+        for task in [self.held.pop(dice.randrange(len(self.held))) for _ in range(min(3, len(self.held)))]:
+            holder, roll, why = Holder(task.worker or "", task.lease_token), dice.random(), dice.choice(ERRORS)
+            try:
+                if roll < 0.3:
+                    outcome = Outcome(task_id=task.id, holder=holder, status=Status.COMPLETED)
+                    await submit.submit(core, tenant, [outcome])
+                elif roll < 0.35:
+                    outcome = Outcome(task_id=task.id, holder=holder, status=Status.FAILED, error=why)
+                    await submit.submit(core, tenant, [outcome])
+                elif roll < 0.75:
+                    delay_ms = dice.choice((None, None, 0, 1500))
+                    await giveback.nack(core, tenant, task.id, holder, delay_ms=delay_ms, reason=why)
+                elif roll < 0.9:
+                    await giveback.abandon(core, tenant, task.id, holder)
+            except CodeqError:
+                pass  # its lease ran out or it was cancelled; those left over are never ended and expire
+
+
+def rows(tasks: Sequence[Task], shard: int) -> list[Row]:
+    """The events as a reader of the log gets them."""
+    table = pa.ipc.open_stream(wire.arrow_stream(tasks, shard)).read_all()
+    return table.to_pylist()  # type: ignore[no-any-return]
+
+
+def _listed(task: Task) -> Row:
+    return {"tenant": task.tenant, "task_id": task.id, "status": task.status.value}
+
+
+def frame(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
+    """Events as Spark reads them from the server."""
+    return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=wire.arrow_schema()))
+
+
+def empty(spark: SparkSession, schema: Any) -> DataFrame:
+    return spark.createDataFrame([], schema)

@@ -1,0 +1,277 @@
+"""Figures are those that one would count by hand, and the same however batches are cut and merged."""
+
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from tests.pipeline.histories import Row, churn, empty, frame
+from tests.pipeline.test_silver import cut, plain
+
+from codeq.pipeline import gold, silver
+from codeq.pipeline.gold import Batch, Goals, Gold, Target
+from codeq.pipeline.tables import SILVER_ATTEMPTS, SILVER_TASKS
+
+pytestmark = pytest.mark.spark
+
+GOALS = Goals(targets={"mail": Target(15_000, 0.9)}, default=Target(40_000, 0.95), wait_ms=2000)
+
+
+@dataclass(frozen=True)
+class Lake:
+    """One history as a whole, and the same in three batches."""
+
+    events: list[Row]
+    attempts: list[Row]
+    tasks: list[Row]
+    whole: Batch
+    parts: list[Batch]
+
+
+@pytest.fixture(scope="module")
+def lake(spark: SparkSession) -> Lake:
+    history = churn(3, 400)
+    [whole] = batches(spark, [history.events])
+    closed = whole.attempts.collect()
+    tasks = whole.tasks.collect()
+    return Lake(
+        history.events,
+        [row.asDict() for row in closed if not row.is_open],
+        [row.asDict() for row in tasks],
+        whole,
+        batches(spark, [once(batch) for batch in cut(history, random.Random(2), 3)]),
+    )
+
+
+def once(batch: list[Row]) -> list[Row]:
+    return list({(event["shard"], event["seq"]): event for event in batch}.values())
+
+
+def batches(spark: SparkSession, cuts: list[list[Row]]) -> list[Batch]:
+    attempts, tasks = empty(spark, SILVER_ATTEMPTS.schema), empty(spark, SILVER_TASKS.schema)
+    made = []
+    for rows in cuts:
+        events = frame(spark, rows)
+        attempts = kept(silver.attempts(attempts.where("is_open"), events))
+        tasks = kept(silver.tasks(tasks.where("is_open"), events))
+        made.append(Batch(events, attempts, tasks, GOALS))
+    return made
+
+
+def kept(rows: DataFrame) -> DataFrame:
+    """Computed once and held by the test: plans that grow with each batch are slow to plan."""
+    return rows.sparkSession.createDataFrame(rows.collect(), rows.schema)
+
+
+def rows_of(table: Gold, frame: DataFrame) -> dict[tuple[Any, ...], Row]:
+    """By key, without sketches, whose bytes may differ; the quantiles read from them may not."""
+    plain_columns = [column.name for column in table.table.columns if not column.name.endswith("_sketch")]
+    rows = frame.select(plain_columns).collect()
+    found = {tuple(row[key] for key in table.table.keys): row.asDict() for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def whole_of(spark: SparkSession, table: Gold, lake: Lake) -> dict[tuple[Any, ...], Row]:
+    return rows_of(table, table.merged(empty(spark, table.table.schema), table.partials(lake.whole), GOALS))
+
+
+@pytest.mark.parametrize("table", gold.ALL, ids=lambda table: str(table.table.name))
+def test_any_order_and_grouping_of_merges_gives_the_same_rows(spark: SparkSession, lake: Lake, table: Gold) -> None:
+    none = empty(spark, table.table.schema)
+    first, second, third = (table.partials(part) for part in lake.parts)
+    grouped = table.merged(
+        table.merged(none, third, GOALS), table.merged(none, first.unionByName(second), GOALS), GOALS
+    )
+    assert [(field.name, field.dataType) for field in grouped.schema] == [(c.name, c.kind) for c in table.table.columns]
+    assert rows_of(table, grouped) == whole_of(spark, table, lake)
+
+
+def test_throughput_counts_every_event_once(spark: SparkSession, lake: Lake) -> None:
+    rows = whole_of(spark, gold.THROUGHPUT, lake)
+    counted = Counter(
+        (e["tenant"], e["command"], e["priority"], plain(e["at"].replace(second=0, microsecond=0)), e["move"])
+        for e in lake.events
+    )
+    columns = {"enqueue": "enqueues", "claim": "claims", "complete": "completes", "fail": "fails", "nack": "nacks",
+               "expire": "expiries", "abandon": "abandons", "promote": "promotes", "cancel": "cancels",
+               "replay": "replays", "purge": "purges"}  # fmt: skip
+    found = {(*key, move): row[column] for key, row in rows.items() for move, column in columns.items() if row[column]}
+    assert found == counted
+    added = [column.name for column in gold.THROUGHPUT.table.columns if column.merge]
+    total = {name: sum(row[name] for row in rows.values()) for name in added}
+    live = Counter(task["status"] for task in lake.tasks)
+    assert total["entered"] - total["left"] == live["PENDING"] + live["IN_PROGRESS"]
+    assert total["began"] - total["stopped"] == live["IN_PROGRESS"]
+    assert total["payload_bytes"] == sum(e["payload_bytes"] for e in lake.events if e["move"] == "enqueue")
+    assert total["deaths"] == sum(attempt["is_dead"] for attempt in lake.attempts) > 0
+    assert {row["day"].isoformat() for row in rows.values()} == {"2025-12-31", "2026-01-01"}
+
+
+def test_latency_has_the_percentiles_of_each_hour_and_day(spark: SparkSession, lake: Lake) -> None:
+    rows = whole_of(spark, gold.LATENCY, lake)
+    for grain, start_of in {"hour": hour_of, "day": midnight_of}.items():
+        expected: dict[tuple[Any, ...], list[Row]] = {}
+        for a in lake.attempts:
+            expected.setdefault((grain, start_of(a["ended_at"]), a["tenant"], a["command"], a["priority"]), []).append(
+                a
+            )
+        for key, mine in expected.items():
+            row = rows[key]
+            waits = sorted(a["wait_ms"] for a in mine)
+            assert (row["waits"], row["wait_ms"]) == (len(waits), sum(waits))
+            assert row["wait_p50_ms"] == waits[math.ceil(len(waits) * 0.5) - 1]
+            assert row["wait_p99_ms"] == waits[math.ceil(len(waits) * 0.99) - 1]
+            assert row["runs"] == len(mine)
+            assert row["run_p90_ms"] == sorted(a["run_ms"] for a in mine)[math.ceil(len(mine) * 0.9) - 1]
+    done = [task for task in lake.tasks if task["outcome"] in ("completed", "failed")]
+    assert sum(row["ends"] for row in rows.values() if row["grain"] == "day") == len(done)
+    assert sum(row["end_to_end_ms"] for row in rows.values() if row["grain"] == "hour") == sum(
+        task["end_to_end_ms"] for task in done
+    )
+
+
+def test_sketches_of_many_values_stay_close(spark: SparkSession) -> None:
+    """Merged from forty parts, each percentile lies within one and a half in a hundred of its rank."""
+    numbers = spark.range(40_000).select(
+        f.lit("t").alias("tenant"), f.lit("c").alias("command"), f.lit(0).alias("priority"),
+        f.expr("(id * 7919) % 40000").alias("wait_ms"), f.lit(1).cast("bigint").alias("run_ms"),
+        f.expr("timestamp_seconds(1767225600 + (id % 20) * 3600)").alias("ended_at"), f.lit(False).alias("is_open"),
+    )  # fmt: skip
+    tasks = empty(spark, SILVER_TASKS.schema)
+    partials = gold.LATENCY.partials(Batch(tasks, numbers, tasks))
+    rows = gold.LATENCY.merged(empty(spark, gold.LATENCY.table.schema), partials).where("grain = 'day'").collect()
+    assert [row.waits for row in rows] == [40_000]
+    for p in (50, 90, 95, 99):
+        assert abs(rows[0][f"wait_p{p}_ms"] / 40_000 - p / 100) < 0.015
+
+
+def test_service_levels_judge_each_command_by_its_target(spark: SparkSession, lake: Lake) -> None:
+    rows = whole_of(spark, gold.SERVICE_LEVELS, lake).values()
+    for row in rows:
+        target = GOALS.targets.get(row["command"], GOALS.default)
+        assert (row["target_ms"], row["objective"]) == (target.within_ms, target.objective)
+        mine = [t for t in lake.tasks if (t["tenant"], t["command"]) == (row["tenant"], row["command"])
+                and t["ended_at"] and hour_of(t["ended_at"]) == row["hour"]]  # fmt: skip
+        completed = [t for t in mine if t["outcome"] == "completed"]
+        assert row["good"] == sum(t["end_to_end_ms"] <= target.within_ms for t in completed)
+        assert row["late"] == len(completed) - row["good"]
+        assert row["tasks"] == row["good"] + row["late"] + row["failed"]
+        assert row["burn"] == pytest.approx((1 - row["good"] / row["tasks"]) / (1 - target.objective))
+    deaths = sum(attempt["is_dead"] for attempt in lake.attempts)
+    assert sum(row["failed"] for row in rows) == deaths + sum(task["outcome"] == "failed" for task in lake.tasks)
+    assert sum(row["good"] for row in rows) > 0 < sum(row["late"] for row in rows)
+
+
+def test_retries_tell_how_deliveries_ended_and_how_many_a_task_took(spark: SparkSession, lake: Lake) -> None:
+    rows = whole_of(spark, gold.RETRIES, lake).values()
+    ends = Counter(attempt["ended_by"] for attempt in lake.attempts)
+    for name, move in {"completes": "complete", "fails": "fail", "nacks": "nack", "expiries": "expire",
+                       "abandons": "abandon", "cancels": "cancel"}.items():  # fmt: skip
+        assert sum(row[name] for row in rows) == ends[move]
+    assert sum(row["deaths"] for row in rows) == sum(attempt["is_dead"] for attempt in lake.attempts)
+    assert sum(row["deliveries"] for row in rows) == len(lake.attempts)
+    took = Counter(task["deliveries"] for task in lake.tasks if task["outcome"] in ("completed", "failed"))
+    for number in range(1, 6):
+        assert sum(row[f"took_{number}"] for row in rows) == took[number]
+    assert all(
+        row["retry_share"] == pytest.approx((row["nacks"] + row["expiries"] + row["abandons"]) / row["deliveries"])
+        for row in rows
+        if row["deliveries"]
+    )
+
+
+def test_dead_letters_are_gathered_by_what_they_died_of(spark: SparkSession, lake: Lake) -> None:
+    rows = whole_of(spark, gold.DEAD_LETTERS, lake)
+    dead = [attempt for attempt in lake.attempts if attempt["is_dead"]]
+    assert sum(row["deaths"] for row in rows.values()) == len(dead)
+    assert {key[2] for key in rows} >= {"cannot open <text>", "timeout after <n> s"}
+    for (day, tenant, _), row in rows.items():
+        mine = [
+            a for a in dead if a["error"] in row["errors"] and a["tenant"] == tenant and a["ended_at"].date() == day
+        ]
+        assert (row["first_at"], row["last_at"]) == (min(a["ended_at"] for a in mine), max(a["ended_at"] for a in mine))
+        assert row["commands"] == sorted({a["command"] for a in mine})
+        assert row["task_ids"] == sorted({a["task_id"] for a in mine})[:5]
+
+
+def test_usage_and_workers_add_up_to_all_that_was_run(spark: SparkSession, lake: Lake) -> None:
+    usage = whole_of(spark, gold.USAGE, lake).values()
+    workers = whole_of(spark, gold.WORKERS, lake).values()
+    ran_ms = sum(attempt["run_ms"] for attempt in lake.attempts)
+    assert sum(row["run_ms"] for row in usage) == sum(row["busy_ms"] for row in workers) == ran_ms
+    assert sum(row["run_seconds"] for row in usage) == pytest.approx(ran_ms / 1000)
+    assert sum(row["tasks"] for row in usage) == len(lake.tasks)
+    assert sum(row["deliveries"] for row in usage) == sum(row["deliveries"] for row in workers) == len(lake.attempts)
+    assert {row["worker_id"] for row in workers} == {attempt["worker_id"] for attempt in lake.attempts}
+    bad = Counter(a["worker_id"] for a in lake.attempts if a["ended_by"] in ("fail", "nack", "expire"))
+    for worker, number in bad.items():
+        assert sum(r["failures"] + r["expiries"] for r in workers if r["worker_id"] == worker) == number
+
+
+def test_capacity_is_planned_from_arrivals_and_runs(spark: SparkSession, lake: Lake) -> None:
+    rows = whole_of(spark, gold.CAPACITY, lake).values()
+    arrivals = [e for e in lake.events if e["status_after"] == "PENDING" and e["move"] != "promote"]
+    assert sum(row["arrivals"] for row in rows) == len(arrivals)
+    for row in rows:
+        mine = [a for a in lake.attempts if (a["tenant"], a["command"]) == (row["tenant"], row["command"])
+                and hour_of(a["ended_at"]) == row["hour"]]  # fmt: skip
+        assert (row["deliveries"], row["run_ms"]) == (len(mine), sum(a["run_ms"] for a in mine))
+        assert row["workers"] == len({a["worker_id"] for a in mine})
+        load = row["arrivals"] / row["seconds"] * row["service_ms"] / 1000
+        assert row["load"] == pytest.approx(load)
+        assert row["workers_needed"] == by_the_book(row["load"], row["service_ms"], GOALS.wait_ms)
+        assert row["utilisation"] == pytest.approx(row["run_ms"] / 1000 / row["seconds"] / row["workers"])
+
+
+def test_workers_needed_are_those_of_the_formula(spark: SparkSession) -> None:
+    cases = [(load, service) for load in (0.01, 0.7, 1.0, 3.5, 12.0, 140.0) for service in (5.0, 900.0, 60_000.0)]
+    rows = spark.createDataFrame(cases, "load double, service_ms double")
+    found = rows.select(
+        *(gold.workers_needed("load", "service_ms", wait).alias(str(wait)) for wait in (1, 1000))
+    ).collect()
+    assert [tuple(row) for row in found] == [tuple(by_the_book(*case, wait) for wait in (1, 1000)) for case in cases]
+
+
+def by_the_book(load: float, service_ms: float, wait_ms: int) -> int:
+    """Erlang C as it is printed, with factorials (as logarithms, so that many servers fit)."""
+    servers = math.floor(load) + 1
+    while True:
+        terms = [math.exp(k * math.log(load) - math.lgamma(k + 1)) for k in range(servers)]
+        last = math.exp(servers * math.log(load) - math.lgamma(servers + 1)) * servers / (servers - load)
+        if last / (sum(terms) + last) * service_ms / (servers - load) <= wait_ms:
+            return servers
+        servers += 1
+
+
+def test_errors_of_one_kind_have_one_signature(spark: SparkSession) -> None:
+    alike = {
+        "timeout after <n> s": ["timeout after 30 s", "timeout after 1.5 s", "  timeout   after 7 s \n  at line 3"],
+        "no user <text>": ['no user "ada"', "no user 'bob the 2nd'", "no user `x`"],
+        "cannot open <path>: denied": ["cannot open /srv/in/47.png: denied", r"cannot open C:\temp\a.txt: denied"],
+        "task <uuid> is gone": ["task 019b76d1-8055-7002-8708-206ee7830000 is gone"],
+        "at <hex> in <hex>": ["at 0x7ffe12 in deadbeef01", "at 0X1f in 00ffaa99"],
+        "GET <url> gave <n>": ["GET https://example.org/a?b=1 gave 503", "GET http://10.0.0.1:80 gave 404"],
+        "can't reach <mail>": ["can't reach ada@example.org"],
+        "LEASE_EXPIRED": ["LEASE_EXPIRED"],
+        "utf8 decode failed in md5": ["utf8 decode failed in md5"],
+        "unknown": ["", "   "],
+    }
+    errors = [(error, wanted) for wanted, errors in alike.items() for error in errors]
+    rows = spark.createDataFrame(errors, "error string, wanted string")
+    assert [
+        (row.error, row.found) for row in rows.select("error", gold.signature(f.col("error")).alias("found")).collect()
+    ] == errors
+
+
+def hour_of(at: datetime) -> datetime:
+    return at.replace(minute=0, second=0, microsecond=0)
+
+
+def midnight_of(at: datetime) -> datetime:
+    return hour_of(at).replace(hour=0)

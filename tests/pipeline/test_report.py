@@ -1,0 +1,196 @@
+"""The page shows what the tables hold, stands alone, and trusts no text that is in the data."""
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+from tests.pipeline.histories import Row, churn, empty, frame
+from tests.pipeline.samples import broken, sample
+
+from codeq.pipeline import audit, gold, report, silver
+from codeq.pipeline.report import wording
+from codeq.pipeline.report.data import ReportData, Totals
+from codeq.pipeline.report.drawing import Series, linear, logarithmic, time_plot
+from codeq.pipeline.tables import SILVER_ATTEMPTS, SILVER_TASKS
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+EMPTY = {"meta", "line", "path", "link", "br", "img"}
+
+
+class Reader(HTMLParser):
+    """Reads a page as a browser would, and complains of elements that are not closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.scripts = 0
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.links += [value for name, value in attrs if name in ("href", "src") and value]
+        self.ids += [given["id"] or ""] if "id" in given else []
+        self.scripts += tag == "script"
+        assert not [name for name in given if name.startswith("on")]
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def test_the_page_stands_alone() -> None:
+    page = report.render(sample())
+    read = Reader(page)
+    assert all(link.startswith("#") and link[1:] in read.ids for link in read.links)
+    assert "default-src 'none'" in page
+    assert not re.search(r"url\(|@import|fetch\(|XMLHttp", page)
+    assert "prefers-color-scheme: dark" in page
+    assert "@media print" in page
+
+
+def test_every_plot_has_a_table_with_the_same_values() -> None:
+    page = report.render(sample())
+    plots = re.findall(r'<script type="application/json">(.*?)</script>(.*?)</figure>', page, re.DOTALL)
+    assert len(plots) == 3
+    for told, behind in plots:
+        values = json.loads(told)
+        assert len(values["labels"]) == len(values["series"][0]["values"]) == behind.count("<tr>") - 1
+        for one in values["series"]:
+            assert all(f">{value}</td>" in behind for value in one["values"])
+
+
+def test_text_from_outside_is_shown_and_not_obeyed() -> None:
+    page = report.render(broken())
+    read = Reader(page)
+    assert read.scripts == Reader(report.render(sample())).scripts
+    assert "</script><script>alert(1)</script>" in read.texts
+    assert "<img src=x>" in read.texts
+    assert "<i>title</i>" in read.texts
+    assert "<b>acme</b>" in read.texts
+
+
+def test_names_in_a_plot_cannot_end_its_data() -> None:
+    plot = time_plot("plot", [NOW], [Series("</script><b>", [1], "blue")], show=str)
+    assert plot.count("</script>") == 1
+    assert "<b>" not in plot
+
+
+def test_a_broken_rule_is_the_first_thing_one_sees() -> None:
+    page = report.render(broken())
+    assert "✕ 1 of 10 rules broken" in page
+    assert page.index("rules broken") < page.index("Throughput")
+    assert "claimed by w-2 while held by w-1" in page
+    assert "All 10 rules hold" in report.render(sample())
+
+
+def test_a_lake_without_events_has_a_page_too() -> None:
+    nothing = ReportData(title="new", made_at=NOW, first_at=None, last_at=None, step_seconds=60, totals=Totals())
+    read = Reader(report.render(nothing))
+    assert "Not audited" in read.texts
+    assert "No events yet." in read.texts
+
+
+def test_the_json_holds_what_the_page_shows() -> None:
+    assert msgspec.json.decode(report.to_json(sample()), type=ReportData) == sample()
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(0, "0"), (9999, "9,999"), (10_000, "10.0 k"), (123_456, "123 k"), (999_400, "999 k"), (999_900, "1.00 M"),
+     (1_234_567, "1.23 M"), (0.25, "0.25"), (2.5e9, "2.50 G")],
+)  # fmt: skip
+def test_counts_are_short(number: float, shown: str) -> None:
+    assert wording.count(number) == shown
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "shown"),
+    [
+        (None, "-"),
+        (0, "0 ms"),
+        (999, "999 ms"),
+        (1000, "1 s"),
+        (61_000, "1.02 min"),
+        (3_600_000, "1 h"),
+        (9e8, "10.4 d"),
+    ],
+)
+def test_durations_have_a_unit_that_fits(milliseconds: float | None, shown: str) -> None:
+    assert wording.duration(milliseconds) == shown
+
+
+def test_nearly_all_is_not_all() -> None:
+    assert [wording.percent(share) for share in (None, 1, 0.99999, 0.5)] == ["-", "100.0 %", "> 99.9 %", "50.0 %"]
+
+
+def test_axes_hold_every_value_between_round_numbers() -> None:
+    for most in (0, 1, 3, 4, 7, 99, 101, 12_345):
+        axis = linear([0, most])
+        assert axis.high >= most
+        assert axis.ticks[0] == 0 < axis.ticks[-1] == axis.high
+        assert 2 <= len(axis.ticks) <= 6
+    axis = logarithmic([12, 5400])
+    assert (axis.low, axis.high) == (10, 10_000)
+    assert [round(axis.share(value), 3) for value in (1, 10, 10_000, 99_999)] == [0, 0, 1, 1]
+
+
+@pytest.mark.spark
+def test_the_report_of_a_real_history_adds_up(spark: SparkSession) -> None:
+    history = churn(9, 300)
+    events = frame(spark, history.events).cache()
+    attempts = silver.attempts(empty(spark, SILVER_ATTEMPTS.schema), events).cache()
+    tasks = silver.tasks(empty(spark, SILVER_TASKS.schema), events).cache()
+    batch = gold.Batch(events, attempts, tasks)
+    tables = {of.table.name: of.merged(empty(spark, of.table.schema), of.partials(batch)).cache() for of in gold.ALL}
+    verdicts = audit.audit(events)
+    data = report.collect(tables, made_at=NOW, title="a real one", verdicts=verdicts)
+    assert_adds_up(data, history.events)
+    page = report.render(data)
+    assert "All 9 rules hold" in page  # the tenth needs the store's listing
+    Reader(page)
+    nothing = {name: rows.limit(0) for name, rows in tables.items()}
+    Reader(report.render(report.collect(nothing, made_at=NOW)))
+
+
+def assert_adds_up(data: ReportData, events: list[Row]) -> None:
+    moves = [event["move"] for event in events]
+    assert data.totals.events == len(events)
+    assert (data.totals.enqueued, data.totals.completed) == (moves.count("enqueue"), moves.count("complete"))
+    last = {event["task_id"]: event["status_after"] for event in events}
+    live = [status for status in last.values() if status in ("PENDING", "IN_PROGRESS")]
+    assert (data.totals.live, data.totals.running) == (len(live), live.count("IN_PROGRESS"))
+    assert data.timeline[-1].backlog == len(live)
+    assert (
+        sum(moment.enqueued for moment in data.timeline)
+        == sum(of.tasks for of in data.tenants)
+        == moves.count("enqueue")
+    )
+    assert [moment.at for moment in data.timeline] == sorted({moment.at for moment in data.timeline})
+    assert data.first_at is not None
+    assert data.timeline[0].at == data.first_at == min(event["at"] for event in events).replace(second=0, microsecond=0)
+    assert {of.command for of in data.outcomes} == {event["command"] for event in events}
+    for of in data.outcomes:
+        assert of.enqueued == of.completed + of.failed + of.dead + of.cancelled + of.live
+    ended = sum(event["status_before"] == "IN_PROGRESS" for event in events)
+    assert sum(of.deliveries for of in data.workers) == sum(of.deliveries for of in data.retries) == ended
+    assert sum(of.run.number for of in data.latency) == sum(of.run.number for of in data.latency_over_time) == ended
+    assert data.last_at == max(event["at"] for event in events).replace(second=0, microsecond=0) + timedelta(minutes=1)
+    deaths = sum(e["status_after"] == "FAILED" and e["move"] in ("nack", "expire", "abandon") for e in events)
+    assert sum(letter.deaths for letter in data.dead_letters) == sum(of.deaths for of in data.retries) == deaths > 0
+    assert data.totals.dead == deaths - moves.count("replay") < deaths
+    assert {of.command for of in data.capacity} == {of.command for of in data.service_levels}

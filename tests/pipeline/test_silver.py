@@ -1,0 +1,216 @@
+"""Deliveries and tasks from events: right as such, and the same however the events are cut into batches."""
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from tests.pipeline.histories import History, Row, churn, empty, frame
+
+from codeq.pipeline import silver
+from codeq.pipeline.tables import SILVER_ATTEMPTS, SILVER_TASKS, Table
+
+pytestmark = pytest.mark.spark
+
+Fold = Callable[[DataFrame, DataFrame], DataFrame]
+FOLDS: dict[str, tuple[Table, Fold]] = {
+    "attempts": (SILVER_ATTEMPTS, silver.attempts),
+    "tasks": (SILVER_TASKS, silver.tasks),
+}
+
+
+@pytest.fixture(scope="module")
+def history() -> History:
+    return churn(7, 400)
+
+
+def folded(spark: SparkSession, name: str, batches: Sequence[Sequence[Row]]) -> list[Row]:
+    """All rows there are after these batches: what each of them closed, and what is open in the end."""
+    table, fold = FOLDS[name]
+    closed: list[Row] = []
+    open_rows: list[Any] = []
+    for batch in batches:
+        rows = fold(spark.createDataFrame(open_rows, table.schema), frame(spark, batch)).collect()
+        closed += [row.asDict() for row in rows if not row.is_open]
+        open_rows = [row for row in rows if row.is_open]
+    return sorted(closed + [row.asDict() for row in open_rows], key=lambda row: [row[key] for key in table.keys])
+
+
+def cut(history: History, dice: random.Random, batches: int) -> list[list[Row]]:
+    """The events in batches: each takes from every shard where the last one stopped; shuffled, and some repeated."""
+    cuts: list[list[Row]] = [[] for _ in range(batches)]
+    shards = {row["shard"] for row in history.events}
+    for shard in shards:
+        log = [row for row in history.events if row["shard"] == shard]
+        ends = sorted(dice.randrange(len(log)) for _ in range(batches - 1))
+        for i, (start, end) in enumerate(zip([0, *ends], [*ends, len(log)], strict=True)):
+            cuts[i] += log[start:end]
+    for batch in cuts:
+        batch.extend(dice.sample(batch, len(batch) // 5))
+        dice.shuffle(batch)
+    return cuts
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_any_cut_into_batches_gives_the_same_rows(spark: SparkSession, history: History, name: str) -> None:
+    whole = folded(spark, name, [history.events])
+    for seed, batches in enumerate((2, 4)):
+        assert folded(spark, name, cut(history, random.Random(seed), batches)) == whole
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_the_rows_are_those_of_the_table(spark: SparkSession, history: History, name: str) -> None:
+    table, fold = FOLDS[name]
+    rows = fold(empty(spark, table.schema), frame(spark, history.events))
+    assert [(field.name, field.dataType) for field in rows.schema] == [(c.name, c.kind) for c in table.columns]
+    keys = [tuple(row[key] for key in table.keys) for row in rows.collect()]
+    assert len(keys) == len(set(keys))
+
+
+def test_deliveries_are_what_a_plain_reading_of_the_log_finds(spark: SparkSession, history: History) -> None:
+    expected = deliveries_by_hand(history.events)
+    found = {
+        (row["task_id"], row["lease_token"]): {name: row[name] for name in expected_names}
+        for row in folded(spark, "attempts", [history.events])
+    }
+    assert found == expected
+
+
+def test_tasks_are_what_a_plain_reading_of_the_log_finds(spark: SparkSession, history: History) -> None:
+    rows = {row["task_id"]: row for row in folded(spark, "tasks", [history.events])}
+    deliveries = folded(spark, "attempts", [history.events])
+    logs = by_task(history.events)
+    assert rows.keys() == logs.keys()
+    for task_id, log in logs.items():
+        row, lasting = rows[task_id], [event for event in log if event["move"] != "purge"]
+        mine = [delivery for delivery in deliveries if delivery["task_id"] == task_id and delivery["claimed_at"]]
+        last = lasting[-1]
+        assert (row["status"], row["last_seq"], row["attempts"]) == (
+            last["status_after"],
+            last["seq"],
+            last["attempts"],
+        )
+        assert row["total_wait_ms"] == sum(delivery["wait_ms"] for delivery in mine)
+        assert row["total_run_ms"] == sum(delivery["run_ms"] or 0 for delivery in mine)
+        assert row["deliveries"] == len(mine)
+        assert row["enqueued_at"] == plain(log[0]["at"])
+        assert row["first_claimed_at"] == min((delivery["claimed_at"] for delivery in mine), default=None)
+        assert row["last_worker"] == (mine[-1]["worker_id"] if mine else None)
+        moves = [event["move"] for event in log]
+        for column, move in {"nacks": "nack", "expiries": "expire", "abandons": "abandon", "replays": "replay",
+                             "promotes": "promote"}.items():  # fmt: skip
+            assert row[column] == moves.count(move)
+        is_dead = last["status_after"] == "FAILED" and last["move"] in ("nack", "expire", "abandon")
+        assert row["is_dead"] == is_dead
+        live = last["status_after"] in ("PENDING", "IN_PROGRESS")
+        assert row["is_open"] == (live or (is_dead and log[-1]["move"] != "purge"))
+        outcomes = {"COMPLETED": "completed", "CANCELLED": "cancelled", "FAILED": "dead" if is_dead else "failed"}
+        assert row["outcome"] == outcomes.get(last["status_after"], "live")
+        ended_at = None if live else last["at"]
+        assert row["ended_at"] == plain(ended_at)
+        assert row["end_to_end_ms"] == milliseconds(log[0]["at"], ended_at)
+
+
+def test_a_history_whose_beginning_was_trimmed_gives_rows_without_it(spark: SparkSession, history: History) -> None:
+    kept = [event for event in history.events if event["seq"] > 120]
+    for name in FOLDS:
+        table = FOLDS[name][0]
+        whole = folded(spark, name, [history.events])
+        rows = {tuple(row[key] for key in table.keys): row for row in folded(spark, name, [kept])}
+        first_kept = {key: row for row in whole if row["first_seq"] > 150
+                      for key in [tuple(row[k] for k in table.keys)]}  # fmt: skip
+        assert first_kept.items() <= rows.items()
+        assert rows.keys() - first_kept.keys()
+        assert folded(spark, name, cut(History(kept, []), random.Random(1), 3)) == folded(spark, name, [kept])
+    tasks = folded(spark, "tasks", [kept])
+    assert any(row["enqueued_at"] is None and row["end_to_end_ms"] is None for row in tasks)
+    first = {row["task_id"]: row["first_claimed_at"] for row in folded(spark, "tasks", [history.events])}
+    assert all(row["first_claimed_at"] in (None, first[row["task_id"]]) for row in tasks)
+
+
+def test_a_purge_alone_makes_no_row_and_closes_a_dead_one(spark: SparkSession, history: History) -> None:
+    purged = [event for event in history.events if event["move"] == "purge"]
+    assert purged
+    assert folded(spark, "tasks", [purged]) == []
+    assert folded(spark, "attempts", [purged]) == []
+    dead = [row for row in folded(spark, "tasks", [history.events]) if row["outcome"] == "dead"]
+    assert {row["is_open"] for row in dead} == {True, False}
+
+
+def test_the_reason_is_kept_when_the_log_has_the_verdict_alone(spark: SparkSession) -> None:
+    """The event that buries a task names the limit; what went wrong stands in the events before."""
+    at = datetime.fromisoformat("2026-01-01T00:00:00+00:00")
+    base = {"shard": 0, "tenant": "t", "command": "c", "task_id": "x", "priority": 0, "max_attempts": 2,
+            "payload_bytes": 1, "deliveries": 0}  # fmt: skip
+    steps = [("enqueue", None, "PENDING", 0, 0, None), ("claim", "PENDING", "IN_PROGRESS", 0, 1, None),
+             ("nack", "IN_PROGRESS", "PENDING", 1, 1, "boom"), ("claim", "PENDING", "IN_PROGRESS", 1, 2, "boom"),
+             ("nack", "IN_PROGRESS", "FAILED", 2, 2, "MAX_ATTEMPTS")]  # fmt: skip
+    log = [
+        {**base, "seq": i + 1, "at": at + timedelta(seconds=i), "move": move, "status_before": before,
+         "status_after": after, "attempts": attempts, "lease_token": token, "error": error, "worker_id": None,
+         "lease_until": None, "visible_at": None, "trace_id": None}
+        for i, (move, before, after, attempts, token, error) in enumerate(steps)
+    ]  # fmt: skip
+    for batches in ([log], [log[:4], log[4:]], [[event] for event in log]):
+        [task] = folded(spark, "tasks", batches)
+        assert (task["last_error"], task["is_dead"]) == ("boom", True)
+        assert [row["error"] for row in folded(spark, "attempts", batches)] == ["boom", "boom"]
+
+
+def by_task(events: Sequence[Row]) -> dict[str, list[Row]]:
+    logs: defaultdict[str, list[Row]] = defaultdict(list)
+    for event in events:
+        logs[event["task_id"]].append(event)
+    return {task_id: sorted(log, key=lambda event: int(event["seq"])) for task_id, log in logs.items()}
+
+
+def plain(at: datetime | None) -> datetime | None:
+    """As Spark gives times back: in the zone of the machine, without saying so."""
+    return at.astimezone().replace(tzinfo=None) if at else None
+
+
+def milliseconds(start: datetime | None, end: datetime | None) -> int | None:
+    return round((end - start) / timedelta(milliseconds=1)) if start and end else None
+
+
+expected_names = ("ready_at", "claimed_at", "ended_at", "ended_by", "worker_id", "wait_ms", "run_ms", "attempt",
+                  "ready_by", "is_open", "first_seq", "last_seq", "visible_at", "is_dead")  # fmt: skip
+
+
+def deliveries_by_hand(events: Sequence[Row]) -> dict[tuple[str, int], Row]:
+    """One pass per task over its log, as one would do it on paper."""
+    rows: dict[tuple[str, int], Row] = {}
+    for task_id, log in by_task(events).items():
+        coming: Row = {}
+        for event in log:
+            if event["status_before"] == "IN_PROGRESS":
+                coming |= {"ended_at": event["at"], "ended_by": event["move"], "last_seq": event["seq"],
+                           "is_dead": event["status_after"] == "FAILED" and event["move"] != "fail"}  # fmt: skip
+                rows[task_id, event["lease_token"]] = coming
+            coming = coming_after(coming, event)
+        if coming:
+            rows[task_id, log[-1]["lease_token"] + ("claimed_at" not in coming)] = coming
+    for row in rows.values():
+        row["wait_ms"] = milliseconds(row.get("ready_at"), row.get("claimed_at"))
+        row["run_ms"] = milliseconds(row.get("claimed_at"), row.get("ended_at"))
+        row["is_open"] = "ended_at" not in row
+    return {
+        key: {name: plain(row.get(name)) if name.endswith("_at") else row.get(name) for name in expected_names}
+        for key, row in rows.items()
+    }
+
+
+def coming_after(coming: Row, event: Row) -> Row:
+    """What is known of the delivery to come, or under way, after this event."""
+    if event["move"] == "claim":
+        return coming | {"claimed_at": event["at"], "worker_id": event["worker_id"], "attempt": event["attempts"] + 1,
+                         "last_seq": event["seq"]}  # fmt: skip
+    if event["move"] == "promote":
+        return coming | {"last_seq": event["seq"]}
+    if event["status_after"] == "PENDING":
+        return {"ready_at": event["visible_at"] or event["at"], "visible_at": event["visible_at"],
+                "ready_by": event["move"], "first_seq": event["seq"], "last_seq": event["seq"]}  # fmt: skip
+    return {}

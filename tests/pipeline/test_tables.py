@@ -1,0 +1,46 @@
+"""The tables are described once, and the page about them is made from that."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from codeq.pipeline import tables
+from codeq.wire import events
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "lake.md"
+
+
+def test_the_page_says_what_the_tables_are() -> None:
+    assert PAGE.read_text() == tables.reference(), (
+        "write it anew: python -m codeq.pipeline.tables > docs/reference/lake.md"
+    )
+
+
+def test_the_page_can_be_printed() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "codeq.pipeline.tables"], capture_output=True, text=True, check=True
+    )
+    assert printed.stdout == tables.reference()
+
+
+def test_bronze_has_the_columns_of_an_event() -> None:
+    kinds = {"int32": "int", "int64": "bigint", "string": "string", "timestamp": "timestamp"}
+    expected = [(name, kinds[kind]) for name, kind, _ in events.COLUMNS]
+    assert [(c.name, c.kind.simpleString()) for c in tables.BRONZE_EVENTS.columns] == expected
+
+
+def test_every_table_says_what_it_is_made_of() -> None:
+    assert len({table.name for table in tables.ALL}) == len(tables.ALL)
+    for table in tables.ALL:
+        assert len(set(table.names)) == len(table.names)
+        assert set(table.keys) < set(table.names)
+        assert table.partition is None or table.partition in table.names
+        assert all(column.text.endswith(".") for column in table.columns)
+        assert not any(column.merge for column in table.columns if column.name in table.keys)
+        assert [field.name for field in table.schema] == table.names
+
+
+def test_gold_is_split_by_day_and_silver_by_whether_it_is_open() -> None:
+    for table in tables.ALL:
+        layer = table.name.split("_")[0]
+        assert table.partition == {"bronze": None, "silver": "is_open", "gold": "day"}[layer]

@@ -1,0 +1,93 @@
+"""A handler that takes its process with it costs its task one try, and nobody else anything."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.server.running import eventually
+from tests.worker.handlers import lines, may_go_on
+from tests.worker.working import AT_ONCE, NEVER, at_work, make_worker, moves
+
+import codeq
+from codeq.sdk.worker import children
+
+DEATHS = {
+    "exit": "Crash: the handler's process ended with exit code 3",
+    "segfault": "Crash: the handler's process was ended by SIGSEGV",
+    "kill": "Crash: the handler's process was ended by SIGKILL; out of memory?",
+    "hides": "Crash: the handler's process was ended by SIGKILL",
+    "memory": "MemoryError",
+}
+
+
+def test_every_kind_of_death_costs_its_task_one_try_and_others_nothing(either: codeq.Client) -> None:
+    queue = either
+    dying = {how: queue.enqueue("crash", how, backoff=NEVER) for how in DEATHS}
+    others = [queue.enqueue("crash", "not at all") for _ in range(20)]
+    make_worker({"crash": {}}, processes=True, concurrency=2).run(queue, until_idle=True)
+    for how, task in dying.items():
+        kept = queue.get(task.id).task
+        assert (kept.attempts, kept.deliveries, kept.status) == (1, 1, codeq.Status.PENDING), how
+        assert (kept.last_error or "").startswith(DEATHS[how])
+        assert moves(queue, task) == ["enqueue", "claim", "nack"]
+    pids = {queue.wait(task.id, 5) for task in others}
+    assert os.getpid() not in pids
+    assert {queue.get(task.id).task.attempts for task in others} == {0}
+
+
+def test_a_process_that_is_killed_from_outside_is_replaced(embedded: codeq.Queue, tmp_path: Path) -> None:
+    queue = embedded.for_tenant("outside")
+    worker = make_worker({"hold_up": {}, "echo": {}}, processes=True, concurrency=1)
+    task = queue.enqueue("hold_up", str(tmp_path / "file"), backoff=NEVER)
+    with at_work(worker, queue):
+        [began] = eventually(lambda: lines(tmp_path / "file"), 20)
+        os.kill(int(began.partition(":")[2]), signal.SIGKILL)
+        eventually(lambda: queue.get(task.id).task.attempts == 1)
+        assert queue.wait(queue.enqueue("echo", "next").id, 20) == "next"
+        may_go_on(tmp_path / "file")
+
+
+def test_a_process_that_dies_idle_costs_nobody_anything(embedded: codeq.Queue) -> None:
+    queue = embedded.for_tenant("idle")
+    with at_work(make_worker({"crash": {}}, processes=True, concurrency=1), queue):
+        first = queue.wait(queue.enqueue("crash", "not at all").id, 20)
+        os.kill(first, signal.SIGKILL)
+        task = queue.enqueue("crash", "not at all", backoff=AT_ONCE)
+        assert queue.wait(task.id, 20) != first
+        assert queue.get(task.id).task.attempts <= 1  # it may have been handed over while the process died
+
+
+def test_the_last_try_of_a_crashing_task_ends_it_in_the_dead_letter_queue(embedded: codeq.Queue) -> None:
+    queue = embedded.for_tenant("last")
+    task = queue.enqueue("crash", "exit", max_attempts=1)
+    make_worker({"crash": {}}, processes=True, concurrency=1).run(queue, until_idle=True)
+    assert queue.get(task.id).task.is_dead
+
+
+class Unreadable:
+    """Can be pickled, and nobody can read it again."""
+
+    def __init__(self) -> None:
+        self.__qualname__ = "Unreadable"
+
+    def __call__(self, payload: object) -> None: ...
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return int, ("not a number",)
+
+
+@pytest.mark.slow
+def test_processes_that_cannot_start_end_the_worker_and_harm_no_task(
+    embedded: codeq.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "STARTS_MAX", 2)
+    queue = embedded.for_tenant("broken")
+    worker = codeq.Worker(processes=True, concurrency=1)
+    worker.task("work")(Unreadable())
+    task = queue.enqueue("work", 1)
+    with pytest.raises(codeq.CodeqError, match="end before they are ready"):
+        worker.run(queue)
+    kept = queue.get(task.id).task
+    assert (kept.status, kept.attempts) == (codeq.Status.PENDING, 0)
+    assert moves(queue, task) == ["enqueue", "claim", "abandon"]
