@@ -17,7 +17,7 @@ class LoopCrew:
         self._report = report
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Held] = deque()
-        self._running: dict[str, tuple[asyncio.Task[None], RunningJob, Held, float]] = {}
+        self._running: dict[Held, tuple[asyncio.Task[None], RunningJob, float]] = {}
         self._stuck: set[asyncio.Task[None]] = set()
 
     def give(self, held: Held) -> None:
@@ -26,15 +26,15 @@ class LoopCrew:
 
     def interrupt(self, held: Held) -> None:
         """Cancel the handler: CancelledError is raised where it awaits."""
-        if held.job.key in self._running:
-            task, running, _, _ = self._running[held.job.key]
+        if held in self._running:
+            task, running, _ = self._running[held]
             running.is_cancelled = True
             task.add_done_callback(lambda _: self._left(held, Ended(held.job, End.DROP)))  # it may not even have begun
             task.cancel()
 
     def write_off(self, held: Held) -> None:
         """Let another job begin in the place of one that does not heed its cancellation."""
-        found = self._running.pop(held.job.key, None)
+        found = self._running.pop(held, None)
         if found is not None:
             self._stuck.add(found[0])
             found[0].add_done_callback(self._stuck.discard)
@@ -51,10 +51,10 @@ class LoopCrew:
         return jobs
 
     def running(self) -> list[tuple[Held, float]]:
-        return [(held, started_s) for _, _, held, started_s in self._running.values()]
+        return [(held, started_s) for held, (_, _, started_s) in self._running.items()]
 
     def close(self) -> None:
-        for task, running, _, _ in self._running.values():
+        for task, running, _ in self._running.values():
             running.is_cancelled = True
             task.cancel()
 
@@ -66,7 +66,7 @@ class LoopCrew:
                 continue
             running = RunningJob(held.job, self._report)
             task = self._loop.create_task(self._perform(held, running))
-            self._running[held.job.key] = task, running, held, monotonic()
+            self._running[held] = task, running, monotonic()
 
     async def _perform(self, held: Held, running: RunningJob) -> None:
         ended = Ended(held.job, End.DROP)
@@ -79,6 +79,6 @@ class LoopCrew:
             self._left(held, ended)
 
     def _left(self, held: Held, ended: Ended) -> None:
-        if self._running.pop(held.job.key, None) is not None:
+        if self._running.pop(held, None) is not None:
             self._done(ended)
             self._feed()

@@ -330,8 +330,9 @@ class Runner:
             self._settling -= 1
             self._heart.release([ended.job.key for ended in batch])
             self._has_room.set()
-        for ended in batch:
-            self._progress.pop(ended.job.key, None)
+        if self._progress:
+            for ended in batch:
+                self._progress.pop(ended.job.key, None)
 
     # Looking after things.
 
