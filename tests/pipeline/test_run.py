@@ -1,7 +1,7 @@
 """The lake as a whole: what a run takes in is exactly what the server wrote, however often it is run and cut off."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import deltalake
@@ -12,8 +12,8 @@ from tests.server.running import Server, start_server
 import codeq
 from codeq.pipeline import gold, silver, tables
 from codeq.pipeline.calling import Calls, Connection
-from codeq.pipeline.lake import LakeConflict, LakeTable
-from codeq.pipeline.run import Lake, add_up, carry_forward, rebuild, run_once, take_in
+from codeq.pipeline.lake import LakeConflict
+from codeq.pipeline.run import Lake, run_once, take_in
 from codeq.server.dev import ALL_SCOPES
 
 SHARDS = 2
@@ -99,41 +99,6 @@ def test_the_lake_is_what_the_server_wrote_and_nothing_else(
         assert deltalake.DeltaTable(str(table.folder)).to_pyarrow_table().num_rows == table.read(spark).count()
 
 
-def test_small_batches_and_one_large_one_give_the_same_tables(
-    spark: SparkSession, busy: Server, lake: Lake, connection: Connection, tmp_path: Path
-) -> None:
-    work(busy, seed=3)
-    events = sum(span.end - span.first for span in Calls(connection).spans().values())
-    while take_in(spark, lake, connection, events_max=events // 2):
-        carry_forward(spark, lake)
-        add_up(spark, lake)
-    other = Lake(tmp_path / "other")
-    run_once(spark, other, connection)
-    assert lake.bronze.batch > other.bronze.batch
-    for one, two in zip(lake.all, other.all, strict=True):
-        assert same(without_sketches(one.read(spark)), without_sketches(two.read(spark))), one.folder.name
-
-
-def test_a_run_that_died_before_its_commit_leaves_no_trace(
-    spark: SparkSession, busy: Server, lake: Lake, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work(busy, seed=6)
-
-    def die(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    for name in (tables.BRONZE_EVENTS.name, tables.SILVER_TASKS.name, tables.GOLD_LATENCY.name):
-        with monkeypatch.context() as patched:
-            patched.setattr(LakeTable, "commit", only_in(name, die, LakeTable.commit))
-            with pytest.raises(KeyboardInterrupt):
-                run_once(spark, lake, connection)
-        lake = Lake(lake.folder)
-    run_once(spark, lake, connection)
-    assert same(lake.bronze.read(spark), whole_log(spark, connection))
-    nothing = spark.createDataFrame([], tables.SILVER_TASKS.schema)
-    assert same(lake.tasks.read(spark), silver.tasks(nothing, lake.bronze.read(spark)))
-
-
 def test_the_slower_of_two_runs_is_refused_and_changes_nothing(
     spark: SparkSession, busy: Server, lake: Lake, connection: Connection
 ) -> None:
@@ -143,28 +108,3 @@ def test_the_slower_of_two_runs_is_refused_and_changes_nothing(
     with pytest.raises(LakeConflict):
         take_in(spark, slower, connection)
     assert same(Lake(lake.folder).bronze.read(spark), whole_log(spark, connection))
-
-
-def test_silver_and_gold_are_made_anew_from_bronze(
-    spark: SparkSession, busy: Server, lake: Lake, connection: Connection
-) -> None:
-    work(busy, seed=8)
-    run_once(spark, lake, connection)
-    before = {table.folder.name: without_sketches(table.read(spark)).collect() for table in lake.all}
-    rebuild(spark, lake)
-    for table in Lake(lake.folder).all:
-        rows = without_sketches(table.read(spark)).collect()
-        assert sorted(map(str, rows)) == sorted(map(str, before[table.folder.name])), table.folder.name
-
-
-def only_in(name: str, instead: Callable[..., None], otherwise: Callable[..., None]) -> Callable[..., None]:
-    def commit(table: LakeTable, *args: object, **given: object) -> None:
-        (instead if table.folder.name == name else otherwise)(table, *args, **given)
-
-    return commit
-
-
-def without_sketches(rows: DataFrame) -> DataFrame:
-    """Sketches hold the same values in different bytes, and what is read off them agrees within their error."""
-    kinds = dict(rows.dtypes)
-    return rows.select(*[name for name in rows.columns if kinds[name] != "binary" and "_p" not in name])
