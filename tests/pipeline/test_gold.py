@@ -3,7 +3,7 @@
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -31,6 +31,8 @@ class Lake:
     tasks: list[Row]
     whole: Batch
     parts: list[Batch]
+    counted: dict[str, dict[tuple[Any, ...], Row]] = field(default_factory=dict)
+    """The gold rows of the whole, once they were asked for."""
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,11 @@ def rows_of(table: Gold, frame: DataFrame) -> dict[tuple[Any, ...], Row]:
 
 
 def whole_of(spark: SparkSession, table: Gold, lake: Lake) -> dict[tuple[Any, ...], Row]:
-    return rows_of(table, table.merged(empty(spark, table.table.schema), table.partials(lake.whole), GOALS))
+    name = table.table.name
+    if name not in lake.counted:
+        merged = table.merged(empty(spark, table.table.schema), table.partials(lake.whole), GOALS)
+        lake.counted[name] = rows_of(table, merged)
+    return lake.counted[name]
 
 
 @pytest.mark.parametrize("table", gold.ALL, ids=lambda table: str(table.table.name))

@@ -21,7 +21,7 @@ def test_64_coroutines_complete_10_000_tasks_each_once(tmp_path: Path) -> None:
         while jobs := await queue.claim("job", worker=f"worker-{number}", limit=dice.randint(1, 32)):
             claimed.extend(job.payload for job in jobs)
             answers = await queue.complete_many(jobs, [job.payload for job in jobs])
-            assert all(isinstance(answer, codeq.Task) for answer in answers)
+            assert not any(answers)
 
     async def main() -> None:
         async with await codeq.open_async(tmp_path / "data") as queue:
@@ -45,7 +45,7 @@ def test_8_threads_complete_10_000_tasks_each_once(tmp_path: Path) -> None:
             while jobs := queue.claim("job", worker=f"worker-{number}", limit=dice.randint(1, 64)):
                 claimed[number].extend(job.payload for job in jobs)
                 answers = queue.complete_many(jobs, [job.payload for job in jobs])
-                assert all(isinstance(answer, codeq.Task) for answer in answers)
+                assert not any(answers)
         except BaseException as fault:  # noqa: BLE001 - shown by the main thread
             faults.append(fault)
 

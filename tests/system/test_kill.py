@@ -58,7 +58,7 @@ async def _drain(path: Path) -> None:
         for _ in range(1000):
             now_ms += 60_000
             while jobs := await queue.claim(limit=1000, lease=30):
-                assert all(isinstance(task, codeq.Task) for task in await queue.complete_many(jobs))
+                assert not any(await queue.complete_many(jobs))
             if not any(c.pending or c.delayed or c.in_progress for c in (await queue.queues()).values()):
                 return
     pytest.fail("tasks are left that no claim gets")
