@@ -123,6 +123,8 @@ class LakeTable:
         marks = [Transaction(APP, batch)]
         marks += [Transaction(f"{APP}/shard/{shard}", offset) for shard, offset in (offsets or {}).items()]
         delta = self._delta or self._create()
+        if self._delta is None and (delta.transaction_version(APP) or 0) >= batch:
+            raise LakeConflict(f"{self.folder.name}: another run has made the table meanwhile")
         try:
             delta.create_write_transaction(
                 actions,
