@@ -36,10 +36,10 @@ format: setup ## Put the code into shape
 	$(BIN)/ruff format .
 
 test: setup ## All tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 test-fast: setup ## The tests to run while working, in under a minute
-	$(BIN)/pytest -m "not slow and not spark"
+	$(BIN)/pytest -n 2 -m "not slow and not spark"
 
 bench: setup ## Measure the engine against raw RocksDB, HTTP against the engine, and what a program sees
 	$(BIN)/python benchmarks/engine.py

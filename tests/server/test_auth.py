@@ -277,7 +277,17 @@ def without(name: str) -> Callable[[Issuer], str]:
 
 
 def with_claims(**changed: Any) -> Callable[[Issuer], str]:
-    return lambda _: rs256("rsa", key_pair("rsa"))(claims(**changed))
+    """A good token but for these claims. One that is a function is asked when the token is made."""
+
+    def make(_: Issuer) -> str:
+        said = {name: value() if callable(value) else value for name, value in changed.items()}
+        return rs256("rsa", key_pair("rsa"))(claims(**said))
+
+    return make
+
+
+def from_now(seconds: int) -> Callable[[], int]:
+    return lambda: int(time.time()) + seconds
 
 
 def with_header(**header: Any) -> Callable[[Issuer], str]:
@@ -291,7 +301,6 @@ def unsigned(algorithm: Any) -> Callable[[Issuer], str]:
     return lambda _: by_hand({"alg": algorithm, "kid": "rsa"}, claims(), lambda _: b"")
 
 
-NOW_S = int(time.time())
 ATTACKS: dict[str, Callable[[Issuer], str]] = {
     "alg none": unsigned("none"),
     "alg nOnE": unsigned("nOnE"),
@@ -313,9 +322,9 @@ ATTACKS: dict[str, Callable[[Issuer], str]] = {
     "no iss": without("iss"),
     "no aud": without("aud"),
     "no sub": without("sub"),
-    "expired": with_claims(exp=NOW_S - 60, iat=NOW_S - 120),
-    "not yet valid": with_claims(nbf=NOW_S + 300),
-    "issued in the future": with_claims(iat=NOW_S + 300, exp=NOW_S + 600),
+    "expired": with_claims(exp=from_now(-60), iat=from_now(-120)),
+    "not yet valid": with_claims(nbf=from_now(300)),
+    "issued in the future": with_claims(iat=from_now(300), exp=from_now(600)),
     "wrong aud": with_claims(aud="someone-else"),
     "aud of workers": with_claims(aud="codeq-workers"),
     "aud a list without ours": with_claims(aud=["x", "y"]),
@@ -326,18 +335,18 @@ ATTACKS: dict[str, Callable[[Issuer], str]] = {
     "iss with a slash": with_claims(iss=ISSUER + "/"),
     "exp of 10^40": with_claims(exp=10**40),
     "exp of 1e308": with_claims(exp=1e308),
-    "exp a string": with_claims(exp=str(NOW_S + 600)),
+    "exp a string": with_claims(exp=lambda: str(from_now(600)())),
     "exp a bool": with_claims(exp=True),
     "exp -1": with_claims(exp=-1),
-    "exp a fraction": with_claims(exp=NOW_S + 600.5),
-    "exp a list": with_claims(exp=[NOW_S + 600]),
+    "exp a fraction": with_claims(exp=lambda: from_now(600)() + 0.5),
+    "exp a list": with_claims(exp=lambda: [from_now(600)()]),
     "exp infinite": with_claims(exp=float("inf")),
     "exp not a number": with_claims(exp=float("nan")),
     "exp with 5000 digits": lambda _: rs256("rsa", key_pair("rsa"))({**claims(), "exp": int("9" * 4000)}),
     "iat a string": with_claims(iat="now"),
     "iat a bool": with_claims(iat=True),
     "nbf a string": with_claims(nbf="soon"),
-    "good for too long": with_claims(exp=NOW_S + LIFETIME_S_MAX + 3600),
+    "good for too long": with_claims(exp=from_now(LIFETIME_S_MAX + 3600)),
     "sub empty": with_claims(sub=""),
     "sub a number": with_claims(sub=7),
     "sub too long": with_claims(sub="s" * 257),
@@ -396,7 +405,8 @@ def test_a_good_token_of_each_algorithm_is_accepted(guarded: Server, kid: str, a
 
 def test_tokens_made_by_hand_are_as_good_as_any(issuer: Issuer, guarded: Server) -> None:
     """Else the refusals of those that differ in one place would prove nothing."""
-    for make in (with_claims(), with_header(), with_header(typ="JWT", x5t="x"), with_claims(nbf=NOW_S - 10, extra=[1])):
+    variants = (with_claims(), with_header(), with_header(typ="JWT", x5t="x"), with_claims(nbf=from_now(-10), extra=[1]))
+    for make in variants:
         answered(ask(guarded, make(issuer)), 200)
 
 

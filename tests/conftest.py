@@ -1,0 +1,36 @@
+"""How the tests are shared out when several processes run them (`pytest -n 2`): by file, so that each sets up once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+TESTS = Path(__file__).parent
+LONGEST_FIRST = ("pipeline", "system", "worker", "server", "sdk")
+"""Begun first, so that no process is left with a long file at the end."""
+
+
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        folder, name = file.split("/")[1:3]
+        if folder == "pipeline":
+            return folder  # one session of Spark for all
+        if folder == "server" and name.startswith(("test_auth", "test_endpoints")):
+            return "endpoints"  # the last of them looks back at the others
+        return file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONGEST_FIRST.index(folder) if (folder := _folder(item)) in LONGEST_FIRST else 9)
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).parts[0]
