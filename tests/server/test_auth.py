@@ -405,7 +405,12 @@ def test_a_good_token_of_each_algorithm_is_accepted(guarded: Server, kid: str, a
 
 def test_tokens_made_by_hand_are_as_good_as_any(issuer: Issuer, guarded: Server) -> None:
     """Else the refusals of those that differ in one place would prove nothing."""
-    variants = (with_claims(), with_header(), with_header(typ="JWT", x5t="x"), with_claims(nbf=from_now(-10), extra=[1]))
+    variants = (
+        with_claims(),
+        with_header(),
+        with_header(typ="JWT", x5t="x"),
+        with_claims(nbf=from_now(-10), extra=[1]),
+    )
     for make in variants:
         answered(ask(guarded, make(issuer)), 200)
 
