@@ -16,7 +16,7 @@ from codeq.wire.events import Event, EventPage
 
 
 class Backend(Protocol):
-    async def enqueue(self, orders: Sequence[NewTask]) -> list[Task | CodeqError]:
+    async def enqueue(self, orders: Sequence[NewTask]) -> Sequence[Task | CodeqError]:
         """Per order, of up to 1000: the task, or why it was refused."""
 
     async def claim(self, wanted: Claim) -> list[Job]: ...

@@ -12,8 +12,9 @@ from codeq.domain.limits import BATCH_BYTES_MAX, BATCH_TASKS_MAX
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Task
 from codeq.sdk.orders import new_order
+from codeq.sdk.taken import Taken
 
-Answers = list[Task | CodeqError]
+Answers = Sequence[Task | CodeqError]
 
 BATCHES_WAITING_MAX = 8
 """How many full batches may wait to be sent. Past this, who enqueues must wait: memory stays bounded."""
@@ -52,6 +53,8 @@ class Batch:
 
     @property
     def refusals(self) -> list[CodeqError]:
+        if isinstance(self.answers, Taken):
+            return self.answers.refusals
         return [answer for answer in self.answers if isinstance(answer, CodeqError)]
 
 

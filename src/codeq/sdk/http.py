@@ -15,6 +15,7 @@ from codeq.domain.requests import Claim, Filter, NewTask, Outcome, Page, Swept
 from codeq.domain.task import Holder, Task
 from codeq.sdk.jobs import GivenBack, Job, QueueInfo
 from codeq.sdk.packing import HeldTasks, OrderPacker, TaskAndLeft, Verdicts, pack, written
+from codeq.sdk.taken import taken, unreadable
 from codeq.sdk.tracing import NO_TRACE, header_lines
 from codeq.sdk.transport import Address, Answer, Transport, Untrusted
 from codeq.wire import paths, queues, reading, tasks, times
@@ -32,7 +33,6 @@ _TEXT, _PACKED = "application/json", "application/msgpack"
 _json = msgspec.json.decode
 _held = msgspec.msgpack.Decoder(HeldTasks).decode
 _task = msgspec.msgpack.Decoder(tasks.TaskView).decode
-_taken = msgspec.msgpack.Decoder(tasks.TaskAnswers).decode
 _verdicts = msgspec.msgpack.Decoder(Verdicts).decode
 
 
@@ -49,18 +49,18 @@ class HttpBackend:
         self._head = ""
         self._authorize()
 
-    async def enqueue(self, orders: Sequence[NewTask]) -> list[Task | CodeqError]:
+    async def enqueue(self, orders: Sequence[NewTask]) -> Sequence[Task | CodeqError]:
         _check_batch([order.payload for order in orders], "tasks")
         parent, state = _trace_of(orders)
         packed, body = written(self._packer.pack(orders, trace_of_call=parent))
-        answers: list[Task | CodeqError] = []
+        answers: Sequence[Task | CodeqError] = []
         sent = sum(isinstance(order, tasks.PackedTask) for order in packed)
         headers = header_lines(parent, state)
         if sent == 1:
             answers = await self._enqueue_one(body, headers)
         elif sent:
             answer = await self._ask("POST", paths.TASKS_BATCH, body, packed=True, headers=headers)
-            answers = _understood(answer, _taken_all)
+            answers = _understood(answer, taken)
         if sent == len(packed):
             return answers
         left = iter(answers)
@@ -323,8 +323,7 @@ def _understood(answer: Answer, read: Callable[[bytes], Message]) -> Message:
     try:
         return read(answer.body)
     except (msgspec.DecodeError, ValueError, RecursionError) as fault:
-        said = answer.body[:200].decode("utf-8", "replace")
-        raise error_of("unreadable", f"the server's answer cannot be read ({fault}): {said}") from None
+        raise unreadable(answer.body, fault) from None
 
 
 def _fault(answer: Answer) -> CodeqError:
@@ -347,13 +346,6 @@ def _task_of(view: tasks.TaskView) -> Task:
         return reading.task_of(view)
     except ValueError as fault:
         raise error_of("unreadable", f"the server's answer cannot be read: {fault}") from None
-
-
-def _taken_all(body: bytes) -> list[Task | CodeqError]:
-    return [
-        _task_of(item.task) if item.task is not None else error_of(item.code or "", item.error or "")
-        for item in _taken(body).results
-    ]
 
 
 def _jobs(body: bytes) -> list[Job]:

@@ -90,7 +90,7 @@ class Verbs:
         if parent is not None:
             named = {"trace_parent": parent, "trace_state": state}
             orders = [o if o.trace_parent is not None else msgspec.structs.replace(o, **named) for o in orders]
-        return await self.backend.enqueue(orders)
+        return list(await self.backend.enqueue(orders))
 
     def batcher(self, *, size: int = 500, linger: Seconds = 0.005) -> AsyncBatcher:
         """Enqueues that travel together: sent when `size` of them wait, or the first has waited for `linger`."""
