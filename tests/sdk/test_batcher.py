@@ -1,9 +1,10 @@
 """Enqueues that travel together: none lost, none doubled, in order, and each hears of its own."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from tests.sdk.proxy import Proxy, answer, hang, lose_answer
@@ -29,6 +30,9 @@ class Door:
         self.batches: list[list[NewTask]] = []
         self.is_open = threading.Event()
         self.is_open.set()
+
+    def prepare(self, orders: Sequence[NewTask]) -> Callable[[], list[Task | CodeqError]]:
+        return partial(self, orders)
 
     def __call__(self, orders: Sequence[NewTask]) -> list[Task | CodeqError]:
         self.batches.append(list(orders))
@@ -142,7 +146,7 @@ def test_a_batch_has_a_size_that_can_be_sent(plain: BlockingVerbs, size: int) ->
 
 def test_a_batch_is_sent_when_it_is_full_and_not_before() -> None:
     door = Door()
-    batcher = Batcher(door, size=7, linger_s=60)
+    batcher = Batcher(door.prepare, size=7, linger_s=60)
     for n in range(20):
         batcher.enqueue("work", n)
     eventually(lambda: door.sizes == [7, 7])
@@ -152,7 +156,7 @@ def test_a_batch_is_sent_when_it_is_full_and_not_before() -> None:
 
 def test_a_batch_of_large_tasks_is_sent_before_it_is_too_large() -> None:
     door = Door()
-    batcher = Batcher(door, size=1000, linger_s=60)
+    batcher = Batcher(door.prepare, size=1000, linger_s=60)
     for _ in range(12):
         batcher.enqueue("work", "x" * (PAYLOAD_BYTES_MAX - 2))
     batcher.close()
@@ -162,7 +166,7 @@ def test_a_batch_of_large_tasks_is_sent_before_it_is_too_large() -> None:
 def test_whoever_enqueues_faster_than_the_queue_takes_must_wait() -> None:
     door = Door()
     door.is_open.clear()
-    batcher = Batcher(door, size=2, linger_s=60)
+    batcher = Batcher(door.prepare, size=2, linger_s=60)
     put: list[int] = []
 
     def produce() -> None:
@@ -172,7 +176,7 @@ def test_whoever_enqueues_faster_than_the_queue_takes_must_wait() -> None:
 
     with ThreadPoolExecutor(1) as pool:
         producing = pool.submit(produce)
-        most = 2 * (BATCHES_WAITING_MAX + 1)
+        most = 2 * (BATCHES_WAITING_MAX + 2)  # one is on its way, and one is ready to go
         eventually(lambda: len(put) == most)
         assert door.sizes == [2]
         assert not producing.done()
@@ -191,7 +195,7 @@ def test_a_failure_that_nobody_foresaw_reaches_those_who_wait_and_stops_nothing(
             raise fault
         return [InvalidRequest("second")] * len(orders)
 
-    batcher = Batcher(send, size=1, linger_s=60)
+    batcher = Batcher(lambda orders: partial(send, orders), size=1, linger_s=60)
     first, second = batcher.enqueue("work", 1), batcher.enqueue("work", 2)
     with pytest.raises(ZeroDivisionError, match="unforeseen"):
         first.result(30)
@@ -204,7 +208,7 @@ def test_a_failure_that_nobody_foresaw_reaches_those_who_wait_and_stops_nothing(
 def test_a_ticket_that_takes_too_long_says_so() -> None:
     door = Door()
     door.is_open.clear()
-    batcher = Batcher(door, size=1, linger_s=60)
+    batcher = Batcher(door.prepare, size=1, linger_s=60)
     ticket = batcher.enqueue("work", 1)
     with pytest.raises(TimeoutError):
         ticket.result(0.01)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,9 @@ class Door:
         self.batches: list[list[NewTask]] = []
         self.is_open = asyncio.Event()
         self.is_open.set()
+
+    def prepare(self, orders: Sequence[NewTask]) -> Callable[[], Coroutine[Any, Any, list[Task | CodeqError]]]:
+        return partial(self, orders)
 
     async def __call__(self, orders: Sequence[NewTask]) -> list[Task | CodeqError]:
         self.batches.append(list(orders))
@@ -161,7 +165,7 @@ def test_coroutines_share_a_batcher(queue: Open) -> None:
 def test_a_batch_is_sent_when_it_is_full_and_not_before() -> None:
     async def main() -> None:
         door = Door()
-        batcher = AsyncBatcher(door, size=7, linger_s=60)
+        batcher = AsyncBatcher(door.prepare, size=7, linger_s=60)
         for n in range(20):
             await batcher.enqueue("work", n)
         await settled(lambda: door.sizes == [7, 7])
@@ -175,7 +179,7 @@ def test_whoever_enqueues_faster_than_the_queue_takes_must_wait() -> None:
     async def main() -> None:
         door = Door()
         door.is_open.clear()
-        batcher = AsyncBatcher(door, size=2, linger_s=60)
+        batcher = AsyncBatcher(door.prepare, size=2, linger_s=60)
         put: list[int] = []
 
         async def produce() -> None:
@@ -200,7 +204,7 @@ def test_many_who_had_to_wait_share_the_next_batch() -> None:
     async def main() -> None:
         door = Door()
         door.is_open.clear()
-        batcher = AsyncBatcher(door, size=10, linger_s=0.01)
+        batcher = AsyncBatcher(door.prepare, size=10, linger_s=0.01)
         puts = [asyncio.create_task(batcher.enqueue("work", n)) for n in range(10 * BATCHES_WAITING_MAX + 30)]
         await settled(lambda: sum(put.done() for put in puts) == 10 * BATCHES_WAITING_MAX)
         door.is_open.set()
@@ -220,7 +224,7 @@ def test_a_failure_that_nobody_foresaw_reaches_those_who_wait_and_stops_nothing(
                 raise fault
             return [InvalidRequest("second")] * len(orders)
 
-        batcher = AsyncBatcher(send, size=1, linger_s=60)
+        batcher = AsyncBatcher(lambda orders: partial(send, orders), size=1, linger_s=60)
         first, second = await batcher.enqueue("work", 1), await batcher.enqueue("work", 2)
         with pytest.raises(ZeroDivisionError, match="unforeseen"):
             await first
@@ -236,7 +240,7 @@ def test_a_loop_that_ends_tells_those_who_wait() -> None:
     async def main() -> None:
         door = Door()
         door.is_open.clear()
-        batcher = AsyncBatcher(door, size=1, linger_s=60)
+        batcher = AsyncBatcher(door.prepare, size=1, linger_s=60)
         ticket = await batcher.enqueue("work", 1)
         await settled(lambda: door.sizes == [1])
         for task in asyncio.all_tasks() - {asyncio.current_task()}:

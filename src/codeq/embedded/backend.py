@@ -1,7 +1,8 @@
 """The verbs on a store inside the process: the use cases, called directly."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from codeq.domain.errors import CodeqError
 from codeq.domain.limits import CLAIM_WAIT_MS_MAX
@@ -22,7 +23,10 @@ class CoreBackend:
         self.core = core
         self.tenant = tenant
 
-    async def enqueue(self, orders: Sequence[NewTask]) -> list[Task | CodeqError]:
+    def enqueuing(self, orders: Sequence[NewTask]) -> Callable[[], Coroutine[Any, Any, list[Task | CodeqError]]]:
+        return lambda: self._enqueue(orders)
+
+    async def _enqueue(self, orders: Sequence[NewTask]) -> list[Task | CodeqError]:
         answers = await enqueuing.enqueue(self.core, self.tenant, orders)
         return [answer if isinstance(answer, CodeqError) else answer.task for answer in answers]
 

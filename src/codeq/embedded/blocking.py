@@ -3,12 +3,13 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
 from codeq.domain.errors import StoreClosed
+from codeq.domain.requests import NewTask
 from codeq.embedded.aio import AsyncQueue, open_async
 from codeq.embedded.backend import CoreBackend
 from codeq.sdk.blocking import BlockingVerbs
@@ -45,6 +46,9 @@ class Bridge:
 
     def __getattr__(self, name: str) -> Any:
         return partial(self._cross, getattr(self._backend, name))
+
+    def enqueuing(self, orders: Sequence[NewTask]) -> Callable[[], Coroutine[Any, Any, Any]]:
+        return partial(self._cross, self._backend.enqueuing(orders))
 
     async def _cross(self, verb: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> Any:
         return await asyncio.wrap_future(self._submit(verb(*args, **kwargs)))

@@ -4,8 +4,8 @@ Nothing is answered before it is on disk. Every call may be repeated: an order w
 outcome is accepted once, and a lease that was handed back cannot be handed back again.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 from codeq.domain.errors import CodeqError
 from codeq.domain.queue import QueuePolicy
@@ -16,8 +16,9 @@ from codeq.wire.events import Event, EventPage
 
 
 class Backend(Protocol):
-    async def enqueue(self, orders: Sequence[NewTask]) -> Sequence[Task | CodeqError]:
-        """Per order, of up to 1000: the task, or why it was refused."""
+    def enqueuing(self, orders: Sequence[NewTask]) -> Callable[[], Coroutine[Any, Any, Sequence[Task | CodeqError]]]:
+        """Make ready to enqueue. The call that it answers does so: per order, of up to 1000, the task, or why it was
+        refused."""
 
     async def claim(self, wanted: Claim) -> list[Job]: ...
 

@@ -110,22 +110,28 @@ def _check_order(order: NewTask) -> NewTask:
 
 
 class Batcher:
-    """Sends from a thread of its own. Leaving the `with` block sends the rest, and raises the first refusal, if any."""
+    """Sends from threads of its own. Leaving the `with` block sends the rest, and raises the first refusal, if any.
 
-    def __init__(self, send: Callable[[Sequence[NewTask]], Answers], *, size: int, linger_s: float) -> None:
-        self._send = send
+    One batch is on its way at a time, so that tasks stay in the order in which they were put; the other thread makes
+    the next one ready meanwhile.
+    """
+
+    def __init__(self, prepare: Callable[[Sequence[NewTask]], Callable[[], Answers]], *, size: int, linger_s: float):
+        self._prepare = prepare
         self._size = _check_size(size)
         self._linger_s = linger_s
         self._changed = threading.Condition()
         self._filling: Batch | None = None
         self._full: list[Batch] = []
-        self._sending: Batch | None = None
+        self._sending: list[Batch] = []
+        self._preparing, self._turn = threading.Lock(), threading.Lock()
         self._is_closed = False
         self.sent = 0
         self.refusals: list[Exception] = []
         """Up to a thousand of the refusals so far; one for a batch that was not sent at all."""
-        self._thread = threading.Thread(target=self._run, name="codeq-batcher", daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._run, name="codeq-batcher", daemon=True) for _ in range(2)]
+        for thread in self._threads:
+            thread.start()
 
     def enqueue(self, command: str, payload: Any = None, **options: Any) -> Ticket:
         """Put a task into the next batch. Takes the options of `enqueue`."""
@@ -155,7 +161,7 @@ class Batcher:
             if self._filling is not None:
                 self._full.append(self._filling)
                 self._filling = None
-            waiting = [*self._full, *([self._sending] if self._sending else [])]
+            waiting = [*self._sending, *self._full]
             self._changed.notify_all()
         for batch in waiting:
             batch.is_done.wait()
@@ -165,7 +171,8 @@ class Batcher:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def __enter__(self) -> Self:
         return self
@@ -178,18 +185,35 @@ class Batcher:
             raise self.refusals[0]
 
     def _run(self) -> None:
-        while (batch := self._next()) is not None:
+        while True:
+            with self._preparing:
+                batch = self._next()
+                if batch is None:
+                    return
+                send = self._ready(batch)
+                self._turn.acquire()  # before the next batch is looked at, so that none overtakes another
             try:
-                batch.answers = self._send(batch.orders)
-                self.sent += len(batch.orders)
-                self._note(batch.refusals)
+                if send is not None:
+                    batch.answers = send()
+                    self.sent += len(batch.orders)
+                    self._note(batch.refusals)
             except Exception as fault:  # noqa: BLE001 - whoever waits for the batch is told, and the next one is sent
                 batch.fault = fault
                 self._note([fault])
+            finally:
+                self._turn.release()
             with self._changed:
-                self._sending = None
+                self._sending.remove(batch)
                 batch.is_done.set()
                 self._changed.notify_all()
+
+    def _ready(self, batch: Batch) -> Callable[[], Answers] | None:
+        try:
+            return self._prepare(batch.orders)
+        except Exception as fault:  # noqa: BLE001 - as above
+            batch.fault = fault
+            self._note([fault])
+            return None
 
     def _next(self) -> Batch | None:
         with self._changed:
@@ -205,9 +229,10 @@ class Batcher:
                     return None
                 else:
                     self._changed.wait()
-            self._sending = self._full.pop(0)
+            batch = self._full.pop(0)
+            self._sending.append(batch)
             self._changed.notify_all()
-            return self._sending
+            return batch
 
     def _note(self, refusals: Sequence[Exception]) -> None:
         self.refusals += refusals[: REFUSALS_MAX - len(self.refusals)]
@@ -217,9 +242,13 @@ class AsyncBatcher:
     """The same on the event loop: `await batcher.enqueue(...)` gives a ticket, `await ticket` the task."""
 
     def __init__(
-        self, send: Callable[[Sequence[NewTask]], Coroutine[Any, Any, Answers]], *, size: int, linger_s: float
+        self,
+        prepare: Callable[[Sequence[NewTask]], Callable[[], Coroutine[Any, Any, Answers]]],
+        *,
+        size: int,
+        linger_s: float,
     ) -> None:
-        self._send = send
+        self._prepare = prepare
         self._size = _check_size(size)
         self._linger_s = linger_s
         self._filling: Batch | None = None
@@ -283,8 +312,9 @@ class AsyncBatcher:
     async def _deliver(self, batch: Batch) -> None:
         refusals: Sequence[Exception] = []
         try:
+            send = self._prepare(batch.orders)
             async with self._turn:  # one after the other, so that tasks stay in the order in which they were put
-                batch.answers = await self._send(batch.orders)
+                batch.answers = await send()
             self.sent += len(batch.orders)
             refusals = batch.refusals
         except asyncio.CancelledError:

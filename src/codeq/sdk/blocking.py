@@ -1,11 +1,12 @@
 """Plain calls instead of awaited ones: a thin runner over `Verbs`, never a second copy."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from codeq.sdk.batcher import Batcher
+from codeq.domain.requests import NewTask
+from codeq.sdk.batcher import Answers, Batcher
 from codeq.sdk.verbs import Seconds, Verbs, milliseconds
 
 Given = ParamSpec("Given")
@@ -56,8 +57,12 @@ class BlockingVerbs:
 
     def batcher(self, *, size: int = 500, linger: Seconds = 0.005) -> Batcher:
         """Enqueues that travel together: sent when `size` of them wait, or the first has waited for `linger`."""
-        send = self._verbs.backend.enqueue
-        return Batcher(lambda orders: self._run(send(orders)), size=size, linger_s=milliseconds(linger) / 1000)
+
+        def prepare(orders: Sequence[NewTask]) -> Callable[[], Answers]:
+            send = self._verbs.backend.enqueuing(orders)
+            return lambda: self._run(send())
+
+        return Batcher(prepare, size=size, linger_s=milliseconds(linger) / 1000)
 
     def awaited(self) -> Verbs:
         """The same queue, to be awaited."""

@@ -1,7 +1,7 @@
 """The verbs over HTTP. What may be repeated is repeated: a lost connection is not the caller's problem."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -14,7 +14,7 @@ from codeq.domain.queue import QueuePolicy
 from codeq.domain.requests import Claim, Filter, NewTask, Outcome, Page, Swept
 from codeq.domain.task import Holder, Task
 from codeq.sdk.jobs import GivenBack, Job, QueueInfo
-from codeq.sdk.packing import HeldTasks, OrderPacker, TaskAndLeft, Verdicts, pack, written
+from codeq.sdk.packing import HeldTasks, OrderPacker, Packed, TaskAndLeft, Verdicts, pack, written
 from codeq.sdk.taken import taken, unreadable
 from codeq.sdk.tracing import NO_TRACE, header_lines
 from codeq.sdk.transport import Address, Answer, Transport, Untrusted
@@ -49,13 +49,15 @@ class HttpBackend:
         self._head = ""
         self._authorize()
 
-    async def enqueue(self, orders: Sequence[NewTask]) -> Sequence[Task | CodeqError]:
+    def enqueuing(self, orders: Sequence[NewTask]) -> Callable[[], Coroutine[Any, Any, Sequence[Task | CodeqError]]]:
         _check_batch([order.payload for order in orders], "tasks")
         parent, state = _trace_of(orders)
         packed, body = written(self._packer.pack(orders, trace_of_call=parent))
+        return lambda: self._enqueue(packed, body, header_lines(parent, state))
+
+    async def _enqueue(self, packed: Sequence[Packed], body: bytes, headers: str) -> Sequence[Task | CodeqError]:
         answers: Sequence[Task | CodeqError] = []
         sent = sum(isinstance(order, tasks.PackedTask) for order in packed)
-        headers = header_lines(parent, state)
         if sent == 1:
             answers = await self._enqueue_one(body, headers)
         elif sent:

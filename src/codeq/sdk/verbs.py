@@ -79,7 +79,7 @@ class Verbs:
             trace_parent=trace_parent,
             trace_state=trace_state,
         )
-        [answer] = await self.backend.enqueue([order])
+        [answer] = await self.backend.enqueuing([order])()
         if isinstance(answer, CodeqError):
             raise answer
         return answer
@@ -90,11 +90,11 @@ class Verbs:
         if parent is not None:
             named = {"trace_parent": parent, "trace_state": state}
             orders = [o if o.trace_parent is not None else msgspec.structs.replace(o, **named) for o in orders]
-        return list(await self.backend.enqueue(orders))
+        return list(await self.backend.enqueuing(orders)())
 
     def batcher(self, *, size: int = 500, linger: Seconds = 0.005) -> AsyncBatcher:
         """Enqueues that travel together: sent when `size` of them wait, or the first has waited for `linger`."""
-        return AsyncBatcher(self.backend.enqueue, size=size, linger_s=milliseconds(linger) / 1000)
+        return AsyncBatcher(self.backend.enqueuing, size=size, linger_s=milliseconds(linger) / 1000)
 
     async def claim(
         self,

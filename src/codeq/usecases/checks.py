@@ -50,7 +50,10 @@ def backoff(value: Backoff) -> Backoff:
 
 def text(value: str, what: str, most: int, *, least: int = 0) -> str:
     """A line of text: no control characters, which have no place in names, keys and headers."""
-    if not isinstance(value, str) or not least <= len(value) <= most or _CONTROL.search(value):
+    is_fitting = isinstance(value, str) and least <= len(value) <= most
+    if is_fitting and value.isascii() and value.isprintable():
+        return value
+    if not is_fitting or _CONTROL.search(value):
         raise InvalidRequest(f"{what} must be text of {least} to {most} characters without control characters")
     return _encodable(value, what)
 

@@ -127,6 +127,8 @@ def _options(*, recover: bool) -> Options:
     options.set_wal_recovery_mode(modes.point_in_time() if recover else modes.tolerate_corrupted_tail_records())
     options.set_allow_concurrent_memtable_write(False)  # one writer: saves a fifth of every write
     options.set_write_buffer_size(32 << 20)
+    options.set_memtable_whole_key_filtering(True)  # a new idempotency key is looked for in every buffer and not found
+    options.set_memtable_prefix_bloom_ratio(0.05)
     options.set_max_write_buffer_number(4)  # a burst may outrun the flushing of full buffers without being held back
     options.set_max_total_wal_size(128 << 20)  # bounds what a restart must replay
     options.set_max_background_jobs(2)

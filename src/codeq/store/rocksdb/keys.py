@@ -28,9 +28,11 @@ EVENTS_FIRST = b"m/events"
 DELAYED, HANDOUTS, ENDED, EVENTS, COUNTS, POLICIES, BODIES = b"d/", b"h/", b"x/", b"e/", b"c/", b"y/", b"b/"
 
 
-@lru_cache(maxsize=65_536)
-def name(text: str) -> bytes:
+def _ended(text: str) -> bytes:
     return text.encode().replace(b"\0", b"\0\xff") + b"\0\x01"
+
+
+name = lru_cache(maxsize=65_536)(_ended)
 
 
 @lru_cache(maxsize=65_536)
@@ -56,7 +58,7 @@ def kept(tenant: str, task_id: str) -> bytes:
 
 
 def idempotency(tenant: str, key: str) -> bytes:
-    return b"i/" + name(tenant) + name(key)
+    return b"i/" + name(tenant) + _ended(key)  # each is asked for once: remembering them would push names out
 
 
 @lru_cache(maxsize=65_536)

@@ -80,7 +80,8 @@ class RocksShard:
     async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
         self.sync.check(growing=any(change.before is None for change in changes))
         try:
-            return [self._apply(change) for change in changes]
+            holders = self._holders(changes)
+            return [self._apply(change, holders) for change in changes]
         except Exception as fault:  # half of a change may be in the journal: it must never be written
             self.sync.fail(fault)
             raise
@@ -184,10 +185,19 @@ class RocksShard:
 
     # -- changes -------------------------------------------------------------------------------------------------
 
-    def _apply(self, change: Change) -> Task | None:
+    def _holders(self, changes: Sequence[Change]) -> dict[bytes, bytes | None]:
+        """By key, the task that has each idempotency key asked for: one look for all costs half of one for each."""
+        asked = [
+            keys.idempotency(change.after.tenant, change.body.idempotency_key)
+            for change in changes
+            if change.body is not None and change.body.idempotency_key is not None
+        ]
+        return dict(zip(asked, self._journal.get_many(asked), strict=True)) if asked else {}
+
+    def _apply(self, change: Change, holders: dict[bytes, bytes | None]) -> Task | None:
         before, after, move = change.before, change.after, change.move
         if before is None:
-            return self._admit(change)
+            return self._admit(change, holders)
         current = self._leases.get(before.id) or self._current(before.tenant, before.id)
         if current is None or current.version != before.version:
             return None
@@ -204,15 +214,16 @@ class RocksShard:
         self._enter(after, data, None)
         return after
 
-    def _admit(self, change: Change) -> Task | None:
+    def _admit(self, change: Change, holders: dict[bytes, bytes | None]) -> Task | None:
         task, body = change.after, change.body
         assert body is not None  # noqa: S101 - the lifecycle gives every new task a body
         if body.idempotency_key is not None:
             key = keys.idempotency(task.tenant, body.idempotency_key)
-            holder = self._journal.get(key)
+            holder = holders[key]
             existing = self._current(task.tenant, holder.decode()) if holder is not None else None
             if existing is not None:
                 return existing
+            holders[key] = task.id.encode()  # for the same key later in this batch
             self._journal.put(key, task.id.encode())
         data = self._journal.event(task)
         self._moved.append(task)
