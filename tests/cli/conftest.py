@@ -31,6 +31,6 @@ def cli(server: Server, tmp_path: Path) -> Cli:
 @pytest.fixture(autouse=True)
 def _without_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith("CODEQ_"):
+        if name.startswith("CODEQ_") or name in ("COLUMNS", "LINES"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("NO_COLOR", "1")

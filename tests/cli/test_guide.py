@@ -21,7 +21,7 @@ def test_the_guide_runs_from_top_to_bottom(cli: Cli, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr

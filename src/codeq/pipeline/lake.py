@@ -1,7 +1,7 @@
 """The lake: Delta tables whose files Spark writes and delta-rs commits, each commit with the batch that it brings in.
 
-A file's name says which part of the table it belongs to and which batch brought it: `closed/b00000012-3f9c...`. So the
-files behind a batch are found without reading any, and a part of a table is replaced by naming its files.
+A file's name says which batch brought it and to which part of the table it belongs: `b00000012-3f9c/part=closed/..`. So
+the files behind a batch are found without reading any, and a part of a table is replaced by naming its files.
 """
 
 import json
@@ -10,6 +10,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,25 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from msgspec import Struct
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from codeq.domain.errors import CodeqError
+from codeq.pipeline import gold, tables
 
 APP = "codeq"
-VACUUM_AFTER_S = 3600
-"""Files that no commit names may belong to a run under way; after an hour they belong to one that died."""
+_FORGOTTEN = f"{APP}/forgotten"
+UNUSED_HOURS = 24
+"""A file that no commit names may belong to a run under way, and one taken out may still be read by somebody. After a
+day it may go."""
 
-_NAME = re.compile(r"(?P<part>[^/]+)/b(?P<batch>\d{8})-[^/]+/(?:_day=(?P<day>[^/]+)/)?[^/]+\.parquet")
-_DAY = "_day"
-"""Copy of the column `day` by which files are kept apart; `day` itself stays inside them, for every reader."""
+_NAME = re.compile(r"b(?P<batch>\d{8})-[^/]+/part=(?P<part>[^/]+)/(?:on=(?P<day>[^/]+)/)?[^/]+\.parquet")
+_PART, _DAY = "part", "on"
+"""By these files are kept apart. All columns of the table stay inside them, for every reader."""
+
+OPEN, CLOSED, EVENTS, DAYS = "open", "closed", "events", "days"
+"""The parts of tables."""
 
 
 class LakeConflict(CodeqError):
@@ -47,14 +54,17 @@ class DataFile(Struct, frozen=True):
     size_bytes: int
     day: str | None = None
     """The one day whose rows it holds, where files are kept apart by day."""
+    until: datetime | None = None
+    """The latest time of its rows, where the table has such a column."""
 
 
 class LakeTable:
     """One Delta table. `batch` is the last batch it has taken in; `offsets` the first events it has not seen."""
 
-    def __init__(self, folder: Path, schema: StructType) -> None:
+    def __init__(self, folder: Path, schema: StructType, time_column: str | None = None) -> None:
         self.folder = folder
         self.schema = schema
+        self._time_column = time_column
         self._delta = DeltaTable(str(folder)) if DeltaTable.is_deltatable(str(folder)) else None
 
     @property
@@ -77,14 +87,18 @@ class LakeTable:
             return []
         found = []
         actions = self._delta.get_add_actions(flatten=True)
-        columns = [actions.column(name).to_pylist() for name in ("path", "num_records", "size_bytes")]
-        for path, rows, size_bytes in zip(*columns, strict=True):
+        latest = f"max.{self._time_column}"
+        columns: list[Any] = [actions.column(name).to_pylist() for name in ("path", "num_records", "size_bytes")]
+        known = latest in actions.schema.names
+        columns.append(actions.column(latest).to_pylist() if known else [None] * len(columns[0]))
+        for path, rows, size_bytes, until in zip(*columns, strict=True):
             name = _NAME.fullmatch(path)
             if name is None:
                 continue  # not ours: somebody wrote to the table by other means
             batch = int(name["batch"])
             if part in (None, name["part"]) and after_batch < batch and (up_to_batch is None or batch <= up_to_batch):
-                found.append(DataFile(path, name["part"], batch, int(rows or 0), int(size_bytes or 0), name["day"]))
+                sizes = int(rows or 0), int(size_bytes or 0)
+                found.append(DataFile(path, name["part"], batch, *sizes, name["day"], until))
         return sorted(found, key=lambda file: (file.batch, file.path))
 
     def read(self, spark: SparkSession, files: Sequence[DataFile] | None = None) -> DataFrame:
@@ -94,36 +108,45 @@ class LakeTable:
             return spark.createDataFrame([], self.schema)
         return spark.read.schema(self.schema).parquet(*[str(self.folder / file.path) for file in chosen])
 
-    def write(self, rows: DataFrame, *, part: str, batch: int, by_day: bool = False) -> "list[Written]":
+    def write(self, rows: DataFrame, *, part: str | Column, batch: int, by_day: bool = False) -> "list[Written]":
         """Have Spark write the rows as files. They are not in the table before a commit names them."""
-        target = self.folder / part / f"b{batch:08d}-{uuid.uuid4().hex}"
+        folder = target = self.folder / f"b{batch:08d}-{uuid.uuid4().hex}"
         chosen = rows.select(*self.schema.fieldNames())
-        writer = chosen.withColumn(_DAY, chosen["day"]).write.partitionBy(_DAY) if by_day else chosen.write
+        apart: dict[str, Column] = {}
+        if isinstance(part, Column):
+            apart[_PART] = part
+        else:
+            target = folder / f"{_PART}={part}"
+        if by_day:
+            apart[_DAY] = chosen["day"]
+        writer = chosen.withColumns(apart).write.partitionBy(*apart) if apart else chosen.write
         writer.mode("error").option("compression", "zstd").parquet(str(target))
-        return [_written(self.folder, file) for file in sorted(target.rglob("*.parquet"))]
+        return [_written(self.folder, file, self._time_column) for file in sorted(folder.rglob("*.parquet"))]
 
     def commit(
         self,
         added: "Sequence[Written]",
         *,
-        batch: int,
+        batch: int | None,
         removed: Sequence[DataFile] = (),
         offsets: Mapping[int, int] | None = None,
-        is_new_data: bool = True,
+        forgotten: bool = False,
     ) -> None:
-        """Put files into the table and take others out, in one step that happens once per batch.
+        """Put files into the table and take others out, in one step that happens once per batch. Without a batch the
+        table says nothing new.
 
         Raises LakeConflict if another run was faster: nothing has changed then.
         """
-        now_ms = int(time.time() * 1000)
+        now_ms, is_new_data = int(time.time() * 1000), batch is not None
         actions: list[AddAction | RemoveAction] = [
             AddAction(file.path, file.size_bytes, {}, now_ms, is_new_data, file.stats) for file in added if file.rows
         ]
         actions += [RemoveAction(file.path, is_new_data, now_ms, size=file.size_bytes) for file in removed]
-        marks = [Transaction(APP, batch)]
+        marks = [Transaction(APP, batch)] if batch is not None else []
+        marks += [Transaction(_FORGOTTEN, 1)] if forgotten else []
         marks += [Transaction(f"{APP}/shard/{shard}", offset) for shard, offset in (offsets or {}).items()]
         delta = self._delta or self._create()
-        if self._delta is None and (delta.transaction_version(APP) or 0) >= batch:
+        if batch is not None and self._delta is None and (delta.transaction_version(APP) or 0) >= batch:
             raise LakeConflict(f"{self.folder.name}: another run has made the table meanwhile")
         try:
             delta.create_write_transaction(
@@ -142,21 +165,26 @@ class LakeTable:
         shutil.rmtree(self.folder, ignore_errors=True)
         self._delta = None
 
-    def vacuum(self) -> int:
-        """Remove files that no commit names any more. Answers how many."""
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether rows were removed for their age."""
+        return self._delta is not None and self._delta.transaction_version(_FORGOTTEN) is not None
+
+    def vacuum(self, unused_hours: int = UNUSED_HOURS) -> int:
+        """Remove files that no commit has named for so long, or ever. Answers how many."""
         if self._delta is None:
             return 0
-        live = {file.path for file in self.files()}
-        oldest_s = time.time() - VACUUM_AFTER_S
-        removed = 0
-        for file in self.folder.glob("*/b*/**/*"):
-            if file.is_file() and str(file.relative_to(self.folder)) not in live and file.stat().st_mtime < oldest_s:
-                file.unlink()
-                removed += 1
-        for folder in sorted(self.folder.glob("*/b*/**/"), reverse=True):
-            if not any(folder.iterdir()):
-                folder.rmdir()
-        return removed
+        removed = self._delta.vacuum(
+            unused_hours, dry_run=False, enforce_retention_duration=False, full=True,
+            commit_properties=CommitProperties(max_commit_retries=0),
+        )  # fmt: skip
+        self._delta = DeltaTable(str(self.folder))
+        oldest_s = time.time() - unused_hours * 3600
+        for folder in self.folder.glob("b*"):  # what Spark left of a write that died begins with an underscore
+            kept = any("_temporary" not in file.parts for file in folder.rglob("*.parquet"))
+            if not kept and folder.stat().st_mtime < oldest_s:
+                shutil.rmtree(folder, ignore_errors=True)
+        return len(removed)
 
     def _create(self) -> DeltaTable:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -164,6 +192,24 @@ class LakeTable:
 
     def _delta_schema(self) -> Schema:
         return Schema.from_arrow(to_arrow_schema(self.schema, timezone="UTC"))
+
+
+class Lake:
+    """The tables in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bronze = self.table(tables.BRONZE_EVENTS, "at")
+        self.attempts = self.table(tables.SILVER_ATTEMPTS, "ended_at")
+        self.tasks = self.table(tables.SILVER_TASKS, "ended_at")
+        self.gold = [(figures, self.table(figures.table)) for figures in gold.ALL]
+
+    def table(self, table: tables.Table, time_column: str | None = None) -> LakeTable:
+        return LakeTable(self.folder / table.name, table.schema, time_column)
+
+    @property
+    def all(self) -> list[LakeTable]:
+        return [self.bronze, self.attempts, self.tasks, *[table for _, table in self.gold]]
 
 
 class Written(Struct, frozen=True):
@@ -175,7 +221,21 @@ class Written(Struct, frozen=True):
     stats: str
 
 
-def _written(table: Path, file: Path) -> Written:
+def _written(table: Path, file: Path, time_column: str | None) -> Written:
     footer = pq.read_metadata(file)
     stats: dict[str, Any] = {"numRecords": footer.num_rows}
+    if time_column is not None and footer.num_rows:
+        stats |= _bounds(footer, time_column)
     return Written(str(file.relative_to(table)), footer.num_rows, file.stat().st_size, json.dumps(stats))
+
+
+def _bounds(footer: pq.FileMetaData, column: str) -> dict[str, Any]:
+    place = footer.schema.to_arrow_schema().names.index(column)
+    groups = [footer.row_group(number).column(place).statistics for number in range(footer.num_row_groups)]
+    known = [group for group in groups if group is not None and group.has_min_max]
+    if not known or len(known) < len(groups):
+        return {}
+    return {
+        "minValues": {column: min(group.min for group in known).isoformat()},
+        "maxValues": {column: max(group.max for group in known).isoformat()},
+    }

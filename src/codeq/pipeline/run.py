@@ -8,22 +8,20 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
-from pathlib import Path
 
 from msgspec import Struct
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from codeq.pipeline import gold, silver, tables
+from codeq.pipeline import gold, silver
 from codeq.pipeline.calling import Calls, Connection
-from codeq.pipeline.lake import DataFile, LakeTable
+from codeq.pipeline.lake import CLOSED, DAYS, EVENTS, OPEN, DataFile, Lake, LakeTable
+from codeq.pipeline.upkeep import check_complete, put_together
 
 EVENTS_PER_BATCH = 2_000_000
 """What one commit of bronze takes in: bounds what a crash makes us read again."""
 EVENTS_PER_STEP = 5_000_000
 """What silver and gold take in at once, however many batches that is."""
-
-OPEN, CLOSED, EVENTS, DAYS = "open", "closed", "events", "days"
 
 Say = Callable[[str], None]
 
@@ -37,33 +35,16 @@ class Summary(Struct):
     """By layer."""
 
 
-class Lake:
-    """The tables in one folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.bronze = self.table(tables.BRONZE_EVENTS)
-        self.attempts = self.table(tables.SILVER_ATTEMPTS)
-        self.tasks = self.table(tables.SILVER_TASKS)
-        self.gold = [(figures, self.table(figures.table)) for figures in gold.ALL]
-
-    def table(self, table: tables.Table) -> LakeTable:
-        return LakeTable(self.folder / table.name, table.schema)
-
-    @property
-    def all(self) -> list[LakeTable]:
-        return [self.bronze, self.attempts, self.tasks, *[table for _, table in self.gold]]
-
-
 def run_once(
     spark: SparkSession, lake: Lake, connection: Connection, *, say: Say = lambda _: None, tenant: str | None = None
 ) -> Summary:
     """Bring every table of the lake up to what the server has now."""
     summary = Summary()
-    steps: dict[str, Callable[[], None]] = {
+    steps: dict[str, Callable[[], object]] = {
         "bronze": lambda: _take_in_all(spark, lake, connection, summary=summary, say=say, tenant=tenant),
         "silver": lambda: carry_forward(spark, lake, say=say),
         "gold": lambda: add_up(spark, lake, say=say),
+        "upkeep": lambda: put_together(spark, lake, say=say),
     }
     for layer, step in steps.items():
         started_s = time.monotonic()
@@ -124,13 +105,9 @@ def carry_forward(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None)
             events = lake.bronze.read(spark, files)
             offsets = _ends(events)
             was_open = table.files(part=OPEN)
-            rows = carry(table.read(spark, was_open), events.where(_is_new(table, offsets))).persist()
-            try:
-                written = table.write(rows.where(~rows.is_open), part=CLOSED, batch=batch)
-                written += table.write(rows.where(rows.is_open), part=OPEN, batch=batch)
-                table.commit(written, batch=batch, removed=was_open, offsets=offsets)
-            finally:
-                rows.unpersist()
+            rows = carry(table.read(spark, was_open), events.where(_is_new(table, offsets)))
+            written = table.write(rows, part=f.when(rows.is_open, OPEN).otherwise(CLOSED), batch=batch)
+            table.commit(written, batch=batch, removed=was_open, offsets=offsets)
             say(f"{table.folder.name}: batch {batch}")
 
 
@@ -162,7 +139,8 @@ def _add_up(spark: SparkSession, table: LakeTable, figures: gold.Gold, *, new: g
 
 
 def rebuild(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> None:
-    """Make silver and gold anew from bronze."""
+    """Make silver and gold anew from bronze. Refused where bronze has forgotten events."""
+    check_complete(lake)
     for table in lake.all[1:]:
         table.drop()
     fresh = Lake(lake.folder)

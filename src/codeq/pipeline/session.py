@@ -20,6 +20,8 @@ LOCAL: dict[str, str] = {
     # A shuffle on one machine gains nothing from 200 partitions.
     "spark.sql.shuffle.partitions": str(max(2, min(os.cpu_count() or 2, 16))),
     "spark.driver.memory": "2g",
+    # What is written apart by its kind needs no sorting first.
+    "spark.sql.maxConcurrentOutputFileWriters": "16",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.python.worker.faulthandler.enabled": "true",
     "spark.sql.streaming.stateStore.providerClass": (

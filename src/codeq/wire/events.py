@@ -118,7 +118,7 @@ def event(task: Task, payload: str | UnsetType | None = UNSET) -> Event:
         worker_id=task.worker,
         lease_until=times.optional(task.lease_until_ms),
         visible_at=times.optional(task.visible_ms),
-        error=task.error or task.last_error,
+        error=task.last_error or task.error,
         payload_bytes=task.payload_bytes,
         trace_id=task.trace_id,
         payload=payload,
@@ -163,7 +163,7 @@ def arrow_batch(
         [t.worker for t in tasks],
         [t.lease_until_ms * 1000 or None for t in tasks],
         [t.visible_ms * 1000 or None for t in tasks],
-        [t.error or t.last_error for t in tasks],
+        [t.last_error or t.error for t in tasks],
         [t.payload_bytes for t in tasks],
         [t.trace_id for t in tasks],
     ]

@@ -66,10 +66,7 @@ SILVER_ATTEMPTS = Table(
         Column("ended_by", STRING, "complete, fail, nack, expire, abandon or cancel."),
         Column("status_after", STRING, "Status of the task after that: PENDING means it is tried again."),
         Column("is_dead", BOOL, "Whether this end sent the task to the dead-letter queue."),
-        Column(
-            "error", STRING, "Why it failed; null if it did not. Where the log has the verdict alone, the error before."
-        ),
-        Column("error_before", STRING, "The error that the delivery before had left, as the claim carried it."),
+        Column("error", STRING, "Why it failed; null if it did not."),
         Column("wait_ms", LONG, "From ready to claimed."),
         Column("run_ms", LONG, "From claimed to ended."),
         Column("first_seq", LONG, "First event of the delivery: what made it ready."),
