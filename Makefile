@@ -18,7 +18,7 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(READY)
 
-demo: setup ## See the whole product at work, with kills, and have it audited; about a minute
+demo: setup ## See the whole product at work, with kills, and have it audited, also on Spark; a minute or two
 	$(BIN)/codeq demo
 
 serve: setup ## Keep a server running on ./data, on loopback; Ctrl-C stops it

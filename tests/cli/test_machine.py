@@ -100,6 +100,8 @@ def test_doctor_notices_few_files_memory_disks_and_slow_ones(tmp_path: Path, mon
 
 def test_doctor_finds_java_or_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.setattr("codeq.pipeline.java._from_package", lambda: None)
     (tmp_path / "bin").mkdir()
     java = tmp_path / "bin" / "java"
     for version, state in (
@@ -110,6 +112,7 @@ def test_doctor_finds_java_or_says_what_to_install(tmp_path: Path, monkeypatch: 
         java.write_text(f"#!/bin/sh\necho '{version}' >&2\n")
         java.chmod(0o755)
         assert checkups.java().state == state
+        assert (checkups.java().advice is None) == (state == "ok")
 
 
 def test_bench_measures_three_ways_and_leaves_nothing_behind(cli: Cli) -> None:

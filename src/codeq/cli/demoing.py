@@ -18,10 +18,12 @@ def demo(
     seconds: Annotated[float, typer.Option(min=5, max=3600, help="How long, about.")] = 45,
     tasks: Annotated[int | None, typer.Option(min=1, help="How many tasks; 450 per second if not said.")] = None,
     keep: Annotated[Path | None, typer.Option(help="A new directory in which data and logs are left.")] = None,
+    page: Annotated[Path, typer.Option("--report", help="Where Spark's report is left.")] = Path("codeq-demo.html"),
+    pipeline: Annotated[bool, typer.Option(help="End with the data pipeline; needs codeq[spark].")] = True,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live screen.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The outcome as JSON; lines go to standard error.")] = False,
 ) -> None:
-    """Run the product end to end: tenants, producers, workers, kills, dead letters; then audit it.
+    """Run the product end to end: tenants, producers, workers, kills, dead letters; then audit it, and again on Spark.
 
     Exits with 0 only if every acknowledged task reached exactly one end.
     """
@@ -30,15 +32,19 @@ def demo(
     import msgspec
     from rich.console import Console
 
+    from codeq.demo.lake import has_spark
     from codeq.demo.report import print_report
     from codeq.demo.screen import LiveView, PlainView
     from codeq.demo.show import Options, run
 
     console = Console(stderr=json)
+    if pipeline and not has_spark():
+        console.print("The pipeline on Spark is left out: pip install 'codeq\\[spark]' brings it.")
+        pipeline = False
     is_plain = plain or json or not console.is_terminal
     view = PlainView(console) if is_plain else LiveView(console)
     try:
-        report = run(Options(seconds=seconds, tasks=tasks, keep=keep), view)
+        report = run(Options(seconds=seconds, tasks=tasks, keep=keep, page=page if pipeline else None), view)
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("codeq: stopped; everything that was started has been ended", file=sys.stderr)
         raise typer.Exit(Code.INTERRUPTED) from None

@@ -43,6 +43,8 @@ def run(
     ] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's events; for admins of the platform.")] = None,
     keep: Keep = None,
+    and_audit: Annotated[bool, typer.Option("--audit", help="Then audit the lake; fails if a rule is broken.")] = False,
+    and_report: Annotated[Path | None, typer.Option("--report", help="Then write the page of the lake here.")] = None,
     master: Master = "local[*]",
 ) -> None:
     """Take in what is new and bring every table of the lake up to date: once, or --every so often until Ctrl-C.
@@ -59,10 +61,14 @@ def run(
         started_s = time.monotonic()
         done = run_once(spark, tables, connection, say=out.note, tenant=tenant)
         took = {layer: round(seconds, 2) for layer, seconds in done.seconds.items()}
-        if out.is_json:
-            out.document({"events": done.events, "batches": done.batches, "seconds": took})
-        else:
+        told: dict[str, Any] = {"events": done.events, "batches": done.batches, "seconds": took}
+        if not out.is_json:
             print(f"{done.events:,} events taken in; " + ", ".join(f"{name} {s} s" for name, s in took.items()))
+        is_sound = _look_at(spark, tables, out, told, audit=and_audit, report_to=and_report)
+        if out.is_json:
+            out.line(told)
+        if not is_sound:
+            raise typer.Exit(Code.REFUSED)
         if every is None:
             return
         if started_s - tidied_s > TIDY_EVERY_S:
@@ -70,6 +76,25 @@ def run(
             put_in_order(spark, tables, forget_before=_before(keep), say=out.note)
         time.sleep(max(0.0, every - (time.monotonic() - started_s)))
         tables = Lake(lake)
+
+
+def _look_at(
+    spark: "SparkSession", tables: "Lake", out: Output, told: dict[str, Any], *, audit: bool, report_to: Path | None
+) -> bool:
+    """Audit and report after a run, as far as asked for. Answers whether every promise was kept."""
+    if not audit and report_to is None:
+        return True
+    from codeq.pipeline.audit import is_clean, to_text
+
+    verdicts = _audited(spark, tables, None)
+    if report_to is not None:
+        _write_report(spark, tables, verdicts, to=report_to, title="codeQ")
+        told["report"] = str(report_to)
+    if audit:
+        told["audit"] = {verdict.rule: verdict.word for verdict in verdicts}
+    if not out.is_json:
+        print((to_text(verdicts) if audit else "") + (f"wrote {report_to}" if report_to else ""))
+    return not audit or is_clean(verdicts)
 
 
 def audit(
@@ -101,15 +126,27 @@ def report(
 ) -> None:
     """Write one page that shows the lake: flow, latency, failures, tenants, workers, capacity, and the audit."""
     spark, _, tables = _start(client, lake, master, must_exist=True)
-    from codeq.pipeline.report import collect, render, to_json
+    from codeq.pipeline.report import to_json
+
+    verdicts = _audited(spark, tables, None)
+    if out.is_json:
+        print(to_json(_collected(spark, tables, verdicts, title)).decode())
+        return
+    _write_report(spark, tables, verdicts, to=to, title=title)
+    print(f"wrote {to}")
+
+
+def _collected(spark: "SparkSession", tables: "Lake", verdicts: list[Any], title: str) -> Any:
+    from codeq.pipeline.report import collect
 
     rows = {figures.table.name: table.read(spark) for figures, table in tables.gold}
-    data = collect(rows, made_at=datetime.now(UTC), title=title, verdicts=_audited(spark, tables, None))
-    if out.is_json:
-        print(to_json(data).decode())
-        return
-    to.write_text(render(data))
-    print(f"wrote {to}")
+    return collect(rows, made_at=datetime.now(UTC), title=title, verdicts=verdicts)
+
+
+def _write_report(spark: "SparkSession", tables: "Lake", verdicts: list[Any], *, to: Path, title: str) -> None:
+    from codeq.pipeline.report import render
+
+    to.write_text(render(_collected(spark, tables, verdicts, title)))
 
 
 def rebuild(client: "Client", out: Output, lake: LakeFolder = Path("./lake"), master: Master = "local[*]") -> None:

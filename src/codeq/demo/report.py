@@ -8,6 +8,7 @@ from rich.text import Text
 
 from codeq.demo.audit import IDS_SHOWN, Finding
 from codeq.demo.figures import Figures
+from codeq.demo.lake import LakeFigures
 from codeq.demo.screen import note_lines
 from codeq.demo.show import Report
 
@@ -19,6 +20,8 @@ def print_report(console: Console, report: Report, *, timeline: bool) -> None:
     console.print(Columns([_figures(report.figures), _promises(report.findings)], padding=(0, 2)))
     for finding in report.findings:
         _print_faults(console, finding)
+    if report.lake is not None:
+        console.print(_lake(report.lake), soft_wrap=True)
     console.print(_verdict(report), soft_wrap=True)
 
 
@@ -68,12 +71,20 @@ def _print_faults(console: Console, finding: Finding) -> None:
         console.print(f"  and {len(finding.faults) - IDS_SHOWN} more: {more}", highlight=False, markup=False)
 
 
+def _lake(lake: LakeFigures) -> Text:
+    took_s = sum(lake.seconds.values())
+    if lake.broken:
+        return Text(f"The lake breaks {', '.join(lake.broken)}: see {lake.report}", "bold red")
+    said = f"{lake.events:,} events from the server to a lake in {took_s:.1f} s, audited on Spark. Open "
+    return Text.assemble((" LAKE ", "bold white on blue"), " ", said, (lake.report, "bold"))
+
+
 def _verdict(report: Report) -> Text:
     f = report.figures
     if report.ok:
         kills = f"{f.workers_killed + f.servers_killed} x kill -9"
         said = f"{f.acknowledged:,} tasks acknowledged, {kills}: each reached exactly one end"
         return Text.assemble((" ALL IS WELL ", "bold white on green"), " ", (said, "green"))
-    broken = sum(not finding.is_kept for finding in report.findings)
-    said = f"{broken} of {len(report.findings)} promises are broken" if f.acknowledged else "nothing was acknowledged"
+    broken = sum(not finding.is_kept for finding in report.findings) + len(report.lake.broken if report.lake else ())
+    said = f"{broken} promises are broken" if f.acknowledged else "nothing was acknowledged"
     return Text.assemble((" SOMETHING IS WRONG ", "bold white on red"), " ", (said, "red"))

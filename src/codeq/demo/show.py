@@ -16,6 +16,7 @@ from codeq.demo.acts import ACTS, HIRES, planned_tasks
 from codeq.demo.audit import Finding, audit
 from codeq.demo.evidence import gather_evidence
 from codeq.demo.figures import Figures
+from codeq.demo.lake import LakeFigures, make_lake
 from codeq.demo.processes import DemoFailed
 from codeq.demo.producing import produce
 from codeq.demo.screen import View
@@ -34,6 +35,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tasks: int | None = None
     keep: Path | None = None
     """Where to leave data, logs and ledger; if not said, nothing is left."""
+    page: Path | None = None
+    """Where to leave the report of the lake; if not said, the pipeline is left out."""
 
     @property
     def deadline_s(self) -> float:
@@ -46,6 +49,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     figures: Figures
     findings: list[Finding]
     timeline: list[Note]
+    lake: LakeFigures | None = None
 
 
 def run(options: Options, view: View) -> Report:
@@ -62,13 +66,14 @@ async def _perform(options: Options, view: View, folder: Path) -> Report:
     async with Stage(folder, seconds=options.seconds, tasks=planned_tasks(tasks)) as stage:
         with view:
             watching = asyncio.create_task(_watch(stage, view))
-            playing = asyncio.create_task(_play(stage, options.deadline_s))
+            playing = asyncio.create_task(_play(stage, options))
             report = await _first_of(playing, watching)
             view.draw(stage)
     return report
 
 
-async def _play(stage: Stage, deadline_s: float) -> Report:
+async def _play(stage: Stage, options: Options) -> Report:
+    deadline_s = options.deadline_s
     await stage.set_up(HIRES)
     stage.note(f"server at {stage.server.url}, {len(stage.tenants)} tenants, {len(HIRES)} workers, one of them slow")
     following = asyncio.create_task(stage.follow())
@@ -83,9 +88,13 @@ async def _play(stage: Stage, deadline_s: float) -> Report:
     stage.note("the audit begins: every task, every event, every tenant")
     try:
         async with asyncio.timeout(AUDIT_S_MAX):
-            return await _audit(stage)
+            report = await _audit(stage)
     except TimeoutError:
         raise DemoFailed(f"the audit took more than {AUDIT_S_MAX:.0f} s") from None
+    if options.page is None:
+        return report
+    lake = await make_lake(stage, options.page)
+    return msgspec.structs.replace(report, lake=lake, ok=report.ok and not lake.broken)
 
 
 async def _act(stage: Stage) -> None:

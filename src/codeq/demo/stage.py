@@ -118,10 +118,7 @@ class Stage:
             await self._left.enter_async_context(tenant.admin)
             for command in commands:
                 await tenant.admin.set_policy(command, POLICY)
-        everyone = _token(
-            self.server.data, "auditor", "admin", scopes=["codeq:events", "codeq:admin", "codeq:platform"]
-        )
-        self.platform = AsyncClient(self.server.url, everyone, retry_for=RETRY_S)
+        self.platform = AsyncClient(self.server.url, token_of_platform(self.server.data), retry_for=RETRY_S)
         await self._left.enter_async_context(self.platform)
         for hire in hires:
             self.hire(hire)
@@ -152,6 +149,11 @@ class Stage:
                 self.board.apply(event)
             offset = page.next_offset
             await asyncio.sleep(0.05 if len(page.events) < EVENTS_AT_ONCE else 0)
+
+
+def token_of_platform(data: Path) -> str:
+    """For who may read the events of all tenants."""
+    return _token(data, "auditor", "admin", scopes=["codeq:events", "codeq:admin", "codeq:platform"])
 
 
 def _token(data: Path, tenant: str, role: str, *, subject: str | None = None, scopes: list[str] | None = None) -> str:
