@@ -54,6 +54,7 @@ class PlainView:
         self._console = console
         self._told = 0
         self._next_s = 0.0
+        self._last = ""
 
     def draw(self, stage: Stage) -> None:
         for note in stage.notes[self._told :]:
@@ -61,13 +62,16 @@ class PlainView:
         self._told = len(stage.notes)
         if stage.tenants and stage.now_s >= self._next_s:
             self._next_s = stage.now_s + PLAIN_EVERY_S
-            self._console.print(self._line(stage), highlight=False, markup=False, soft_wrap=True)
+            line = self._line(stage)
+            if line != self._last:  # while Spark is at work nothing else changes
+                self._console.print(f"{stage.now_s:6.1f}s  {line}", highlight=False, markup=False, soft_wrap=True)
+            self._last = line
 
     def _line(self, stage: Stage) -> str:
         board = stage.board
         counts = "  ".join(f"{place} {board.total(place)}" for place in _PLACES)
         acknowledged = len(stage.ledger.receipts)
-        return f"{stage.now_s:6.1f}s  acknowledged {acknowledged}  {counts}  {board.rate(now_ms()):.0f}/s"
+        return f"acknowledged {acknowledged}  {counts}  {board.rate(now_ms()):.0f}/s"
 
     def __enter__(self) -> Self:
         return self

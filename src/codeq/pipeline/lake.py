@@ -54,8 +54,9 @@ class DataFile(Struct, frozen=True):
     size_bytes: int
     day: str | None = None
     """The one day whose rows it holds, where files are kept apart by day."""
+    since: datetime | None = None
     until: datetime | None = None
-    """The latest time of its rows, where the table has such a column."""
+    """The times of its rows, where the table has such a column."""
 
 
 class LakeTable:
@@ -87,18 +88,16 @@ class LakeTable:
             return []
         found = []
         actions = self._delta.get_add_actions(flatten=True)
-        latest = f"max.{self._time_column}"
-        columns: list[Any] = [actions.column(name).to_pylist() for name in ("path", "num_records", "size_bytes")]
-        known = latest in actions.schema.names
-        columns.append(actions.column(latest).to_pylist() if known else [None] * len(columns[0]))
-        for path, rows, size_bytes, until in zip(*columns, strict=True):
+        columns: list[Any] = [_values(actions, name) for name in ("path", "num_records", "size_bytes")]
+        columns += [_values(actions, f"{bound}.{self._time_column}") for bound in ("min", "max")]
+        for path, rows, size_bytes, since, until in zip(*columns, strict=True):
             name = _NAME.fullmatch(path)
             if name is None:
                 continue  # not ours: somebody wrote to the table by other means
             batch = int(name["batch"])
             if part in (None, name["part"]) and after_batch < batch and (up_to_batch is None or batch <= up_to_batch):
                 sizes = int(rows or 0), int(size_bytes or 0)
-                found.append(DataFile(path, name["part"], batch, *sizes, name["day"], until))
+                found.append(DataFile(path, name["part"], batch, *sizes, name["day"], since, until))
         return sorted(found, key=lambda file: (file.batch, file.path))
 
     def read(self, spark: SparkSession, files: Sequence[DataFile] | None = None) -> DataFrame:
@@ -219,6 +218,11 @@ class Written(Struct, frozen=True):
     rows: int
     size_bytes: int
     stats: str
+
+
+def _values(actions: Any, name: str) -> list[Any]:
+    values: list[Any] = actions.column(name).to_pylist() if name in actions.schema.names else [None] * actions.num_rows
+    return values
 
 
 def _written(table: Path, file: Path, time_column: str | None) -> Written:

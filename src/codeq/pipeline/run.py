@@ -7,7 +7,8 @@ there. Two runs at once do no harm: the slower one's commit is refused.
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import reduce
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial, reduce
 
 from msgspec import Struct
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -23,7 +24,10 @@ EVENTS_PER_BATCH = 2_000_000
 EVENTS_PER_STEP = 5_000_000
 """What silver and gold take in at once, however many batches that is."""
 
+AT_ONCE = 3
+
 Say = Callable[[str], None]
+Carry = Callable[[DataFrame, DataFrame], DataFrame]
 
 
 class Summary(Struct):
@@ -99,43 +103,51 @@ def take_in(
 
 def carry_forward(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> None:
     """Bring silver up to bronze: join new events with the rows that are open, append what has ended."""
-    for table, carry in ((lake.attempts, silver.attempts), (lake.tasks, silver.tasks)):
-        for files in _steps(lake.bronze.files(part=EVENTS, after_batch=table.batch)):
-            batch = files[-1].batch
-            events = lake.bronze.read(spark, files)
-            offsets = _ends(events)
-            was_open = table.files(part=OPEN)
-            rows = carry(table.read(spark, was_open), events.where(_is_new(table, offsets)))
-            written = table.write(rows, part=f.when(rows.is_open, OPEN).otherwise(CLOSED), batch=batch)
-            table.commit(written, batch=batch, removed=was_open, offsets=offsets)
-            say(f"{table.folder.name}: batch {batch}")
+    carried: list[tuple[LakeTable, Carry]] = [(lake.attempts, silver.attempts), (lake.tasks, silver.tasks)]
+    _at_once([partial(_carry, spark, lake, table, carry=carry, say=say) for table, carry in carried])
+
+
+def _carry(spark: SparkSession, lake: Lake, table: LakeTable, *, carry: Carry, say: Say) -> None:
+    for files in _steps(lake.bronze.files(part=EVENTS, after_batch=table.batch)):
+        batch = files[-1].batch
+        events = lake.bronze.read(spark, files)
+        offsets = _ends(events)
+        was_open = table.files(part=OPEN)
+        rows = carry(table.read(spark, was_open), events.where(_is_new(table, offsets)))
+        written = table.write(rows, part=f.when(rows.is_open, OPEN).otherwise(CLOSED), batch=batch)
+        table.commit(written, batch=batch, removed=was_open, offsets=offsets)
+        say(f"{table.folder.name}: batch {batch}")
 
 
 def add_up(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> None:
     """Bring gold up to silver: add the figures of what is new to the days that it touches."""
     up_to = min(lake.attempts.batch, lake.tasks.batch)
-    for figures, table in lake.gold:
-        for files in _steps(lake.bronze.files(part=EVENTS, after_batch=table.batch, up_to_batch=up_to)):
-            since, batch = table.batch, files[-1].batch
-            new = gold.Batch(
-                events=lake.bronze.read(spark, files),
-                attempts=_closed(spark, lake.attempts, since, up_to=batch),
-                tasks=_closed(spark, lake.tasks, since, up_to=batch),
-            )
-            _add_up(spark, table, figures, new=new, batch=batch)
-            say(f"{table.folder.name}: batch {batch}")
+    _at_once(
+        [partial(_add_up, spark, lake, figures, table=table, up_to=up_to, say=say) for figures, table in lake.gold]
+    )
 
 
-def _add_up(spark: SparkSession, table: LakeTable, figures: gold.Gold, *, new: gold.Batch, batch: int) -> None:
-    partials = figures.partials(new).persist()
-    try:
-        days = {str(row.day) for row in partials.select("day").distinct().collect()}
-        touched = [file for file in table.files(part=DAYS) if file.day in days]
-        rows = figures.merged(table.read(spark, touched), partials)
-        written = table.write(rows.coalesce(1), part=DAYS, batch=batch, by_day=True)
-        table.commit(written, batch=batch, removed=touched)
-    finally:
-        partials.unpersist()
+def _add_up(spark: SparkSession, lake: Lake, figures: gold.Gold, *, table: LakeTable, up_to: int, say: Say) -> None:
+    for files in _steps(lake.bronze.files(part=EVENTS, after_batch=table.batch, up_to_batch=up_to)):
+        since, batch = table.batch, files[-1].batch
+        new = gold.Batch(
+            events=lake.bronze.read(spark, files),
+            attempts=_closed(spark, lake.attempts, since, up_to=batch),
+            tasks=_closed(spark, lake.tasks, since, up_to=batch),
+        )
+        touched = _touched(table.files(part=DAYS), files)
+        rows = figures.merged(table.read(spark, touched), figures.partials(new))
+        table.commit(table.write(rows, part=DAYS, batch=batch, by_day=True), batch=batch, removed=touched)
+        say(f"{table.folder.name}: batch {batch}")
+
+
+def _touched(days: Sequence[DataFile], events: Sequence[DataFile]) -> list[DataFile]:
+    """The days that the events may change. All that a batch counts, it counts on the day of one of its events."""
+    starts, ends = [file.since for file in events if file.since], [file.until for file in events if file.until]
+    if len(starts) < len(events) or len(ends) < len(events):
+        return list(days)
+    first, last = min(starts).date().isoformat(), max(ends).date().isoformat()
+    return [file for file in days if file.day is not None and first <= file.day <= last]
 
 
 def rebuild(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> None:
@@ -146,6 +158,13 @@ def rebuild(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> No
     fresh = Lake(lake.folder)
     carry_forward(spark, fresh, say=say)
     add_up(spark, fresh, say=say)
+
+
+def _at_once(works: Sequence[Callable[[], None]]) -> None:
+    """While Spark works on one, the next is planned. The first failure is raised, when none is under way any more."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for done in [pool.submit(work) for work in works]:
+            done.result()
 
 
 def _closed(spark: SparkSession, table: LakeTable, since: int, *, up_to: int) -> DataFrame:
