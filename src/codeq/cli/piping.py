@@ -24,7 +24,7 @@ app = typer.Typer(no_args_is_help=True, help="The data pipeline: events on Spark
 _TOKEN = "CODEQ_PIPELINE_TOKEN"  # noqa: S105 - the name of a variable
 
 LakeFolder = Annotated[Path, typer.Option("--lake", help="Folder of the lake.")]
-Master = Annotated[str, typer.Option(help="Where Spark runs.")]
+Master = Annotated[str, typer.Option(help="Where Spark runs, such as spark://host:7077.")]
 Where = Annotated[str, typer.Option("--where", help="Which dead tasks, in SQL over the columns of silver_tasks.")]
 
 
@@ -147,9 +147,13 @@ def _start(
     lake = Lake(folder)
     if must_exist and not lake.bronze.exists:
         raise Missing(f"there is no lake at {folder}; make one with `codeq pipeline run --lake {folder}`")
-    token = client.given["token"]
-    os.environ[_TOKEN] = token() if callable(token) else token  # before Java starts, which hands it on
-    spark = make_session(master)
+    if master.startswith("sc://"):
+        raise Misuse("--master: a server of Spark Connect cannot get the token of this command; see docs/guides/spark.md")
+    given = client.given["token"]
+    token = given() if callable(given) else given
+    os.environ[_TOKEN] = token  # before Java starts, which hands it on
+    # Executors of a cluster are started by others, and get it from Spark, which leaves it out of its logs.
+    spark = make_session(master, **{f"spark.executorEnv.{_TOKEN}": token})
     register(spark)
     return spark, Connection(endpoint=client.url, token_env=_TOKEN, ca_file=client.given["ca_file"]), lake
 

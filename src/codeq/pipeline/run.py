@@ -17,6 +17,7 @@ from pyspark.sql import functions as f
 from codeq.pipeline import gold, silver, tables
 from codeq.pipeline.calling import Calls, Connection
 from codeq.pipeline.lake import DataFile, LakeTable
+from codeq.pipeline.session import tasks_at_once
 
 EVENTS_PER_BATCH = 2_000_000
 """What one commit of bronze takes in: bounds what a crash makes us read again."""
@@ -41,7 +42,7 @@ class Lake:
     """The tables in one folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder.absolute()  # a server of Spark Connect has another working directory
         self.bronze = self.table(tables.BRONZE_EVENTS)
         self.attempts = self.table(tables.SILVER_ATTEMPTS)
         self.tasks = self.table(tables.SILVER_TASKS)
@@ -107,7 +108,7 @@ def take_in(
         "tenant": tenant,
         "startingOffsets": _offsets(starts),
         "endingOffsets": _offsets(ends),
-        "minPartitions": str(spark.sparkContext.defaultParallelism),
+        "minPartitions": str(tasks_at_once(spark)),
     }
     reader = spark.read.format("codeq-events")
     events = reader.options(**{name: value for name, value in options.items() if value is not None}).load()

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 from msgspec import Struct
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -20,6 +21,7 @@ from codeq.errors import CodeqError, InvalidRequest
 from codeq.pipeline import claimed
 from codeq.pipeline.calling import Calls, Connection, say
 from codeq.pipeline.claimed import REPORT, TASKS, VERDICTS, Claims, Report, Runner, add
+from codeq.pipeline.session import tasks_at_once
 from codeq.sdk.client import DEFAULT_URL
 
 Kind = Literal["pandas", "arrow", "dataframe"]
@@ -85,7 +87,7 @@ def work(
         wait_s=wait,
         round_s=round_seconds,
     )
-    slots = parallelism or spark.sparkContext.defaultParallelism
+    slots = parallelism or tasks_at_once(spark)
     if kind == "dataframe":
         one_round: Callable[[], Report] = lambda: _whole_round(spark, claims, fn, slots)  # noqa: E731
     else:
@@ -105,7 +107,7 @@ def _rounds(
         try:
             done = one_round()
             failed = 0
-        except PySparkException as fault:  # an executor was lost; its leases run out, and its tasks come again
+        except (PySparkException, Py4JJavaError) as fault:  # an executor was lost; its leases run out, and its tasks come again
             failed += 1
             if failed >= FAILED_ROUNDS_MAX:
                 raise
