@@ -5,11 +5,12 @@ The process of the tests has a Java with a local session already, so it cannot d
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from codeq.pipeline import java
 BIN = Path(pyspark.__file__).parent / "bin"
 DRIVER = Path(__file__).with_name("cluster_driver.py")
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+WORKERS = ("one", "two")
 UP_S_MAX, ANSWER_S_MAX = 60.0, 300.0
 DEFAULTS = {
     # Each program gets a core of either worker, so that two can run side by side.
@@ -44,9 +46,16 @@ DEFAULTS = {
 class Cluster:
     """`url` is its master; `env` what programs that use it, and its own, find in their environment."""
 
-    def __init__(self, url: str, env: Mapping[str, str]) -> None:
+    def __init__(self, url: str, env: Mapping[str, str], folder: Path) -> None:
         self.url = url
         self.env = env
+        self._folder = folder
+
+    @property
+    def programs(self) -> set[str]:
+        """The programs that have had an executor of both workers."""
+        one, two = ({path.name for path in (self._folder / name).iterdir()} for name in WORKERS)
+        return one & two
 
 
 @contextmanager
@@ -56,7 +65,14 @@ def start_cluster(folder: Path) -> Iterator[Cluster]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, kind: str, *arguments: str) -> Path:
-        command = [BIN / "spark-class", f"org.apache.spark.deploy.{kind}", "--host", "127.0.0.1", "--webui-port", "0"]
+        command = [
+            str(BIN / "spark-class"),
+            f"org.apache.spark.deploy.{kind}",
+            "--host",
+            "127.0.0.1",
+            "--webui-port",
+            "0",
+        ]
         log = folder / f"{name}.log"
         with log.open("wb") as out:
             started.append(subprocess.Popen([*command, *arguments], env=env, stdout=out, stderr=out))
@@ -66,12 +82,10 @@ def start_cluster(folder: Path) -> Iterator[Cluster]:
         master = start("master", "master.Master", "--port", "0")
         url = _said(r"spark://127\.0\.0\.1:\d+", master)
         size = ("--cores", "2", "--memory", "2g")
-        workers = [
-            start(name, "worker.Worker", *size, "--work-dir", str(folder / name), url) for name in ("one", "two")
-        ]
-        for worker in workers:
-            _said("Successfully registered with master", worker)
-        yield Cluster(url, env)
+        logs = [start(name, "worker.Worker", *size, "--work-dir", str(folder / name), url) for name in WORKERS]
+        for log in logs:
+            _said("Successfully registered with master", log)
+        yield Cluster(url, env, folder)
     finally:
         for process in reversed(started):  # workers first: they end their executors
             process.terminate()
@@ -118,11 +132,13 @@ class Driver:
 def start_driver(folder: Path, *command: str | Path, env: Mapping[str, str]) -> Iterator[Driver]:
     """`command` starts Python, or spark-submit."""
     log = folder / "driver.log"
-    with Listener(("127.0.0.1", 0), authkey=b"codeq") as listener, log.open("wb") as out:
-        port = str(listener.address[1])  # type: ignore[index]
+    with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as out:
+        listener.settimeout(UP_S_MAX)
+        port = str(listener.getsockname()[1])
         process = subprocess.Popen([*command, DRIVER, port], env=env, stdout=out, stderr=out)
         try:
-            with listener.accept() as link:
+            called, _ = listener.accept()
+            with Connection(called.detach()) as link:
                 yield Driver(link, log)
         finally:
             try:

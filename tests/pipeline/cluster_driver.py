@@ -12,7 +12,7 @@ from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 
 import codeq
@@ -108,13 +108,11 @@ def wait_for_tasks(options: dict[str, str]) -> None:
             time.sleep(0.02)
 
 
-JOBS: dict[str, Callable[..., Any]] = {
-    job.__name__: job for job in (read, write, do_tasks, bring_up, audited, width)
-}
+JOBS: dict[str, Callable[..., Any]] = {job.__name__: job for job in (read, write, do_tasks, bring_up, audited, width)}
 
 
 def main() -> None:
-    with Client(("127.0.0.1", int(sys.argv[1])), authkey=b"codeq") as asked:
+    with Client(("127.0.0.1", int(sys.argv[1]))) as asked:
         spark = make_session()
         register(spark)
         while True:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import psutil  # type: ignore[import-untyped]
 import pytest
 from tests.pipeline.cluster import ANSWER_S_MAX, BIN, Cluster, Driver, start_cluster, start_driver
 from tests.pipeline.reading import enqueue, log_of
-from tests.server.running import Caller, Tenant, answered, at, command_line
+from tests.server.running import Caller, Tenant, answered, at, command_line, eventually
 
 from codeq.pipeline import last_write_summary
 from codeq.server.dev import ALL_SCOPES
@@ -59,18 +60,32 @@ def moves(tenant: Tenant) -> Counter[str]:
     return Counter(event["move"] for event in log_of(tenant.admin))
 
 
+def shown_by_java(program: int) -> list[str]:
+    """What everybody on the machine can read of how the Java of a program was started."""
+    child: list[psutil.Process] = eventually(
+        lambda: [one for one in psutil.Process(program).children() if one.name() == "java"], 60
+    )
+    return [part for argument in child[0].cmdline() for part in argument.split("=")]
+
+
 def test_the_command_line_builds_the_lake_on_a_cluster(cluster: Cluster, tenant: Tenant, tmp_path: Path) -> None:
     for n in range(4):
         tenant.ended(result=n)
     enqueue(tenant, 3)
     token = tenant.server.token(tenant.name, "admin")
     env = {**cluster.env, "CODEQ_URL": tenant.server.base, "CODEQ_TOKEN": token}
+    before = cluster.programs
     asked = ["pipeline", "run", "--lake", "lake", "--master", cluster.url, "--json"]
-    run = subprocess.run(
-        command_line(*asked), cwd=tmp_path, env=env, capture_output=True, text=True, timeout=ANSWER_S_MAX, check=False
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    assert json.loads(run.stdout)["events"] >= 15
+    with (tmp_path / "said").open("w") as said, (tmp_path / "log").open("w") as errors:
+        run = subprocess.Popen(command_line(*asked), cwd=tmp_path, env=env, stdout=said, stderr=errors)
+        try:
+            assert token not in shown_by_java(run.pid)
+            assert run.wait(ANSWER_S_MAX) == 0, (tmp_path / "log").read_text()[-4000:]
+        finally:
+            run.kill()
+            run.wait()
+    assert len(cluster.programs - before) == 1
+    assert json.loads((tmp_path / "said").read_text())["events"] >= 15
     tables = {
         name: deltalake.DeltaTable(tmp_path / "lake" / name).to_pyarrow_table().to_pylist()
         for name in ("bronze_events", "silver_tasks", "gold_throughput")
@@ -95,10 +110,10 @@ def test_a_write_enqueues_nothing_twice_though_an_executor_is_killed(
     rows, summary = 2000, f"{mark}.json"
     asked = {**options, "command": "ship", "batchSize": "50", "summaryPath": summary}
     driver.ask("write", options=asked, rows=rows, mark=mark)
+    assert moves(tenant) == {"enqueue": rows}
     done = last_write_summary(summary)
     assert done.enqueued + done.deduplicated == rows
     assert done.deduplicated > 0  # so the executor was killed in the middle
-    assert moves(tenant) == {"enqueue": rows}
 
 
 @pytest.mark.parametrize("kind", ["pandas", "dataframe"])

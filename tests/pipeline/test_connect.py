@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from tests.pipeline.cluster import environment_in, start_driver
 from tests.pipeline.reading import log_of
-from tests.server.running import Caller, Tenant
+from tests.server.running import Caller, Tenant, run_codeq
 
+from codeq.cli.plain import Code
 from codeq.server.dev import ALL_SCOPES
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -34,3 +35,9 @@ def test_everything_works_through_spark_connect(
     log = [(event["shard"], event["seq"], event["move"], event["taskId"]) for event in log_of(tenant.admin)]
     assert sorted(events) == sorted(log)
     assert Counter(move for _, _, move, _ in log) == {"enqueue": 60, "claim": 60, "complete": 60}
+
+
+def test_the_command_line_says_why_it_does_not_use_spark_connect() -> None:
+    run = run_codeq("pipeline", "run", "--master", "sc://127.0.0.1", env={"CODEQ_TOKEN": "any"})
+    assert run.returncode == Code.USAGE
+    assert "token" in run.stderr

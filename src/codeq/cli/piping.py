@@ -148,12 +148,13 @@ def _start(
     if must_exist and not lake.bronze.exists:
         raise Missing(f"there is no lake at {folder}; make one with `codeq pipeline run --lake {folder}`")
     if master.startswith("sc://"):
-        raise Misuse("--master: a server of Spark Connect cannot get the token of this command; see docs/guides/spark.md")
+        raise Misuse(
+            "--master: a server of Spark Connect cannot get the token of this command; see docs/guides/spark.md"
+        )
     given = client.given["token"]
     token = given() if callable(given) else given
     os.environ[_TOKEN] = token  # before Java starts, which hands it on
-    # Executors of a cluster are started by others, and get it from Spark, which leaves it out of its logs.
-    spark = make_session(master, **{f"spark.executorEnv.{_TOKEN}": token})
+    spark = make_session(master, secrets={_TOKEN: token})  # executors of a cluster are not started by that Java
     register(spark)
     return spark, Connection(endpoint=client.url, token_env=_TOKEN, ca_file=client.given["ca_file"]), lake
 

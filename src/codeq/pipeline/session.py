@@ -2,8 +2,10 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
@@ -39,9 +41,12 @@ _RANGE = 1_000_000
 """Longer than any cluster is wide."""
 
 
-def make_session(master: str | None = None, app: str = "codeq", **settings: Any) -> SparkSession:
+def make_session(
+    master: str | None = None, app: str = "codeq", *, secrets: Mapping[str, str] | None = None, **settings: Any
+) -> SparkSession:
     """The session that is active, left as it is; or a new one. `settings` win: `spark_ui_enabled=True` is
-    `spark.ui.enabled`, and names with dots can be given by `**{"spark.ui.enabled": True}`.
+    `spark.ui.enabled`, and names with dots can be given by `**{"spark.ui.enabled": True}`. `secrets` are variables
+    for the environment of the executors.
 
     Without a master it is what SPARK_REMOTE or spark-submit say, else this machine. `sc://host` is a server of Spark
     Connect. On a cluster, spark-submit and `spark-defaults.conf` decide all that `settings` leave open.
@@ -60,8 +65,12 @@ def make_session(master: str | None = None, app: str = "codeq", **settings: Any)
         _prepare(is_local=is_local)
     if remote is not None:
         return _made(SparkSession.builder.remote(remote), {**(LOCAL if is_local else EVERYWHERE), **named})
-    builder = SparkSession.builder.master(place).appName(app)
-    return _made(builder, {**LOCAL, **named}) if is_local else _completed(_made(builder, named))
+    whole = {**(LOCAL if is_local else {}), **named, "spark.master": place, "spark.app.name": app}
+    if secrets:
+        # As settings they would be on the command line of Java, where everybody on the machine can read them.
+        SparkContext(conf=SparkConf().setAll(list(whole.items())), environment=dict(secrets))
+    made = _made(SparkSession.builder, whole)
+    return made if is_local else _completed(made)
 
 
 def tasks_at_once(spark: SparkSession) -> int:

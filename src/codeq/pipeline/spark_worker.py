@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 from msgspec import Struct
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -25,6 +25,8 @@ from codeq.pipeline.session import tasks_at_once
 from codeq.sdk.client import DEFAULT_URL
 
 Kind = Literal["pandas", "arrow", "dataframe"]
+JOB_FAILED = (PySparkException, Py4JJavaError)
+"""A session without Spark Connect says it by either, depending on what Java raised."""
 FAILED_ROUNDS_MAX = 3
 """Rounds that may fail one after the other, by lost executors, before the driver gives up."""
 
@@ -107,7 +109,7 @@ def _rounds(
         try:
             done = one_round()
             failed = 0
-        except (PySparkException, Py4JJavaError) as fault:  # an executor was lost; its leases run out, and its tasks come again
+        except JOB_FAILED as fault:  # an executor was lost; its leases run out, and its tasks come again
             failed += 1
             if failed >= FAILED_ROUNDS_MAX:
                 raise
