@@ -38,6 +38,7 @@ DEFAULTS = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
     "spark.ui.enabled": "false",
+    "spark.locality.wait": "0s",
     "spark.log.level": "ERROR",
 }
 """What an operator would write into `spark-defaults.conf`."""
