@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
@@ -42,11 +41,11 @@ _RANGE = 1_000_000
 
 
 def make_session(
-    master: str | None = None, app: str = "codeq", *, secrets: Mapping[str, str] | None = None, **settings: Any
+    master: str | None = None, app: str = "codeq", *, secrets: Any = None, **settings: Any
 ) -> SparkSession:
     """The session that is active, left as it is; or a new one. `settings` win: `spark_ui_enabled=True` is
     `spark.ui.enabled`, and names with dots can be given by `**{"spark.ui.enabled": True}`. `secrets` are variables
-    for the environment of the executors.
+    for the environment of the executors, a dictionary; a narrower type would refuse settings given by `**`.
 
     Without a master it is what SPARK_REMOTE or spark-submit say, else this machine. `sc://host` is a server of Spark
     Connect. On a cluster, spark-submit and `spark-defaults.conf` decide all that `settings` leave open.
