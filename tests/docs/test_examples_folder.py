@@ -41,11 +41,11 @@ def environment(server: Server) -> dict[str, str]:
     return {**os.environ, "CODEQ_URL": server.base, "CODEQ_TOKEN": DEV_TOKEN}
 
 
-def run(server: Server, *arguments: str) -> str:
+def run(server: Server, *arguments: str, within_s: float = 60) -> str:
     program, *rest = arguments
     done = subprocess.run(
         [sys.executable, EXAMPLES / program, *rest],
-        env=environment(server), capture_output=True, text=True, timeout=60, check=False,
+        env=environment(server), capture_output=True, text=True, timeout=within_s, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -187,3 +187,15 @@ def test_fastapi_producer_takes_orders_and_waits_for_results(
             assert (await web.post("/primes", json={"below": 1})).status_code == 422
 
     asyncio.run(visit())
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_spark_quickstart_goes_from_a_dataframe_to_the_verdict(server: Server, queue: codeq.Client) -> None:
+    said = run(server, "spark_quickstart.py", within_s=300)
+    assert "200 tasks enqueued" in said
+    assert "200 tasks completed" in said
+    assert re.search(r"\| *count_words\| *200\| *200\|", said)
+    assert "every promise was kept" in said
+    tasks = queue.list(command="count_words", limit=1000).tasks
+    assert [task.status for task in tasks] == [codeq.Status.COMPLETED] * 200

@@ -26,7 +26,7 @@ TIDY_EVERY_S = 3600
 _TOKEN = "CODEQ_PIPELINE_TOKEN"  # noqa: S105 - the name of a variable
 
 LakeFolder = Annotated[Path, typer.Option("--lake", help="Folder of the lake.")]
-Master = Annotated[str, typer.Option(help="Where Spark runs.")]
+Master = Annotated[str, typer.Option(help="Where Spark runs, such as spark://host:7077.")]
 Keep = Annotated[
     float | None,
     typer.Option(parser=duration, metavar="DURATION", help="Forget events and ended tasks older than this."),
@@ -239,9 +239,14 @@ def _start(
     lake = Lake(folder)
     if must_exist and not lake.bronze.exists:
         raise Missing(f"there is no lake at {folder}; make one with `codeq pipeline run --lake {folder}`")
-    token = client.given["token"]
-    os.environ[_TOKEN] = token() if callable(token) else token  # before Java starts, which hands it on
-    spark = make_session(master)
+    if master.startswith("sc://"):
+        raise Misuse(
+            "--master: a server of Spark Connect cannot get the token of this command; see docs/guides/spark.md"
+        )
+    given = client.given["token"]
+    token = given() if callable(given) else given
+    os.environ[_TOKEN] = token  # before Java starts, which hands it on
+    spark = make_session(master, secrets={_TOKEN: token})  # executors of a cluster are not started by that Java
     register(spark)
     return spark, Connection(endpoint=client.url, token_env=_TOKEN, ca_file=client.given["ca_file"]), lake
 

@@ -197,7 +197,7 @@ class Lake:
     """The tables in one folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder.absolute()  # a server of Spark Connect has another working directory
         self.bronze = self.table(tables.BRONZE_EVENTS, "at")
         self.attempts = self.table(tables.SILVER_ATTEMPTS, "ended_at")
         self.tasks = self.table(tables.SILVER_TASKS, "ended_at")

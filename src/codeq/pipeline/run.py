@@ -17,6 +17,7 @@ from pyspark.sql import functions as f
 from codeq.pipeline import gold, silver
 from codeq.pipeline.calling import Calls, Connection
 from codeq.pipeline.lake import CLOSED, DAYS, EVENTS, OPEN, DataFile, Lake, LakeTable
+from codeq.pipeline.session import tasks_at_once
 from codeq.pipeline.upkeep import check_complete, put_together
 
 EVENTS_PER_BATCH = 2_000_000
@@ -92,7 +93,7 @@ def take_in(
         "tenant": tenant,
         "startingOffsets": _offsets(starts),
         "endingOffsets": _offsets(ends),
-        "minPartitions": str(spark.sparkContext.defaultParallelism),
+        "minPartitions": str(tasks_at_once(spark)),
     }
     reader = spark.read.format("codeq-events")
     events = reader.options(**{name: value for name, value in options.items() if value is not None}).load()

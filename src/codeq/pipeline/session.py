@@ -1,56 +1,113 @@
-"""A Spark session with defaults that fit one machine. Code that has a session of its own needs none of this."""
+"""A Spark session that fits where it runs. Code that has a session of its own needs none of this."""
 
 import os
 import sys
 from typing import Any
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 
 from codeq.pipeline import java
 
+EVERYWHERE: dict[str, str] = {
+    # Times are UTC, and stored so that every reader of Parquet understands them.
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # What is written apart by its kind needs no sorting first.
+    "spark.sql.maxConcurrentOutputFileWriters": "16",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+}
 LOCAL: dict[str, str] = {
+    **EVERYWHERE,
     # Loopback only: by default Spark listens on every network of the machine.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Times are UTC, and stored so that every reader of Parquet understands them.
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # A shuffle on one machine gains nothing from 200 partitions.
     "spark.sql.shuffle.partitions": str(max(2, min(os.cpu_count() or 2, 16))),
     "spark.driver.memory": "2g",
-    # What is written apart by its kind needs no sorting first.
-    "spark.sql.maxConcurrentOutputFileWriters": "16",
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+    # With so few partitions there is nothing to adapt, and looking for it takes longer than small jobs do.
+    "spark.sql.adaptive.enabled": "false",
     "spark.python.worker.faulthandler.enabled": "true",
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
     "spark.log.level": "ERROR",
 }
 """Compression of the heap is left to Java: two gigabytes hold the driver and both executors of a small machine."""
 
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""Set by spark-submit for the program it runs: where and how Spark runs has been said there."""
+_RANGE = 1_000_000
+"""Longer than any cluster is wide."""
 
-def make_session(master: str = "local[*]", app: str = "codeq", **settings: Any) -> SparkSession:
+
+def make_session(
+    master: str | None = None, app: str = "codeq", *, secrets: Any = None, **settings: Any
+) -> SparkSession:
     """The session that is active, left as it is; or a new one. `settings` win: `spark_ui_enabled=True` is
-    `spark.ui.enabled`, and names with dots can be given by `**{"spark.ui.enabled": True}`.
+    `spark.ui.enabled`, and names with dots can be given by `**{"spark.ui.enabled": True}`. `secrets` are variables
+    for the environment of the executors, a dictionary; a narrower type would refuse settings given by `**`.
 
+    Without a master it is what SPARK_REMOTE or spark-submit say, else this machine. `sc://host` is a server of Spark
+    Connect. On a cluster, spark-submit and `spark-defaults.conf` decide all that `settings` leave open.
     A session that exists keeps its settings: nothing of a user's own session is changed here.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
+    named = _named(settings)
+    remote = os.environ.get("SPARK_REMOTE") if master is None else master if master.startswith("sc://") else None
+    if remote is None and master is None and _SUBMITTED in os.environ:
+        return _completed(_made(SparkSession.builder, named))
+    place = remote or master or "local[*]"
+    is_local = place.startswith("local")
+    if not place.startswith("sc://"):
+        _prepare(is_local=is_local)
+    if remote is not None:
+        return _made(SparkSession.builder.remote(remote), {**(LOCAL if is_local else EVERYWHERE), **named})
+    whole = {**(LOCAL if is_local else {}), **named, "spark.master": place, "spark.app.name": app}
+    if secrets:
+        # As settings they would be on the command line of Java, where everybody on the machine can read them.
+        SparkContext(conf=SparkConf().setAll(list(whole.items())), environment=dict(secrets))
+    made = _made(SparkSession.builder, whole)
+    return made if is_local else _completed(made)
+
+
+def tasks_at_once(spark: SparkSession) -> int:
+    """How many tasks Spark runs side by side. Spark Connect does not say, but cuts a range into as many pieces."""
+    if hasattr(spark, "sparkContext"):
+        return int(spark.sparkContext.defaultParallelism)
+    pieces = spark.range(_RANGE).select(f.spark_partition_id().alias("piece"))
+    return 1 + int(pieces.agg(f.max("piece")).collect()[0][0])
+
+
+def _prepare(*, is_local: bool) -> None:
+    """Set what Java and the processes of Python take from the environment."""
     java.use_java()
     # Workers would otherwise run the first `python3` of the path, which knows neither pyarrow nor codeQ.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if master.startswith("local"):
+    if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.master(master).appName(app)
-    for name, value in {**LOCAL, **_named(settings)}.items():
+
+
+def _made(builder: SparkSession.Builder, settings: dict[str, str]) -> SparkSession:
+    for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def _completed(spark: SparkSession) -> SparkSession:
+    """Fill in what nobody has set."""
+    said = dict(spark.sparkContext.getConf().getAll())
+    for name, value in EVERYWHERE.items():
+        if name not in said:
+            spark.conf.set(name, value)
+    return spark
 
 
 def _named(settings: dict[str, Any]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 from msgspec import Struct
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -20,9 +21,12 @@ from codeq.errors import CodeqError, InvalidRequest
 from codeq.pipeline import claimed
 from codeq.pipeline.calling import Calls, Connection, say
 from codeq.pipeline.claimed import REPORT, TASKS, VERDICTS, Claims, Report, Runner, add
+from codeq.pipeline.session import tasks_at_once
 from codeq.sdk.client import DEFAULT_URL
 
 Kind = Literal["pandas", "arrow", "dataframe"]
+JOB_FAILED = (PySparkException, Py4JJavaError)
+"""A session without Spark Connect says it by either, depending on what Java raised."""
 FAILED_ROUNDS_MAX = 3
 """Rounds that may fail one after the other, by lost executors, before the driver gives up."""
 
@@ -85,7 +89,7 @@ def work(
         wait_s=wait,
         round_s=round_seconds,
     )
-    slots = parallelism or spark.sparkContext.defaultParallelism
+    slots = parallelism or tasks_at_once(spark)
     if kind == "dataframe":
         one_round: Callable[[], Report] = lambda: _whole_round(spark, claims, fn, slots)  # noqa: E731
     else:
@@ -105,7 +109,7 @@ def _rounds(
         try:
             done = one_round()
             failed = 0
-        except PySparkException as fault:  # an executor was lost; its leases run out, and its tasks come again
+        except JOB_FAILED as fault:  # an executor was lost; its leases run out, and its tasks come again
             failed += 1
             if failed >= FAILED_ROUNDS_MAX:
                 raise

@@ -1,0 +1,137 @@
+"""Spark on a cluster: a master, two workers, and executors that are killed in the middle of their work."""
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import psutil  # type: ignore[import-untyped]
+import pytest
+from tests.pipeline.cluster import ANSWER_S_MAX, BIN, Cluster, Driver, start_cluster, start_driver
+from tests.pipeline.reading import enqueue, log_of
+from tests.server.running import Caller, Tenant, answered, at, command_line, eventually
+
+from codeq.pipeline import last_write_summary
+from codeq.server.dev import ALL_SCOPES
+from codeq.wire import paths
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+AT_ONCE = {"policy": {"backoff": {"policy": "fixed", "baseSeconds": 0, "maxSeconds": 0}, "onExpiry": "immediate"}}
+"""A task whose lease has run out is ready again at once."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with start_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def driver(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    submit = (BIN / "spark-submit", "--master", cluster.url)
+    with start_driver(tmp_path_factory.mktemp("driver"), *submit, env=cluster.env) as running:
+        yield running
+
+
+@pytest.fixture
+def options(tenant: Tenant, told: Callable[..., dict[str, str]]) -> dict[str, str]:
+    """By which a job calls the server as someone who may do everything for the tenant."""
+    scopes = [scope for scope in ALL_SCOPES if scope != "codeq:platform"]
+    return told(Caller(tenant.server, tenant.server.token(tenant.name, "worker", scopes=scopes)))
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Iterator[str]:
+    """A file that is there when an executor was killed, as every test that uses it wants."""
+    file = tmp_path / "killed"
+    yield str(file)
+    assert file.exists()
+
+
+def log(tenant: Tenant) -> list[tuple[Any, ...]]:
+    return sorted((event["shard"], event["seq"], event["move"], event["taskId"]) for event in log_of(tenant.admin))
+
+
+def moves(tenant: Tenant) -> Counter[str]:
+    return Counter(event["move"] for event in log_of(tenant.admin))
+
+
+def shown_by_java(program: int) -> list[str]:
+    """What everybody on the machine can read of how the Java of a program was started."""
+    child: list[psutil.Process] = eventually(
+        lambda: [one for one in psutil.Process(program).children() if one.name() == "java"], 60
+    )
+    return [part for argument in child[0].cmdline() for part in argument.split("=")]
+
+
+def test_the_command_line_builds_the_lake_on_a_cluster(cluster: Cluster, tenant: Tenant, tmp_path: Path) -> None:
+    for n in range(4):
+        tenant.ended(result=n)
+    enqueue(tenant, 3)
+    token = tenant.server.token(tenant.name, "admin")
+    env = {**cluster.env, "CODEQ_URL": tenant.server.base, "CODEQ_TOKEN": token}
+    before = cluster.programs
+    asked = ["pipeline", "run", "--lake", "lake", "--master", cluster.url, "--json"]
+    with (tmp_path / "said").open("w") as said, (tmp_path / "log").open("w") as errors:
+        run = subprocess.Popen(command_line(*asked), cwd=tmp_path, env=env, stdout=said, stderr=errors)
+        try:
+            assert token not in shown_by_java(run.pid)
+            assert run.wait(ANSWER_S_MAX) == 0, (tmp_path / "log").read_text()[-4000:]
+        finally:
+            run.kill()
+            run.wait()
+    assert len(cluster.programs - before) == 1
+    assert json.loads((tmp_path / "said").read_text())["events"] >= 15
+    tables = {
+        name: deltalake.DeltaTable(tmp_path / "lake" / name).to_pyarrow_table().to_pylist()
+        for name in ("bronze_events", "silver_tasks", "gold_throughput")
+    }
+    bronze = [(row["shard"], row["seq"], row["move"], row["task_id"]) for row in tables["bronze_events"]]
+    assert sorted(bronze) == log(tenant)
+    assert Counter(row["outcome"] for row in tables["silver_tasks"]) == {"completed": 4, "live": 3}
+    assert sum(row["completes"] for row in tables["gold_throughput"]) == 4
+
+
+def test_a_read_gives_every_event_once_though_an_executor_is_killed(
+    driver: Driver, tenant: Tenant, options: dict[str, str], mark: str
+) -> None:
+    enqueue(tenant, 60)
+    found = driver.ask("read", options={**options, "minPartitions": "6"}, mark=mark)
+    assert sorted(found) == log(tenant)
+
+
+def test_a_write_enqueues_nothing_twice_though_an_executor_is_killed(
+    driver: Driver, tenant: Tenant, options: dict[str, str], mark: str
+) -> None:
+    rows, summary = 2000, f"{mark}.json"
+    asked = {**options, "command": "ship", "batchSize": "50", "summaryPath": summary}
+    driver.ask("write", options=asked, rows=rows, mark=mark)
+    assert moves(tenant) == {"enqueue": rows}
+    done = last_write_summary(summary)
+    assert done.enqueued + done.deduplicated == rows
+    assert done.deduplicated > 0  # so the executor was killed in the middle
+
+
+@pytest.mark.parametrize("kind", ["pandas", "dataframe"])
+def test_every_task_is_completed_once_though_an_executor_is_killed(
+    driver: Driver, tenant: Tenant, options: dict[str, str], mark: str, kind: str
+) -> None:
+    tasks = 40
+    made = [{"command": "work", "payload": {"n": n}} for n in range(tasks)]
+    answered(tenant.producer.post(paths.TASKS_BATCH, {"tasks": made}), 200)
+    tenant.admin.put(f"{paths.BASE}/admin/topics/work", AT_ONCE)
+    who = {"command": "work", "endpoint": options["endpoint"], "token_file": options["tokenFile"]}
+    for _ in range(20):
+        driver.ask("do_tasks", **who, kind=kind, batch=8, lease=2, wait=1, mark=mark)
+        if moves(tenant)["complete"] >= tasks:
+            break
+    done = moves(tenant)
+    assert done["complete"] == tasks
+    assert done["expire"] + done["abandon"] > 0  # those that the executor held
+    ids = {event["taskId"] for event in log_of(tenant.admin) if event["move"] == "complete"}
+    results = [answered(tenant.admin.get(at(paths.RESULT, task_id)), 200)["result"]["result"] for task_id in ids]
+    assert sorted(int(result) for result in results) == list(range(tasks))
