@@ -38,6 +38,15 @@ async def _make_log(data: Path, events: int, *, tenants: int, shards: int) -> in
     return made
 
 
+def add_events(url: str, events: int) -> None:
+    """So many more, on a server that runs."""
+    with codeq.Client(url, "dev-token") as client:
+        for _ in range(-(-events // (3 * BATCH))):
+            client.enqueue_many(new_tasks("more", ({"n": n, "to": "x" * 40} for n in range(BATCH))))
+            jobs = client.claim("more", limit=BATCH, lease=600)
+            client.complete_many(jobs, [{"ok": True}] * len(jobs))
+
+
 @contextmanager
 def serving(home: Path) -> Iterator[tuple[str, int]]:
     """A server in development mode on `home/data`: its address and process id. Its token is `dev-token`."""

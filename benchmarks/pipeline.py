@@ -1,7 +1,8 @@
-"""Spark on a real server, beside Spark's own Parquet in the same run: `python benchmarks/pipeline_source.py`.
+"""Spark on a real server, beside Spark's own Parquet in the same run: `python benchmarks/pipeline.py`.
 
-Reads N events into Parquet through `codeq-events` and from Parquet files that hold the same rows, enqueues M tasks
-through the sink, and works on them. All share the cores with the server. `--events 1000000` and `--events 5000000` are
+Reads N events into Parquet through `codeq-events` and from Parquet files that hold the same rows, brings them through a
+whole lake, enqueues M tasks through the sink, works on them, and measures what a run costs that finds few new events
+beside a short and a long history. All share the cores with the server. `--events 1000000` and `--events 5000000` are
 the sizes that we publish.
 """
 
@@ -23,7 +24,12 @@ from rich.console import Console
 from rich.table import Table
 
 from codeq.pipeline import event_schema, last_write_summary, make_session, work
+from codeq.pipeline.calling import Connection
+from codeq.pipeline.lake import Lake
+from codeq.pipeline.run import Summary, run_once
 
+NEW_EVENTS = 30_000
+"""What a run finds beside a history, when we look at what it costs."""
 TURNS = 2
 """The first turn warms Java up; the best counts."""
 
@@ -32,6 +38,7 @@ class Bench:
     def __init__(self, spark: SparkSession, url: str, folder: Path, pid: int) -> None:
         self.spark = spark
         self.options = {"endpoint": url, "tokenEnv": "CODEQ_TOKEN"}
+        self.connection = Connection(endpoint=url, token_env="CODEQ_TOKEN")
         self.folder = folder
         self.pid = pid
         self.table = Table("what", "rows", "s", "k/s", "server CPU s", title="Spark and codeQ on the same cores")
@@ -74,6 +81,35 @@ class Bench:
         five = reader.option("maxEventsPerTrigger", fifth)
         self.measure("codeq-events -> stream, 5 batches", total, lambda: self.stream(five.load()), turns=1)
 
+    def lake(self, total: int) -> None:
+        """All layers, from the server's log to the figures. The best turn counts."""
+        best: Summary | None = None
+        for turn in range(TURNS):
+            done = run_once(self.spark, Lake(self.folder / f"lake-{turn}"), self.connection)
+            assert done.events == total
+            if best is None or sum(done.seconds.values()) < sum(best.seconds.values()):
+                best = done
+        assert best is not None
+        whole_s = sum(best.seconds.values())
+        for what, seconds in {**best.seconds, "whole": whole_s}.items():
+            self.row(f"lake: {what}", total, seconds)
+
+    def increment(self, history: str, lake: Path) -> float:
+        """What a run costs that finds few new events; the second of two, as the first may have more to take in."""
+        tables = Lake(lake)
+        run_once(self.spark, tables, self.connection)
+        took_s = []
+        for _ in range(TURNS + 1):
+            event_log.add_events(self.options["endpoint"], NEW_EVENTS)
+            done = run_once(self.spark, tables, self.connection)
+            assert done.events >= NEW_EVENTS
+            took_s.append(sum(done.seconds.values()))
+        self.row(f"a run beside {history}", NEW_EVENTS, min(took_s))
+        return min(took_s)
+
+    def row(self, what: str, rows: int, seconds: float) -> None:
+        self.table.add_row(what, f"{rows:,}", f"{seconds:.1f}", f"{rows / max(seconds, 0.001) / 1000:.0f}", "")
+
     def writing(self, tasks: int) -> None:
         rows = self.spark.range(0, tasks, 1, 2).selectExpr("struct(id, repeat('x', 40) as to) as payload")
 
@@ -98,23 +134,44 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=200_000)
     parser.add_argument("--tasks", type=int, default=20_000)
+    parser.add_argument("--only", choices=["reading", "lake", "tasks", "growth"], help="only this part")
     asked = parser.parse_args()
     os.environ["CODEQ_TOKEN"] = "dev-token"
     console = Console(width=110)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        spark = make_session("local[2]")
+        before_s = machine.calibrate()
+        tables = []
+        if asked.only in (None, "growth"):
+            tables.append(growth(spark, folder / "short", asked.events // 10))
         total = event_log.make_log(folder / "data", asked.events)
         with event_log.serving(folder) as (url, pid):
-            spark = make_session("local[2]")
             bench = Bench(spark, url, folder, pid)
-            before_s = machine.calibrate()
-            bench.reading(total)
-            bench.writing(asked.tasks)
-            bench.working(asked.tasks)
+            if asked.only in (None, "reading"):
+                bench.reading(total)
+            if asked.only in (None, "lake", "growth"):
+                bench.lake(total)
+            if asked.only in (None, "growth"):
+                bench.increment(f"{total:,} events", folder / "lake-0")
+            if asked.only in (None, "tasks"):
+                bench.writing(asked.tasks)
+                bench.working(asked.tasks)
             after_s = machine.calibrate()
-            spark.stop()
-    console.print(bench.table)
+        tables.append(bench.table)
+        spark.stop()
+    for table in tables:
+        console.print(table)
     console.print(f"calibration {before_s:.2f} s before, {after_s:.2f} s after (0.27 is quiet)")
+
+
+def growth(spark: SparkSession, folder: Path, events: int) -> Table:
+    """What a run costs beside a history of a tenth."""
+    total = event_log.make_log(folder / "data", events)
+    with event_log.serving(folder) as (url, pid):
+        bench = Bench(spark, url, folder, pid)
+        bench.increment(f"{total:,} events", folder / "lake")
+    return bench.table
 
 
 if __name__ == "__main__":
