@@ -67,19 +67,19 @@ class Driver:
         return "an executor" if chosen is executors else "a Python worker"
 
     def end(self) -> None:
-        """Kill all that was ever seen of it, and what its death left behind."""
-        for process in [*self._processes(), *self._seen.values()]:
+        """Kill all of it, and what its death left behind."""
+        for process in self._processes():
             _kill(process)
         self._process.kill()
         self._process.wait(60)
 
     def _processes(self) -> list[psutil.Process]:
-        """All that descend from it."""
+        """All that descend from it and live. Some may be nobody's children by now: those of a process that was killed
+        go on working."""
         with suppress(psutil.NoSuchProcess):
-            found: list[psutil.Process] = psutil.Process(self._process.pid).children(recursive=True)
+            found = psutil.Process(self._process.pid).children(recursive=True)
             self._seen |= {process.pid: process for process in found}
-            return found
-        return []
+        return [process for process in self._seen.values() if process.is_running()]
 
 
 def _inside(folder: Path) -> dict[str, str]:
