@@ -166,8 +166,9 @@ def _add_up(spark: SparkSession, table: LakeTable, figures: gold.Gold, *, new: g
 
 
 def rebuild(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> None:
-    """Make silver and gold anew from bronze."""
-    for table in lake.all[1:]:
+    """Make silver and gold anew from bronze. Gold goes first: silver made anew brings its rows in one batch, and gold
+    that was still there would add them all once more."""
+    for table in reversed(lake.all[1:]):
         table.drop()
     fresh = Lake(lake.folder)
     carry_forward(spark, fresh, say=say)
