@@ -105,6 +105,7 @@ class Scene:
             return max(new, key=lambda mark: mark.is_commit) if new and left <= 0 else None
 
         last = eventually(news, MARK_S_MAX, every_s=0.03)
+        assert last is not None
         time.sleep(self.dice.uniform(0, LINGER_S_MAX))
         return last
 
