@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo serve check format test test-fast bench lock clean
+.PHONY: help setup demo serve check format test test-fast kills bench lock clean
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ test: setup ## All tests
 
 test-fast: setup ## The tests to run while working, in under a minute
 	$(BIN)/pytest -n 2 -m "not slow and not spark"
+
+kills: setup ## Kill server, driver and executors 30 times under load, and compare the lake with the log
+	$(BIN)/python -m tests.system.pipeline_kills --kills 30
 
 bench: setup ## Measure the engine against raw RocksDB, HTTP against the engine, and what a program sees
 	$(BIN)/python benchmarks/engine.py

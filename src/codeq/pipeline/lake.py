@@ -160,8 +160,11 @@ class LakeTable:
             self._delta = DeltaTable(str(self.folder))
 
     def drop(self) -> None:
-        """Forget the table, to build it anew."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Forget the table, to build it anew. It goes in one step: half a table could be taken for a whole one."""
+        if self.folder.exists():
+            gone = self.folder.with_name(f".{self.folder.name}-{uuid.uuid4().hex}")
+            self.folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
         self._delta = None
 
     @property

@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from codeq.pipeline import gold, silver
-from codeq.pipeline.calling import Calls, Connection
+from codeq.pipeline.calling import Calls, Connection, Span
 from codeq.pipeline.lake import CLOSED, DAYS, EVENTS, OPEN, DataFile, Lake, LakeTable
 from codeq.pipeline.session import tasks_at_once
 from codeq.pipeline.upkeep import check_complete, put_together
@@ -61,7 +61,9 @@ def run_once(
 def _take_in_all(
     spark: SparkSession, lake: Lake, connection: Connection, *, summary: Summary, say: Say, tenant: str | None
 ) -> None:
-    while taken := take_in(spark, lake, connection, tenant=tenant):
+    # What comes in meanwhile is for the next run: under steady traffic this one would never get to silver.
+    up_to = {shard: span.end for shard, span in _spans(connection).items()}
+    while taken := take_in(spark, lake, connection, tenant=tenant, up_to=up_to):
         summary.events += taken
         summary.batches += 1
         say(f"bronze: {summary.events:,} events")
@@ -74,14 +76,16 @@ def take_in(
     *,
     tenant: str | None = None,
     events_max: int = EVENTS_PER_BATCH,
+    up_to: Mapping[int, int] | None = None,
 ) -> int:
-    """Append the next batch of events to bronze. Answers how many offsets it covers; 0 when there is nothing new."""
-    calls = Calls(connection, retry_s=30)
-    spans = calls.spans()
-    calls.close()
+    """Append the next batch of events to bronze, none of them past `up_to`. Answers how many offsets it covers; 0 when
+    there is nothing new."""
+    spans = _spans(connection)
     starts = {shard: lake.bronze.offset(shard) or span.first for shard, span in spans.items()}
     share = max(1, events_max // len(spans))
     ends = {shard: min(span.end, starts[shard] + share) for shard, span in spans.items()}
+    if up_to is not None:
+        ends = {shard: max(starts[shard], min(end, up_to.get(shard, end))) for shard, end in ends.items()}
     covered = sum(ends[shard] - starts[shard] for shard in spans)
     if covered <= 0:
         return 0
@@ -152,9 +156,12 @@ def _touched(days: Sequence[DataFile], events: Sequence[DataFile]) -> list[DataF
 
 
 def rebuild(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> None:
-    """Make silver and gold anew from bronze. Refused where bronze has forgotten events."""
+    """Make silver and gold anew from bronze. Refused where bronze has forgotten events.
+
+    Gold goes first: silver made anew brings its rows in one batch, and gold that was still there would add them again.
+    """
     check_complete(lake)
-    for table in lake.all[1:]:
+    for table in reversed(lake.all[1:]):
         table.drop()
     fresh = Lake(lake.folder)
     carry_forward(spark, fresh, say=say)
@@ -166,6 +173,14 @@ def _at_once(works: Sequence[Callable[[], None]]) -> None:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for done in [pool.submit(work) for work in works]:
             done.result()
+
+
+def _spans(connection: Connection) -> dict[int, Span]:
+    calls = Calls(connection, retry_s=30)
+    try:
+        return calls.spans()
+    finally:
+        calls.close()
 
 
 def _closed(spark: SparkSession, table: LakeTable, since: int, *, up_to: int) -> DataFrame:

@@ -1,0 +1,130 @@
+"""Whether a lake is exactly what a server wrote: every row of every table, and the audit over them."""
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from tests.pipeline.comparing import comparable, counted
+from typer.testing import CliRunner
+
+import codeq
+from codeq.cli.main import app
+from codeq.pipeline import make_session, register, silver
+from codeq.pipeline.calling import Connection
+from codeq.pipeline.lake import Lake
+from codeq.pipeline.run import rebuild, run_once
+from codeq.wire import events as wire
+
+Row = tuple[Any, ...]
+PAGE = 1000
+
+
+@dataclass
+class Verdict:
+    faults: list[str] = field(default_factory=list)
+    """What is wrong, as sentences."""
+    lines: list[str] = field(default_factory=list)
+    """Figures, for people."""
+
+    def compare(self, what: str, have: "Counter[Any]", wanted: "Counter[Any]") -> None:
+        missing, extra = wanted - have, have - wanted
+        if missing or extra:
+            examples = [*missing.elements(), *extra.elements()][:2]
+            self.faults.append(f"{what}: {missing.total()} rows missing, {extra.total()} too many, such as {examples}")
+        self.lines.append(f"{what}: {have.total():,} rows")
+
+
+def judge(folder: Path, *, url: str, clients: Sequence[codeq.Client], token_file: Path) -> Verdict:
+    """Take in what is left, and compare everything. The log must be at rest."""
+    spark = make_session("local[2]", "codeq-verdict")
+    register(spark)
+    try:
+        run_once(spark, Lake(folder), Connection(endpoint=url, token_file=str(token_file)))
+        found = Verdict()
+        with codeq.Client(url, token_file.read_text()) as reader:
+            _judge_bronze(found, folder, reader)
+        _judge_silver(found, spark, Lake(folder))
+        _judge_gold(found, spark, Lake(folder))
+        for client in clients:
+            _audit(found, folder, client)
+        return found
+    finally:
+        spark.stop()
+
+
+def _judge_bronze(found: Verdict, folder: Path, reader: codeq.Client) -> None:
+    """Read by another program than Spark, so that no fault of the one hides in the other."""
+    log, ends = whole_log(reader)
+    bronze = DeltaTable(str(folder / "bronze_events")).to_pyarrow_table()
+    names = [name for name, _, _ in wire.COLUMNS]
+    found.compare("bronze", Counter(zip(*(bronze[name].to_pylist() for name in names), strict=True)), Counter(log))
+    lake = Lake(folder)
+    offsets = {shard: lake.bronze.offset(shard) for shard in ends}
+    if offsets != ends:
+        found.faults.append(f"bronze says that it has the log up to {offsets}, and the log ends at {ends}")
+    moves = Counter(row[names.index("move")] for row in log)
+    found.lines.append(f"{len(log):,} events in {lake.bronze.batch} batches: {dict(moves)}")
+
+
+def whole_log(reader: codeq.Client) -> tuple[list[Row], dict[int, int]]:
+    """Every event as a row of bronze, and by shard the end of its log."""
+    rows: list[Row] = []
+    ends: dict[int, int] = {}
+    shards = reader.events(limit=1).shards
+    for shard in range(shards):
+        offset, end = 1, 2
+        while offset < end:
+            page = reader.events(shard=shard, offset=offset, limit=PAGE)
+            rows += [_row(event) for event in page.events]
+            offset, end = page.next_offset, page.end_offset
+        ends[shard] = end
+    return rows, ends
+
+
+def _row(event: wire.Event) -> Row:
+    values = [(getattr(event, name), kind) for name, kind, _ in wire.COLUMNS]
+    return tuple(datetime.fromisoformat(value) if value and kind == "timestamp" else value for value, kind in values)
+
+
+def _judge_silver(found: Verdict, spark: SparkSession, lake: Lake) -> None:
+    """Against the same functions over the whole of bronze at once."""
+    events = lake.bronze.read(spark)
+    for table, make in ((lake.attempts, silver.attempts), (lake.tasks, silver.tasks)):
+        at_once = make(spark.createDataFrame([], table.schema), events)
+        found.compare(table.folder.name, counted(table.read(spark)), counted(at_once))
+
+
+def _judge_gold(found: Verdict, spark: SparkSession, lake: Lake) -> None:
+    """Against a lake that is made anew from the same bronze."""
+    anew = lake.folder.with_name("anew")
+    shutil.copytree(lake.bronze.folder, anew / lake.bronze.folder.name)
+    rebuild(spark, Lake(anew))
+    for (figures, have), (_, wanted) in zip(lake.gold, Lake(anew).gold, strict=True):
+        rows = [counted(comparable(table.read(spark), figures.table)) for table in (have, wanted)]
+        found.compare(have.folder.name, *rows)
+
+
+def _audit(found: Verdict, folder: Path, client: codeq.Client) -> None:
+    """The command itself, in the session that is there."""
+    asked = [
+        "pipeline",
+        "audit",
+        "--lake",
+        str(folder),
+        "--live",
+        "--url",
+        client.url,
+        "--token",
+        client.given["token"],
+    ]
+    said = CliRunner().invoke(app, asked)
+    if said.exit_code != 0:
+        found.faults.append(f"the audit ended with {said.exit_code}: {said.output} {said.exception or ''}")
+    rules = [line for line in said.output.splitlines() if " ok " in line]
+    found.lines.append(f"audit: {len(rules)} rules are kept")

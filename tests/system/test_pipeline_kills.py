@@ -1,0 +1,37 @@
+"""The lake is exactly what the server wrote, whoever was killed on the way."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark]
+
+LIMIT_S = 900
+"""About a minute where nothing else runs; Spark starts and works many times slower on a busy machine."""
+KILLS = 6
+PROJECT = Path(__file__).parents[2]
+
+
+def test_kills_in_any_order_neither_lose_nor_double_a_row(tmp_path: Path) -> None:
+    """In a process of its own: Spark's settings and Java are the same for all sessions of a process."""
+    seed = int(os.environ.get("CODEQ_SEED", time.time_ns() % 1_000_000))
+    asked = ["--kills", str(KILLS), "--seed", str(seed), "--master", "local[2,4]"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.system.pipeline_kills", *asked],
+        cwd=PROJECT, env={**os.environ, "TMPDIR": str(tmp_path)}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as program:  # fmt: skip
+        try:
+            said, _ = program.communicate()
+        except BaseException:
+            program.terminate()  # it ends what it has started
+            program.wait(60)
+            raise
+    print(said)  # noqa: T201 - the seed, to run it again, and figures to quote
+    assert program.returncode == 0, said
+    assert f"kill {KILLS} of {KILLS}" in said
+    assert list(tmp_path.iterdir()) == []
