@@ -15,7 +15,7 @@ from tests.server.running import Server, start_server
 import codeq
 from codeq.pipeline import gold, silver, tables
 from codeq.pipeline.calling import Calls, Connection
-from codeq.pipeline.lake import Lake, LakeConflict, LakeTable
+from codeq.pipeline.lake import EVENTS, Lake, LakeConflict, LakeTable
 from codeq.pipeline.run import add_up, carry_forward, rebuild, run_once, take_in
 from codeq.server.dev import ALL_SCOPES
 
@@ -151,6 +151,19 @@ def test_a_run_that_died_between_any_two_commits_is_finished_by_the_next(
                 run_once(spark, Lake(lake.folder), connection)
     run_once(spark, Lake(lake.folder), connection)
     assert_whole(spark, Lake(lake.folder), connection)
+
+
+def test_events_that_bronze_has_twice_change_nothing_in_silver(
+    spark: SparkSession, busy: Server, lake: Lake, connection: Connection
+) -> None:
+    work(busy, seed=5, tasks=4)
+    take_in(spark, lake, connection)
+    carry_forward(spark, lake)
+    before = [counted(table.read(spark)) for table in (lake.attempts, lake.tasks)]
+    lake.bronze.commit(lake.bronze.write(lake.bronze.read(spark), part=EVENTS, batch=2), batch=2)
+    carry_forward(spark, lake)
+    assert lake.tasks.batch == 2
+    assert [counted(table.read(spark)) for table in (lake.attempts, lake.tasks)] == before
 
 
 @pytest.mark.usefixtures("_few_figures")
