@@ -16,7 +16,7 @@ import codeq
 from codeq.pipeline import gold, silver, tables
 from codeq.pipeline.calling import Calls, Connection
 from codeq.pipeline.lake import EVENTS, Lake, LakeConflict, LakeTable
-from codeq.pipeline.run import add_up, carry_forward, rebuild, run_once, take_in
+from codeq.pipeline.run import OtherLog, add_up, carry_forward, rebuild, run_once, take_in
 from codeq.server.dev import ALL_SCOPES
 
 SHARDS = 2
@@ -239,3 +239,15 @@ def rows_of(spark: SparkSession, lake: Lake) -> dict[str, Counter[str]]:
     return rows | {
         table.folder.name: counted(comparable(table.read(spark), figures.table)) for figures, table in lake.gold
     }
+
+
+def test_another_servers_log_is_not_mixed_in(
+    spark: SparkSession, busy: Server, lake: Lake, connection: Connection, tmp_path: Path
+) -> None:
+    work(busy, seed=21)
+    take_in(spark, lake, connection)
+    with start_server(tmp_path / "other", settings={"store": {"shards": SHARDS}}) as other:
+        file = tmp_path / "other-token"
+        file.write_text(other.token("platform", "admin", scopes=ALL_SCOPES))
+        with pytest.raises(OtherLog, match="another server"):
+            take_in(spark, lake, Connection(endpoint=other.base, token_file=str(file)))

@@ -1,6 +1,7 @@
 """`codeq pipeline`: bring a lake up to date, audit it, report on it, replay from it. Needs the extra `codeq[spark]`."""
 
 import os
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ from codeq.cli.measures import duration
 from codeq.cli.plain import Code, Missing, Misuse
 from codeq.cli.reaching import remote
 from codeq.cli.showing import Output
+from codeq.wire.errors import Unreachable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,30 +54,48 @@ def run(
     With --every the lake is tidied once an hour too.
     """
     spark, connection, tables = _start(client, lake, master)
-    from codeq.pipeline.lake import Lake
-    from codeq.pipeline.run import run_once
+    from codeq.pipeline.lake import Lake, LakeConflict
     from codeq.pipeline.upkeep import tidy as put_in_order
 
+    if every is None:
+        _run(spark, tables, connection, out=out, tenant=tenant, and_audit=and_audit, and_report=and_report)
+        return
     tidied_s = time.monotonic()
     while True:
         started_s = time.monotonic()
-        done = run_once(spark, tables, connection, say=out.note, tenant=tenant)
-        took = {layer: round(seconds, 2) for layer, seconds in done.seconds.items()}
-        told: dict[str, Any] = {"events": done.events, "batches": done.batches, "seconds": took}
-        if not out.is_json:
-            print(f"{done.events:,} events taken in; " + ", ".join(f"{name} {s} s" for name, s in took.items()))
-        is_sound = _look_at(spark, tables, out, told, audit=and_audit, report_to=and_report)
-        if out.is_json:
-            out.line(told)
-        if not is_sound:
-            raise typer.Exit(Code.REFUSED)
-        if every is None:
-            return
-        if started_s - tidied_s > TIDY_EVERY_S:
-            tidied_s = started_s
-            put_in_order(spark, tables, forget_before=_before(keep), say=out.note)
+        try:
+            tables = Lake(lake)
+            _run(spark, tables, connection, out=out, tenant=tenant, and_audit=and_audit, and_report=and_report)
+            if started_s - tidied_s > TIDY_EVERY_S:
+                tidied_s = started_s
+                put_in_order(spark, tables, forget_before=_before(keep), say=out.note)
+        except (Unreachable, LakeConflict) as fault:  # the server is away, or another run was faster
+            print(f"codeq: {fault}; trying again in {every:g} s", file=sys.stderr)
         time.sleep(max(0.0, every - (time.monotonic() - started_s)))
-        tables = Lake(lake)
+
+
+def _run(
+    spark: "SparkSession",
+    tables: "Lake",
+    connection: "Connection",
+    *,
+    out: Output,
+    tenant: str | None,
+    and_audit: bool,
+    and_report: Path | None,
+) -> None:
+    from codeq.pipeline.run import run_once
+
+    done = run_once(spark, tables, connection, say=out.note, tenant=tenant)
+    took = {layer: round(seconds, 2) for layer, seconds in done.seconds.items()}
+    told: dict[str, Any] = {"events": done.events, "batches": done.batches, "seconds": took}
+    if not out.is_json:
+        print(f"{done.events:,} events taken in; " + ", ".join(f"{name} {s} s" for name, s in took.items()))
+    is_sound = _look_at(spark, tables, out, told, audit=and_audit, report_to=and_report)
+    if out.is_json:
+        out.line(told)
+    if not is_sound:
+        raise typer.Exit(Code.REFUSED)
 
 
 def _look_at(

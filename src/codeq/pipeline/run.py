@@ -14,6 +14,7 @@ from msgspec import Struct
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from codeq.domain.errors import CodeqError
 from codeq.pipeline import gold, silver
 from codeq.pipeline.calling import Calls, Connection, Span
 from codeq.pipeline.lake import CLOSED, DAYS, EVENTS, OPEN, DataFile, Lake, LakeTable
@@ -29,6 +30,12 @@ AT_ONCE = 3
 
 Say = Callable[[str], None]
 Carry = Callable[[DataFrame, DataFrame], DataFrame]
+
+
+class OtherLog(CodeqError):
+    """The lake was not made from this server's log."""
+
+    code = "other-log"
 
 
 class Summary(Struct):
@@ -82,6 +89,7 @@ def take_in(
     there is nothing new."""
     spans = _spans(connection)
     starts = {shard: lake.bronze.offset(shard) or span.first for shard, span in spans.items()}
+    _check_ends(starts, spans)
     share = max(1, events_max // len(spans))
     ends = {shard: min(span.end, starts[shard] + share) for shard, span in spans.items()}
     if up_to is not None:
@@ -104,6 +112,15 @@ def take_in(
     batch = lake.bronze.batch + 1
     lake.bronze.commit(lake.bronze.write(events, part=EVENTS, batch=batch), batch=batch, offsets=ends)
     return covered
+
+
+def _check_ends(starts: Mapping[int, int], spans: Mapping[int, Span]) -> None:
+    for shard, span in spans.items():
+        if starts[shard] > span.end:
+            raise OtherLog(
+                f"the server's log of shard {shard} ends before event {span.end}, and the lake has events up to "
+                f"{starts[shard]}: this is another server, or one restored from a backup; begin a new lake"
+            )
 
 
 def carry_forward(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> None:
