@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.pipeline.histories import History, Row, churn, frame
 
-from codeq.pipeline import audit, silver, tables
+from codeq.pipeline import audit, gold, silver, tables
 from codeq.pipeline.lake import CLOSED, EVENTS, Lake, LakeTable
 from codeq.pipeline.run import add_up, carry_forward, rebuild
 from codeq.pipeline.upkeep import Forgotten, put_together, tidy
@@ -23,6 +24,14 @@ BATCHES = 4
 @pytest.fixture(scope="module")
 def history() -> History:
     return churn(11, 240)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_figures() -> Iterator[None]:
+    """Two tables of gold stand for all, which take most of a run's time: one of sums, one of sketches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gold, "ALL", (gold.THROUGHPUT, gold.LATENCY))
+        yield
 
 
 @pytest.fixture(scope="module")
