@@ -4,10 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo serve check format test test-fast kills bench lock clean
+.PHONY: help setup demo serve check format test test-cluster test-fast kills bench lock clean
 
 help: ## Print this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(READY) ## Make .venv with everything in it, and .venv/bin/codeq
 
@@ -35,8 +35,11 @@ format: setup ## Put the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: setup ## All tests
-	$(BIN)/pytest -n 2
+test: setup ## All tests but those of test-cluster
+	$(BIN)/pytest -n 2 -m "not cluster"
+
+test-cluster: setup ## The tests that start a Spark of their own: a cluster, Connect, kills, the demo's lake; 15 minutes
+	$(BIN)/pytest -m cluster
 
 test-fast: setup ## The tests to run while working, in under a minute
 	$(BIN)/pytest -n 2 -m "not slow and not spark"

@@ -191,6 +191,7 @@ def test_fastapi_producer_takes_orders_and_waits_for_results(
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_spark_quickstart_goes_from_a_dataframe_to_the_verdict(server: Server, queue: codeq.Client) -> None:
     said = run(server, "spark_quickstart.py", within_s=300)
     assert "200 tasks enqueued" in said

@@ -18,7 +18,7 @@ from codeq.pipeline import last_write_summary
 from codeq.server.dev import ALL_SCOPES
 from codeq.wire import paths
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.cluster]
 
 AT_ONCE = {"policy": {"backoff": {"policy": "fixed", "baseSeconds": 0, "maxSeconds": 0}, "onExpiry": "immediate"}}
 """A task whose lease has run out is ready again at once."""

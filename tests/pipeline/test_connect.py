@@ -13,7 +13,7 @@ from tests.server.running import Caller, Tenant, run_codeq
 from codeq.cli.plain import Code
 from codeq.server.dev import ALL_SCOPES
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.cluster]
 
 
 def test_everything_works_through_spark_connect(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.cluster]
 
 LIMIT_S = 900
 """About a minute where nothing else runs; Spark starts and works many times slower on a busy machine."""
