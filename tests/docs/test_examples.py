@@ -79,6 +79,7 @@ def test_the_curl_walk_through_of_the_readme_runs(tmp_path: Path) -> None:
     server = subprocess.Popen(
         [Path(sys.executable).parent / "codeq", "serve", "--dev", "--port", "0"],
         cwd=tmp_path,
+        env=environment(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -86,7 +87,7 @@ def test_the_curl_walk_through_of_the_readme_runs(tmp_path: Path) -> None:
     try:
         assert server.stdout is not None
         found = re.search(r"http://127\.0\.0\.1:\d+", server.stdout.readline())
-        assert found
+        assert found, "the server did not start"
         program = walk.replace("http://127.0.0.1:8080", found[0])
         run = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", program],
@@ -107,6 +108,7 @@ def test_the_curl_walk_through_of_the_readme_runs(tmp_path: Path) -> None:
             assert expected in run.stdout
     finally:
         server.terminate()
-        assert server.wait(20) == 0
+        server.communicate(timeout=20)
+        assert server.returncode == 0
         assert server.stdout is not None
         server.stdout.close()

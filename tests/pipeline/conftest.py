@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Three tries for every task of Spark, and settings that start quickly."""
-    os.environ["CODEQ_TEST_TOKEN"] = "dev-token"  # before Java starts, which hands it on
+    os.environ["PIPELINE_TEST_TOKEN"] = "dev-token"  # before Java starts, which hands it on
     session = make_session(
         "local[2,3]",
         "codeq-tests",

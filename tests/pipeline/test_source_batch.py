@@ -183,7 +183,7 @@ def test_a_batch_waits_for_a_server_and_gives_up_in_time(spark: SparkSession, se
 
 
 def test_a_token_is_taken_from_the_environment(spark: SparkSession, server: Server) -> None:
-    options = {"endpoint": server.base, "tokenEnv": "CODEQ_TEST_TOKEN"}
+    options = {"endpoint": server.base, "tokenEnv": "PIPELINE_TEST_TOKEN"}
     assert events(spark, options).schema == event_schema()
     assert events(spark, options).count() >= 0
     with pytest.raises(PySparkException, match="a token is needed"):
