@@ -13,6 +13,7 @@ from codeq.domain.errors import StoreBusy, StoreFailed
 from codeq.server import lane
 from codeq.server.ratelimit import Rate, RateLimiter
 from codeq.wire import paths
+from codeq.wire import tasks as wire
 
 Story = Callable[[Inside], Coroutine[Any, Any, None]]
 
@@ -172,6 +173,28 @@ def test_what_fails_one_tenants_batch_is_told_to_each_of_its_callers_and_to_nobo
             assert b"/secret" not in answer.body
             assert ("retry-after" in answer.headers) == (status == 503)
         assert bool(inside.failures) == isinstance(fault, StoreFailed)
+
+    tell(story)
+
+
+def test_an_answer_that_cannot_be_made_fails_its_own_caller_alone(
+    tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(inside: Inside) -> None:
+        callers = await inside.callers("acme", "acme", "acme")
+        view = wire.view
+
+        def broken(task: Any, body: Any) -> Any:
+            if body.payload == b"1":
+                raise RuntimeError("/secret")
+            return view(task, body)
+
+        monkeypatch.setattr(wire, "view", broken)
+        for place, caller in enumerate(callers):
+            caller.create(payload=place)
+        answers = [await caller.answer() for caller in callers]
+        assert [answer.status for answer in answers] == [202, 500, 202]
+        assert b"/secret" not in answers[1].body
 
     tell(story)
 

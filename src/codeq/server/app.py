@@ -103,8 +103,14 @@ class App:
                 self._finish(call, self._hide(call))
             return
         for call, answer in zip(batch.calls, answers, strict=True):
-            refused = isinstance(answer, CodeqError)
-            self._finish(call, self._refuse(call, answer) if refused else shared.answer(call, answer))
+            self._finish(call, self._shown(shared, call, answer))
+
+    def _shown(self, shared: Shared, call: Call, answer: Any) -> Reply:
+        """What one call of a batch is answered. Should it fail, the calls behind it are answered all the same."""
+        try:
+            return self._refuse(call, answer) if isinstance(answer, CodeqError) else shared.answer(call, answer)
+        except Exception:  # noqa: BLE001 - as in `begin`
+            return self._hide(call)
 
     async def _answer(self, route: Route, call: Call) -> None:
         try:
@@ -149,8 +155,9 @@ class App:
             raise _too_large(route)
 
     def _finish(self, call: Call, reply: Reply) -> None:
-        self._record(call, reply.status, perf_counter() - call.started_s)
+        seconds = perf_counter() - call.started_s
         call.connection.reply(call, reply)
+        self._record(call, reply.status, seconds)
 
     def _hide(self, call: Call) -> Reply:
         log(logging.ERROR, "internal error", exc_info=True, request_id=call.request_id, path=call.path)

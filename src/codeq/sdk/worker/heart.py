@@ -7,12 +7,13 @@ nothing more from the worker. When the worker dies, its end of the pipe closes, 
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -32,6 +33,9 @@ TICK_S = 0.25
 BEATS_AT_ONCE = 32
 ANSWER_S_MIN = 1.0
 RESTART_S_MAX = 5.0
+LISTEN_S = 0.05
+PIPE_BYTES = 1 << 20
+"""Room for more than is told in that time, so that it gets through even if the worker does nothing more for it."""
 _UP = "up"
 
 
@@ -276,11 +280,9 @@ _decode = msgspec.json.Decoder(Told).decode
 async def live(parent: int) -> None:
     """The process: told what to do on its standard input, tells key and code of what was lost, ends with its parent."""
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=1 << 24)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     _end_with(parent, loop)
     heart: Beating | None = None
-    while line := await reader.readline():
+    async for line in _lines(sys.stdin.fileno()):
         told = _decode(line)
         if heart is None:
             client = AsyncClient(told.url, **{**told.given, "retry_for": 2})
@@ -292,6 +294,25 @@ async def live(parent: int) -> None:
             heart.release(told.release)
     if heart is not None:
         await heart.close()
+
+
+async def _lines(pipe: int) -> AsyncIterator[bytes]:
+    """Looked for now and then: being woken by every job would take a processor from the handler that just begins."""
+    os.set_blocking(pipe, False)
+    with contextlib.suppress(AttributeError, OSError):  # not everywhere, and not without bound
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    rest = b""
+    while True:
+        try:
+            data = os.read(pipe, PIPE_BYTES)
+        except BlockingIOError:
+            await asyncio.sleep(LISTEN_S)
+            continue
+        if not data:
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line
 
 
 def _end_with(parent: int, loop: asyncio.AbstractEventLoop) -> None:

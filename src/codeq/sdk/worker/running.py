@@ -7,7 +7,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -36,6 +36,7 @@ CLAIM_WAIT_S = 20.0
 TICK_S = 0.1
 AHEAD_S = 0.1
 """How much work is fetched ahead. Enough to fill batches when tasks are short, next to nothing when they are long."""
+LET_GO_S = 1e-5
 PROGRESS_S = 1.0
 ANSWER_S, ANSWER_INSIDE_S = 0.5, 0.2
 """A claim this young may be about to be answered with jobs, so a worker that stops waits for it that long (less on a
@@ -212,6 +213,9 @@ class Runner:
             if jobs:
                 await self._heart.ready()
                 self._take(jobs, lease_ms)
+                if len(jobs) < room and Place.THREAD in self._crews:
+                    # The next claim will have to wait, so the handlers need the interpreter's lock more.
+                    sleep(LET_GO_S)
             elif self._until_idle:
                 if not self._held and not self._ended and not self._settling:
                     return

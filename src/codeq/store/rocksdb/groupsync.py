@@ -142,10 +142,12 @@ class GroupSync:
             self.fail(fault)
             return
         group, self._current = self._current, []
-        self.on_flush(len(group), time.perf_counter() - self._started_s)
-        for done in group:
+        took_s = time.perf_counter() - self._started_s
+        # The last ones first: those are the claims that the enqueues of the group have woken, and handlers wait for them.
+        for done in reversed(group):
             if not done.done():
                 done.set_result(None)
         self._is_flushing = False
         if self._next:
             self._start(loop)
+        self.on_flush(len(group), took_s)
