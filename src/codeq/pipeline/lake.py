@@ -39,6 +39,11 @@ _PART, _DAY = "part", "on"
 OPEN, CLOSED, EVENTS, DAYS = "open", "closed", "events", "days"
 """The parts of tables."""
 
+_UNLIKE = ("task_id", "trace_id", "seq", "first_seq", "last_seq", "at", "enqueued_at", "first_claimed_at", "ready_at",
+           "claimed_at", "lease_until", "ended_at", "last_at")  # fmt: skip
+"""Columns whose values hardly ever repeat. Parquet would collect them in a dictionary, and then throw it away."""
+_PARQUET = {"compression": "zstd", **{f"parquet.enable.dictionary#{column}": "false" for column in _UNLIKE}}
+
 
 class LakeConflict(CodeqError):
     """Another run has committed to the table meanwhile; what this one wrote is not in it."""
@@ -119,7 +124,7 @@ class LakeTable:
         if by_day:
             apart[_DAY] = chosen["day"]
         writer = chosen.withColumns(apart).write.partitionBy(*apart) if apart else chosen.write
-        writer.mode("error").option("compression", "zstd").parquet(str(target))
+        writer.mode("error").options(**_PARQUET).parquet(str(target))
         return [_written(self.folder, file, self._time_column) for file in sorted(folder.rglob("*.parquet"))]
 
     def commit(

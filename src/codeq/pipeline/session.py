@@ -34,6 +34,8 @@ LOCAL: dict[str, str] = {
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
     # With so few partitions there is nothing to adapt, and looking for it takes longer than small jobs do.
     "spark.sql.adaptive.enabled": "false",
+    # A run of the pipeline compiles some 200 pieces of code; the default forgets the first before it comes to the last.
+    "spark.sql.codegen.cache.maxEntries": "2000",
     "spark.python.worker.faulthandler.enabled": "true",
     "spark.log.level": "ERROR",
 }
