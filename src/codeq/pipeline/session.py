@@ -34,6 +34,8 @@ LOCAL: dict[str, str] = {
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
     # With so few partitions there is nothing to adapt, and looking for it takes longer than small jobs do.
     "spark.sql.adaptive.enabled": "false",
+    # Noting the line of Python behind every expression takes several calls of Java for each.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.python.worker.faulthandler.enabled": "true",
     "spark.log.level": "ERROR",
 }
