@@ -3,7 +3,7 @@
 import math
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -233,6 +233,24 @@ def test_capacity_is_planned_from_arrivals_and_runs(spark: SparkSession, lake: L
         assert row["load"] == pytest.approx(load)
         assert row["workers_needed"] == by_the_book(row["load"], row["service_ms"], GOALS.wait_ms)
         assert row["utilisation"] == pytest.approx(row["run_ms"] / 1000 / row["seconds"] / row["workers"])
+
+
+def test_sums_that_tables_share_are_kept_until_the_block_ends(spark: SparkSession, lake: Lake) -> None:
+    batch = replace(lake.whole)
+    partials = gold.USAGE.partials(batch)
+    shared = (batch.move_sums, batch.delivery_sums)
+
+    def fail_at_the_end() -> None:
+        with batch.kept():
+            assert all(sums.storageLevel.useMemory for sums in shared)
+            merged = gold.USAGE.merged(empty(spark, gold.USAGE.table.schema), partials, GOALS)
+            assert rows_of(gold.USAGE, merged) == whole_of(spark, gold.USAGE, lake)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_at_the_end()
+    assert not any(sums.storageLevel.useMemory for sums in shared)
+    assert not batch.task_sums.storageLevel.useMemory  # nobody asked for them
 
 
 def test_workers_needed_are_those_of_the_formula(spark: SparkSession) -> None:

@@ -153,6 +153,22 @@ def test_a_run_that_died_between_any_two_commits_is_finished_by_the_next(
     assert_whole(spark, Lake(lake.folder), connection)
 
 
+def test_tables_that_share_sums_catch_up_each_from_its_own_batch(
+    spark: SparkSession, busy: Server, lake: Lake, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gold, "ALL", (gold.USAGE, gold.THROUGHPUT, gold.RETRIES))
+    for standing in (1, 2, 3):
+        work(busy, seed=30 + standing, tasks=4)
+        take_in(spark, lake, connection)
+        carry_forward(spark, lake)
+        fresh = Lake(lake.folder)
+        fresh.gold = fresh.gold[:standing]
+        add_up(spark, fresh)
+        lake = Lake(lake.folder)
+    assert {table.batch for _, table in lake.gold} == {3}
+    assert_whole(spark, lake, connection)
+
+
 def test_events_that_bronze_has_twice_change_nothing_in_silver(
     spark: SparkSession, busy: Server, lake: Lake, connection: Connection
 ) -> None:

@@ -30,6 +30,7 @@ AT_ONCE = 3
 
 Say = Callable[[str], None]
 Carry = Callable[[DataFrame, DataFrame], DataFrame]
+Figures = tuple[gold.Gold, LakeTable]
 
 
 class OtherLog(CodeqError):
@@ -144,23 +145,37 @@ def _carry(spark: SparkSession, lake: Lake, table: LakeTable, *, carry: Carry, s
 def add_up(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> None:
     """Bring gold up to silver: add the figures of what is new to the days that it touches."""
     up_to = min(lake.attempts.batch, lake.tasks.batch)
-    _at_once(
-        [partial(_add_up, spark, lake, figures, table=table, up_to=up_to, say=say) for figures, table in lake.gold]
-    )
+    standing: dict[int, list[Figures]] = {}
+    for figures, table in lake.gold:
+        standing.setdefault(table.batch, []).append((figures, table))
+    for since, together in standing.items():
+        _add_up(spark, lake, together, since=since, up_to=up_to, say=say)
 
 
-def _add_up(spark: SparkSession, lake: Lake, figures: gold.Gold, *, table: LakeTable, up_to: int, say: Say) -> None:
-    for files in _steps(lake.bronze.files(part=EVENTS, after_batch=table.batch, up_to_batch=up_to)):
-        since, batch = table.batch, files[-1].batch
+def _add_up(spark: SparkSession, lake: Lake, together: Sequence[Figures], *, since: int, up_to: int, say: Say) -> None:
+    """Bring tables that stand at the same batch forward, so that they share the sums of what is new."""
+    for files in _steps(lake.bronze.files(part=EVENTS, after_batch=since, up_to_batch=up_to)):
+        batch = files[-1].batch
         new = gold.Batch(
             events=lake.bronze.read(spark, files),
             attempts=_closed(spark, lake.attempts, since, up_to=batch),
             tasks=_closed(spark, lake.tasks, since, up_to=batch),
         )
-        touched = _touched(table.files(part=DAYS), files)
-        rows = figures.merged(table.read(spark, touched), figures.partials(new))
-        table.commit(table.write(rows, part=DAYS, batch=batch, by_day=True), batch=batch, removed=touched)
-        say(f"{table.folder.name}: batch {batch}")
+        partials = [figures.partials(new) for figures, _ in together]
+        with new.kept():
+            _at_once([
+                partial(_add, spark, of, partials=rows, events=files, say=say)
+                for of, rows in zip(together, partials, strict=True)
+            ])  # fmt: skip
+        since = batch
+
+
+def _add(spark: SparkSession, of: Figures, *, partials: DataFrame, events: Sequence[DataFile], say: Say) -> None:
+    (figures, table), batch = of, events[-1].batch
+    touched = _touched(table.files(part=DAYS), events)
+    rows = figures.merged(table.read(spark, touched), partials)
+    table.commit(table.write(rows, part=DAYS, batch=batch, by_day=True), batch=batch, removed=touched)
+    say(f"{table.folder.name}: batch {batch}")
 
 
 def _touched(days: Sequence[DataFile], events: Sequence[DataFile]) -> list[DataFile]:

@@ -36,6 +36,8 @@ LOCAL: dict[str, str] = {
     "spark.sql.adaptive.enabled": "false",
     # A run of the pipeline compiles some 200 pieces of code; the default forgets the first before it comes to the last.
     "spark.sql.codegen.cache.maxEntries": "2000",
+    # Noting the line of Python behind every expression takes several calls of Java for each.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.python.worker.faulthandler.enabled": "true",
     "spark.log.level": "ERROR",
 }

@@ -4,10 +4,11 @@ partials = gold.THROUGHPUT.partials(Batch(events, attempts, tasks))
 rows = gold.THROUGHPUT.merged(existing_rows_of_those_days, partials)
 """
 
+from codeq.pipeline.gold.batch import Batch, Goals, Target
 from codeq.pipeline.gold.failures import DEAD_LETTERS, RETRIES, signature
 from codeq.pipeline.gold.flow import CAPACITY, THROUGHPUT, USAGE, WORKERS, workers_needed
 from codeq.pipeline.gold.latency import LATENCY, SERVICE_LEVELS
-from codeq.pipeline.gold.summing import Batch, Goals, Gold, Target
+from codeq.pipeline.gold.summing import Gold
 
 __all__ = [
     "ALL", "CAPACITY", "DEAD_LETTERS", "LATENCY", "RETRIES", "SERVICE_LEVELS", "THROUGHPUT", "USAGE", "WORKERS",

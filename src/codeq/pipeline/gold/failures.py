@@ -3,7 +3,8 @@
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from codeq.pipeline.gold.summing import Batch, Goals, Gold, count_when, day_of, per_hour
+from codeq.pipeline.gold.batch import Batch, Goals, day_of
+from codeq.pipeline.gold.summing import Gold, number_when
 from codeq.pipeline.tables import GOLD_DEAD_LETTERS, GOLD_RETRIES
 
 _SIGNATURE_CHARS_MAX = 200
@@ -31,9 +32,11 @@ def signature(error: Column) -> Column:
 
 
 def _retries(batch: Batch) -> DataFrame:
-    ended = per_hour(batch.closed_attempts, "ended_at", "tenant", "command").agg(
-        f.count("*").alias("deliveries"),
-        *count_when(
+    keys = ("tenant", "command", "hour", "day")
+    ended = batch.delivery_sums.select(
+        *keys,
+        f.col("number").alias("deliveries"),
+        *number_when(
             completes="ended_by = 'complete'",
             fails="ended_by = 'fail'",
             nacks="ended_by = 'nack'",
@@ -43,12 +46,13 @@ def _retries(batch: Batch) -> DataFrame:
             deaths="is_dead",
         ),
     )
-    took = per_hour(batch.finished_tasks, "ended_at", "tenant", "command").agg(
-        *count_when(
-            **{f"took_{number}": f"deliveries = {number}" for number in range(1, 6)},
-            took_6_to_10="deliveries between 6 and 10",
-            took_more="deliveries > 10",
-        )
+    took = batch.task_sums.select(
+        *keys,
+        *number_when(
+            **{f"took_{number}": f"took = {number}" for number in range(1, 6)},
+            took_6_to_10="took between 6 and 10",
+            took_more="took > 10",
+        ),
     )
     return ended.unionByName(took, allowMissingColumns=True)
 

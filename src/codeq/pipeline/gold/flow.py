@@ -3,7 +3,8 @@
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from codeq.pipeline.gold.summing import Batch, Goals, Gold, count_when, day_of, minute_of, per_hour, share
+from codeq.pipeline.gold.batch import Batch, Goals, start_of
+from codeq.pipeline.gold.summing import Gold, number_when, share
 from codeq.pipeline.tables import GOLD_CAPACITY, GOLD_THROUGHPUT, GOLD_USAGE, GOLD_WORKERS
 
 _DEATH = "status_after = 'FAILED' and move in ('nack', 'expire', 'abandon')"
@@ -11,10 +12,9 @@ _LIVE = "('PENDING', 'IN_PROGRESS')"
 
 
 def _throughput(batch: Batch) -> DataFrame:
-    return batch.events.groupBy(
-        "tenant", "command", "priority", minute_of("at").alias("minute"), day_of("at").alias("day")
-    ).agg(
-        *count_when(
+    return batch.move_sums.select(
+        "tenant", "command", "priority", "minute", "day",
+        *number_when(
             enqueues="move = 'enqueue'",
             claims="move = 'claim'",
             completes="move = 'complete'",
@@ -32,18 +32,19 @@ def _throughput(batch: Batch) -> DataFrame:
             began="move = 'claim'",
             stopped="status_before = 'IN_PROGRESS'",
         ),
-        f.sum(f.expr("if(move = 'enqueue', payload_bytes, 0)")).alias("payload_bytes"),
-    )
+        f.expr("if(move = 'enqueue', payload_bytes, 0)").alias("payload_bytes"),
+    )  # fmt: skip
 
 
 def _usage(batch: Batch) -> DataFrame:
-    enqueued = batch.events.where("move = 'enqueue'").groupBy("tenant", day_of("at").alias("day"))
-    ended = batch.closed_attempts.groupBy("tenant", day_of("ended_at").alias("day"))
-    return enqueued.agg(f.count("*").alias("tasks"), f.sum("payload_bytes").alias("payload_bytes")).unionByName(
-        ended.agg(
-            f.count("*").alias("deliveries"),
-            f.sum("run_ms").alias("run_ms"),
-            *count_when(completes="ended_by = 'complete'"),
+    enqueued = batch.move_sums.where("move = 'enqueue'")
+    return enqueued.select("tenant", "day", f.col("number").alias("tasks"), "payload_bytes").unionByName(
+        batch.delivery_sums.select(
+            "tenant",
+            "day",
+            f.col("number").alias("deliveries"),
+            "run_ms",
+            *number_when(completes="ended_by = 'complete'"),
         ),
         allowMissingColumns=True,
     )
@@ -54,19 +55,19 @@ def _usage_in_seconds(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG0
 
 
 def _workers(batch: Batch) -> DataFrame:
-    rows = batch.closed_attempts.where("worker_id is not null")
-    return per_hour(rows, "ended_at", "tenant", "worker_id").agg(
-        f.count("*").alias("deliveries"),
-        *count_when(
+    return batch.delivery_sums.where("worker_id is not null").select(
+        "tenant", "worker_id", "hour", "day",
+        f.col("number").alias("deliveries"),
+        *number_when(
             completes="ended_by = 'complete'",
             failures="ended_by in ('fail', 'nack')",
             expiries="ended_by = 'expire'",
             abandons="ended_by = 'abandon'",
         ),
-        f.sum("run_ms").alias("busy_ms"),
-        f.min("claimed_at").alias("first_at"),
-        f.max("ended_at").alias("last_at"),
-    )
+        f.col("run_ms").alias("busy_ms"),
+        f.col("first_claimed_at").alias("first_at"),
+        f.col("last_ended_at").alias("last_at"),
+    )  # fmt: skip
 
 
 def _workers_in_shares(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG001
@@ -77,18 +78,18 @@ def _workers_in_shares(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG
 
 
 def _capacity(batch: Batch) -> DataFrame:
-    arrived = batch.events.where("status_after = 'PENDING' and move <> 'promote'")
-    arrivals = per_hour(arrived, "at", "tenant", "command").agg(
-        f.count("*").alias("arrivals"), f.min("at").alias("first_at"), f.max("at").alias("last_at")
-    )
-    ended = batch.closed_attempts.where("run_ms is not null")
-    served = per_hour(ended, "ended_at", "tenant", "command")
+    arrived = batch.move_sums.where("status_after = 'PENDING' and move <> 'promote'")
+    arrivals = arrived.select(
+        "tenant", "command", start_of("minute", 3600).alias("hour"), "day",
+        f.col("number").alias("arrivals"), "first_at", "last_at",
+    )  # fmt: skip
+    served = batch.delivery_sums.where("is_timed").groupBy("tenant", "command", "hour", "day")
     return arrivals.unionByName(
         served.agg(
-            f.count("*").alias("deliveries"),
+            f.sum("number").alias("deliveries"),
             f.sum("run_ms").alias("run_ms"),
-            f.min("ended_at").alias("first_at"),
-            f.max("ended_at").alias("last_at"),
+            f.min("first_ended_at").alias("first_at"),
+            f.max("last_ended_at").alias("last_at"),
             f.hll_sketch_agg("worker_id").alias("worker_sketch"),
         ),
         allowMissingColumns=True,

@@ -1,21 +1,17 @@
 """Gold of how long things took: percentiles of waits, runs and whole tasks, and the share that met its target."""
 
-from collections.abc import Mapping
-
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as f
 
-from codeq.pipeline.gold.summing import Batch, Goals, Gold, count_when, per_hour, share
+from codeq.pipeline.gold.batch import Batch, Goals, day_of, start_of
+from codeq.pipeline.gold.summing import Gold, number_when, share
 from codeq.pipeline.tables import GOLD_LATENCY, GOLD_SERVICE_LEVELS
 
 _MEASURES = {"waits": "wait", "runs": "run", "ends": "end_to_end"}
 
 
 def _latency(batch: Batch) -> DataFrame:
-    attempts, tasks = (
-        per_hour(rows, "ended_at", "tenant", "command", "priority", name="start")
-        for rows in (batch.closed_attempts, batch.finished_tasks)
-    )
+    attempts, tasks = (_per_hour(rows) for rows in (batch.closed_attempts, batch.finished_tasks))
     delivered = attempts.agg(*_measured("waits", "wait"), *_measured("runs", "run"))
     hours = delivered.unionByName(tasks.agg(*_measured("ends", "end_to_end")), allowMissingColumns=True)
     # A day is made of its hours' sketches, which is far cheaper than sketching every row twice.
@@ -25,6 +21,11 @@ def _latency(batch: Batch) -> DataFrame:
     )
     days = days.withColumn("start", f.expr("timestamp_micros(unix_date(day) * 86400000000L)"))
     return hours.withColumn("grain", f.lit("hour")).unionByName(days.withColumn("grain", f.lit("day")))
+
+
+def _per_hour(rows: DataFrame) -> GroupedData:
+    start, day = start_of("ended_at", 3600).alias("start"), day_of("ended_at").alias("day")
+    return rows.groupBy("tenant", "command", "priority", start, day)
 
 
 def _measured(count: str, measure: str) -> list[Column]:
@@ -51,31 +52,21 @@ def _with_percentiles(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG0
 
 def _service_levels(batch: Batch) -> DataFrame:
     """Tasks count where they are completed or failed, and deliveries where they make their task dead."""
-    targets, default = batch.goals.targets, batch.goals.default
-    within_ms = {command: target.within_ms for command, target in targets.items()}
-    objectives = {command: target.objective for command, target in targets.items()}
-    judged = {
-        "target_ms": _of_command(within_ms, f.lit(default.within_ms).cast("bigint")),
-        "objective": _of_command(objectives, f.lit(default.objective)),
-    }
-    keys = ("tenant", "command", *judged)
-    finished = per_hour(batch.finished_tasks.withColumns(judged), "ended_at", *keys)
-    dead = per_hour(batch.closed_attempts.where("is_dead").withColumns(judged), "ended_at", *keys)
-    return finished.agg(
-        f.count("*").alias("tasks"),
-        *count_when(
-            good="outcome = 'completed' and end_to_end_ms <= target_ms",
-            late="outcome = 'completed' and not coalesce(end_to_end_ms <= target_ms, false)",
+    keys = ("tenant", "command", "hour", "day")
+    finished = batch.task_sums.select(
+        *keys,
+        f.col("number").alias("tasks"),
+        *number_when(
+            good="outcome = 'completed' and in_time",
+            late="outcome = 'completed' and not in_time",
             failed="outcome = 'failed'",
         ),
-    ).unionByName(dead.agg(f.count("*").alias("tasks"), f.count("*").alias("failed")), allowMissingColumns=True)
-
-
-def _of_command(values: Mapping[str, float], default: Column) -> Column:
-    if not values:
-        return default
-    known = f.create_map(*(f.lit(x) for pair in values.items() for x in pair))
-    return f.coalesce(f.try_element_at(known, f.col("command")), default)
+    )
+    dead = batch.delivery_sums.where("is_dead").select(
+        *keys, f.col("number").alias("tasks"), f.col("number").alias("failed")
+    )
+    rows = finished.unionByName(dead, allowMissingColumns=True)
+    return rows.withColumns({"target_ms": batch.goals.target_ms, "objective": batch.goals.objective})
 
 
 def _with_burn(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG001

@@ -1,0 +1,134 @@
+"""What a batch brings to gold, and the sums of it that several tables add up, each computed in one pass."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a command promises: this share of its tasks completed within this time."""
+
+    within_ms: int
+    objective: float
+
+
+@dataclass(frozen=True)
+class Goals:
+    targets: Mapping[str, Target] = field(default_factory=dict)
+    """By command."""
+    default: Target = Target(within_ms=60_000, objective=0.99)
+    """For commands that are not named."""
+    wait_ms: int = 1000
+    """Mean wait for which capacity is planned."""
+
+    @property
+    def target_ms(self) -> Column:
+        within_ms = {command: target.within_ms for command, target in self.targets.items()}
+        return _of_command(within_ms, f.lit(self.default.within_ms).cast("bigint"))
+
+    @property
+    def objective(self) -> Column:
+        objectives = {command: target.objective for command, target in self.targets.items()}
+        return _of_command(objectives, f.lit(self.default.objective))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one run has learned: new events, each once, and the rows that silver made of them.
+
+    Open rows may be among them; only closed ones count, so that each counts once, in the run that closed it.
+
+    Sums are grouped by all that a condition may ask for, so that a pass counts each row once, and conditions are
+    decided on the few rows that come out. All values in them are numbers and times: Spark hashes those, and would sort
+    the rows for others.
+    """
+
+    events: DataFrame
+    attempts: DataFrame
+    tasks: DataFrame
+    goals: Goals = field(default_factory=Goals)
+
+    @property
+    def closed_attempts(self) -> DataFrame:
+        return self.attempts.where("not is_open")
+
+    @property
+    def finished_tasks(self) -> DataFrame:
+        """Those that a worker completed or failed. Dead ones count where they die, which may be more than once."""
+        return self.tasks.where("not is_open and outcome in ('completed', 'failed')")
+
+    @cached_property
+    def move_sums(self) -> DataFrame:
+        """Events by minute and move."""
+        kind = ("tenant", "command", "priority", "move", "status_before", "status_after")
+        sums = self.events.groupBy(*kind, start_of("at", 60).alias("minute")).agg(
+            f.count("*").alias("number"),
+            f.sum("payload_bytes").alias("payload_bytes"),
+            f.min("at").alias("first_at"),
+            f.max("at").alias("last_at"),
+        )
+        return sums.withColumn("day", day_of("minute"))
+
+    @cached_property
+    def delivery_sums(self) -> DataFrame:
+        """Closed attempts by hour, worker and end; `is_timed` where the run is known."""
+        kind = ("tenant", "command", "worker_id", "ended_by", "is_dead")
+        is_timed = f.col("run_ms").isNotNull().alias("is_timed")
+        sums = self.closed_attempts.groupBy(*kind, is_timed, start_of("ended_at", 3600).alias("hour")).agg(
+            f.count("*").alias("number"),
+            f.sum("run_ms").alias("run_ms"),
+            f.min("claimed_at").alias("first_claimed_at"),
+            f.min("ended_at").alias("first_ended_at"),
+            f.max("ended_at").alias("last_ended_at"),
+        )
+        return sums.withColumn("day", day_of("hour"))
+
+    @cached_property
+    def task_sums(self) -> DataFrame:
+        """Finished tasks by hour and outcome; `took` is the number of deliveries, 11 for more than ten."""
+        in_time = f.coalesce(f.col("end_to_end_ms") <= self.goals.target_ms, f.lit(False))
+        took = f.expr("if(deliveries > 10, 11, deliveries)")
+        sums = self.finished_tasks.groupBy(
+            "tenant", "command", "outcome", in_time.alias("in_time"), took.alias("took"),
+            start_of("ended_at", 3600).alias("hour"),
+        ).agg(f.count("*").alias("number"))  # fmt: skip
+        return sums.withColumn("day", day_of("hour"))
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Compute the sums that tables have asked for so far, and keep them until the block ends."""
+        sums = [vars(self)[name] for name in ("move_sums", "delivery_sums", "task_sums") if name in vars(self)]
+        try:
+            for rows in sums:
+                rows.persist()
+            if sums:
+                # At once and beforehand: two tables that come to the same sums together would both compute them.
+                every = reduce(DataFrame.union, [rows.select(f.lit(1)) for rows in sums])
+                every.write.format("noop").mode("append").save()
+            yield
+        finally:
+            for rows in sums:
+                rows.unpersist()
+
+
+def start_of(column: str, seconds: int) -> Column:
+    """The start of the minute or hour, in UTC."""
+    micros = seconds * 1_000_000
+    return f.expr(f"timestamp_micros((unix_micros({column}) div {micros}) * {micros})")
+
+
+def day_of(column: str) -> Column:
+    """The day in UTC, whatever the session's time zone."""
+    return f.expr(f"date_from_unix_date(cast(unix_micros({column}) div 86400000000 as int))")
+
+
+def _of_command(values: Mapping[str, float], default: Column) -> Column:
+    if not values:
+        return default
+    known = f.create_map(*(f.lit(x) for pair in values.items() for x in pair))
+    return f.coalesce(f.try_element_at(known, f.col("command")), default)
