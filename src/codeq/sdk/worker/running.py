@@ -215,7 +215,7 @@ class Runner:
                 self._take(jobs, lease_ms)
                 if len(jobs) < room and Place.THREAD in self._crews:
                     # The next claim will have to wait, so the handlers need the interpreter's lock more.
-                    sleep(LET_GO_S)
+                    sleep(LET_GO_S)  # noqa: ASYNC251 - the loop is to stand still, or it would keep the lock
             elif self._until_idle:
                 if not self._held and not self._ended and not self._settling:
                     return

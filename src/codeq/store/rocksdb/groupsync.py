@@ -143,7 +143,7 @@ class GroupSync:
             return
         group, self._current = self._current, []
         took_s = time.perf_counter() - self._started_s
-        # The last ones first: those are the claims that the enqueues of the group have woken, and handlers wait for them.
+        # The last ones first: they are the claims that enqueues of this group have woken, and handlers wait for them.
         for done in reversed(group):
             if not done.done():
                 done.set_result(None)
