@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.server.running import environment, run_codeq
 
 from codeq.pipeline import java, make_session
+from codeq.pipeline.session import _local
 
 PROGRAM = """
 from codeq.pipeline import java, make_session
@@ -102,3 +104,19 @@ def test_both_formats_are_known_without_a_word(spark: SparkSession) -> None:
         reader = spark.read.format(name)
         with pytest.raises(Exception, match=r"(?i)not implemented|token"):
             reader.load().collect()
+
+
+@pytest.mark.parametrize(("said", "ours"), [("-Xmx1g", True), ("-Xmx1g -XX:+UseSerialGC", False)])
+def test_the_collector_of_garbage_that_the_environment_names_is_the_only_one(
+    monkeypatch: pytest.MonkeyPatch, said: str, *, ours: bool
+) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", said)
+    assert ("UseParallelGC" in str(_local())) == ours
+
+
+def test_a_java_that_does_not_start_is_a_refusal_and_no_stack_trace(tmp_path: Path) -> None:
+    asked = ("pipeline", "run", "--lake", str(tmp_path / "lake"), "--url", "http://127.0.0.1:1")
+    done = run_codeq(*asked, env=environment({"JAVA_TOOL_OPTIONS": "-XX:+NoSuchOption"}), within_s=100)
+    assert "does not start; what it said is above" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode != 0

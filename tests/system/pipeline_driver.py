@@ -31,6 +31,7 @@ class Driver:
     def __init__(self, folder: Path, *, url: str, token_file: Path, master: str) -> None:
         self.master = master
         self._seen: dict[int, psutil.Process] = {}
+        self._was_killed = False
         asked = ["--lake", str(folder / "lake"), "--url", url, "--token-file", str(token_file), "--master", master]
         with (folder / "driver.log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -42,7 +43,12 @@ class Driver:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def ended_by_itself(self) -> bool:
+        return not self.is_alive and not self._was_killed
+
     def kill(self, way: Way) -> None:
+        self._was_killed = True
         java = [process for process in self._processes() if "SparkSubmit" in _words(process)]
         match way:
             case Way.PYTHON:

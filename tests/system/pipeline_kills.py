@@ -36,6 +36,8 @@ LINGER_S_MAX = 0.4
 """A table's files take about that long to be written and committed."""
 MARK_S_MAX = 400.0
 """On a busy machine a run of the pipeline may take minutes."""
+ENDS_MAX = 5
+"""How many drivers in a row may end by themselves: Spark gives a job up whose executors are killed too often."""
 
 
 class Kind(StrEnum):
@@ -86,6 +88,9 @@ class Scene:
     def drive(self) -> Driver:
         """The driver that runs; another one, if the last is dead."""
         if not self.drivers or not self.drivers[-1].is_alive:
+            last = self.drivers[-ENDS_MAX:]
+            if len(last) == ENDS_MAX and all(driver.ended_by_itself for driver in last):
+                raise AssertionError(f"the driver ends by itself: {(self.folder / 'driver.log').read_text()[-3000:]}")
             master = self.dice.choice(self.masters)
             made = Driver(self.folder, url=self.server.base, token_file=self.token_file, master=master)
             self.drivers.append(made)

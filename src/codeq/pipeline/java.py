@@ -13,6 +13,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from codeq.domain.errors import CodeqError
+
 JAVA_MIN = 17
 """What Spark 4 needs."""
 
@@ -27,8 +29,10 @@ exec "{java}" "${{kept[@]}}"
 """
 
 
-class NoJava(RuntimeError):
+class NoJava(CodeqError):
     """There is no Java that Spark could run on."""
+
+    code = "no-java"
 
 
 class Java(Struct, frozen=True):

@@ -1,10 +1,14 @@
 """A Spark session that fits where it runs. Code that has a session of its own needs none of this."""
 
 import os
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
@@ -21,6 +25,9 @@ EVERYWHERE: dict[str, str] = {
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
 }
+_COLLECTOR = "spark.driver.extraJavaOptions"
+_GC = re.compile(r"-XX:\+Use\w*GC\b")
+_JAVA_OPTIONS = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 LOCAL: dict[str, str] = {
     **EVERYWHERE,
     # Loopback only: by default Spark listens on every network of the machine.
@@ -31,7 +38,7 @@ LOCAL: dict[str, str] = {
     # A shuffle on one machine gains nothing from 200 partitions.
     "spark.sql.shuffle.partitions": str(max(2, min(os.cpu_count() or 2, 16))),
     "spark.driver.memory": "2g",
-    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+    _COLLECTOR: "-XX:+UseParallelGC",
     # With so few partitions there is nothing to adapt, and looking for it takes longer than small jobs do.
     "spark.sql.adaptive.enabled": "false",
     # A run of the pipeline compiles some 200 pieces of code; the default forgets the first before it comes to the last.
@@ -77,11 +84,12 @@ def make_session(
     if not place.startswith("sc://"):
         _prepare(is_local=is_local)
     if remote is not None:
-        return _made(SparkSession.builder.remote(remote), {**(LOCAL if is_local else EVERYWHERE), **named})
-    whole = {**(LOCAL if is_local else {}), **named, "spark.master": place, "spark.app.name": app}
+        return _made(SparkSession.builder.remote(remote), {**(_local() if is_local else EVERYWHERE), **named})
+    whole = {**(_local() if is_local else {}), **named, "spark.master": place, "spark.app.name": app}
     if secrets:
         # As settings they would be on the command line of Java, where everybody on the machine can read them.
-        SparkContext(conf=SparkConf().setAll(list(whole.items())), environment=dict(secrets))
+        with _starting_java():
+            SparkContext(conf=SparkConf().setAll(list(whole.items())), environment=dict(secrets))
     made = _made(SparkSession.builder, whole)
     return made if is_local else _completed(made)
 
@@ -107,7 +115,24 @@ def _prepare(*, is_local: bool) -> None:
 def _made(builder: SparkSession.Builder, settings: dict[str, str]) -> SparkSession:
     for name, value in settings.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    with _starting_java():
+        return builder.getOrCreate()
+
+
+def _local() -> dict[str, str]:
+    """LOCAL, but for a collector of garbage where the environment names one: Java does not start with two."""
+    said = " ".join(os.environ.get(name, "") for name in _JAVA_OPTIONS)
+    return {name: value for name, value in LOCAL.items() if name != _COLLECTOR or not _GC.search(said)}
+
+
+@contextmanager
+def _starting_java() -> Iterator[None]:
+    try:
+        yield
+    except PySparkRuntimeError as fault:
+        if "JAVA_GATEWAY_EXITED" not in str(fault):
+            raise
+        raise java.NoJava(f"{java.describe()} does not start; what it said is above") from None
 
 
 def _completed(spark: SparkSession) -> SparkSession:
