@@ -28,6 +28,12 @@ def test_a_server_that_is_not_there_is_unreachable_and_said_how_to_start(cli: Cl
     assert (set(error), error["exitCode"]) == ({"error", "code", "exitCode"}, 4)
 
 
+def test_a_run_of_the_pipeline_is_once_or_every_so_often(cli: Cli) -> None:
+    done = cli("pipeline", "run", "--once", "--every", "1m", "--endpoint", "http://127.0.0.1:1")
+    assert done.code == Code.USAGE
+    assert "--once or --every" in done.err
+
+
 def test_a_refused_token_is_not_allowed(cli: Cli) -> None:
     done = cli("queue", "list", "--token", "wrong", "--json")
     assert (done.code, done.error["code"]) == (5, "unauthenticated")

@@ -40,6 +40,7 @@ def run(
     client: "Client",
     out: Output,
     lake: LakeFolder = Path("./lake"),
+    once: Annotated[bool, typer.Option("--once", help="Run once, as it does without --every.")] = False,
     every: Annotated[
         float | None, typer.Option(parser=duration, metavar="DURATION", help="Run again and again, this far apart.")
     ] = None,
@@ -53,11 +54,15 @@ def run(
 
     With --every the lake is tidied once an hour too.
     """
+    if once and every is not None:
+        raise Misuse("--once or --every, not both")
     spark, connection, tables = _start(client, lake, master)
     from codeq.pipeline.lake import Lake, LakeConflict
     from codeq.pipeline.upkeep import tidy as put_in_order
 
     if every is None:
+        if keep is not None:  # what this run takes in is looked at by the next
+            put_in_order(spark, tables, forget_before=_before(keep), say=out.note)
         _run(spark, tables, connection, out=out, tenant=tenant, and_audit=and_audit, and_report=and_report)
         return
     tidied_s = time.monotonic()

@@ -28,7 +28,10 @@ RETRY_S = 2.0
 
 PANEL = "Server"
 Url = Annotated[
-    str | None, typer.Option("--url", help=f"Address of the server [CODEQ_URL; {DEFAULT_URL}].", rich_help_panel=PANEL)
+    str | None,
+    typer.Option(
+        "--url", "--endpoint", help=f"Address of the server [CODEQ_URL; {DEFAULT_URL}].", rich_help_panel=PANEL
+    ),
 ]
 TokenText = Annotated[
     str | None,
