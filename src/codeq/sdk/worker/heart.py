@@ -313,6 +313,7 @@ async def _lines(pipe: int) -> AsyncIterator[bytes]:
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             yield line
+        await asyncio.sleep(0)  # however much there is to hear, beats come in between
 
 
 def _end_with(parent: int, loop: asyncio.AbstractEventLoop) -> None:
