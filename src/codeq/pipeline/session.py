@@ -45,11 +45,6 @@ LOCAL: dict[str, str] = {
     "spark.sql.codegen.cache.maxEntries": "2000",
     # Noting the line of Python behind every expression takes several calls of Java for each.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # Hadoop sets the mode of each file and folder by running chmod, twenty times per write: this halves it. Checksums
-    # beside the files, marks of success and a second move of each file are not needed, since a commit names the files.
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.python.worker.faulthandler.enabled": "true",
     "spark.log.level": "ERROR",
 }
