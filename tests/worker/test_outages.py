@@ -18,6 +18,7 @@ import codeq
 
 pytestmark = pytest.mark.slow
 
+CONCURRENCY = 2
 KILLS = 16
 CUT_S = 10.0
 TASKS = {
@@ -73,6 +74,7 @@ def test_workers_that_are_killed_at_any_moment_lose_nothing_and_do_nothing_twice
     made = fill(tenant.client, tmp_path / "done", 240, seconds=0.1)
     programs = [_program(tenant, tmp_path) for _ in range(3)]
     try:
+        eventually(lambda: _running(tenant) >= 3 * CONCURRENCY, 60)  # so that the first kill hits a worker at work
         for _ in range(KILLS):
             time.sleep(dice.uniform(0.0, 0.7))
             index = dice.randrange(3)
@@ -88,8 +90,12 @@ def test_workers_that_are_killed_at_any_moment_lose_nothing_and_do_nothing_twice
     assert set(lines(tmp_path / "done")) == {str(number) for number in range(240)}
 
 
+def _running(tenant: Tenant) -> int:
+    return sum(queue.in_progress for queue in tenant.client.queues().values())
+
+
 def _program(tenant: Tenant, folder: Path) -> Program:
-    return Program(tenant, TASKS, log=folder / "log", concurrency=2)
+    return Program(tenant, TASKS, log=folder / "log", concurrency=CONCURRENCY)
 
 
 def test_a_server_that_is_killed_under_load_is_found_again_by_everyone(tmp_path: Path) -> None:
