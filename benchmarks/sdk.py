@@ -23,7 +23,7 @@ from typing import Annotated
 
 import msgspec
 import typer
-from benchmarks import machine
+from benchmarks import hops, machine
 from benchmarks.cycles import payloads
 from benchmarks.http import serving
 from rich.console import Console
@@ -36,7 +36,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAYLOAD_BYTES = 200
 CONCURRENCIES = (1, 16, 128)
-IDLE_TASKS = 300
+IDLE_TURNS, IDLE_TASKS, IDLE_FIRST, IDLE_PAUSE_S = 8, 50, 20, 0.005
+"""Turns of so many tasks, one at a time: with a pause before each, as on an idle machine, and one right after another;
+and beside them as many passes through the same hops without a queue. Some come before, to warm up."""
 WAIT_S = 120.0
 BURN_GOAL, BATCHER_GOAL, IDLE_GOAL_MS = 15_000, 30_000, 2.0
 PEERS = "burn-down/s: Celery 1.1-1.9 k, Dramatiq 4.1 k, Huey 4.8 k, beanstalkd with fsync 5.0 k, without 20 k"
@@ -64,6 +66,10 @@ class Figures(msgspec.Struct):
     flows: list[Flow] = []
     idle_p50_ms: float = 0
     idle_p99_ms: float = 0
+    awake_p50_ms: float = 0
+    """One right after another: the processors have not gone to sleep in between."""
+    hops_p50_ms: float = 0
+    """With the pause, as `idle_p50_ms`."""
 
 
 class Run:
@@ -119,17 +125,22 @@ class Run:
             concurrency, self.tasks / took_s, machine.percentile(waits_ms, 0.5), machine.percentile(waits_ms, 0.99)
         )
 
-    def idle(self) -> list[float]:
-        """Milliseconds from the call of enqueue to the first line of the handler, one task at a time."""
-        waits_ms = []
-        with self.worker(16):
-            for number in range(IDLE_TASKS + 20):
-                task = self.client.enqueue("stamp", time.time_ns())
-                took_ns = self.client.wait(task.id, WAIT_S)
-                if number >= 20:
-                    waits_ms.append(took_ns / 1e6)
-                time.sleep(0.005)
-        return waits_ms
+    def idle(self, directory: Path) -> tuple[list[float], list[float], list[float]]:
+        """Milliseconds from the call of enqueue to the first line of the handler, with and without a pause before it;
+        and what the way there takes without a queue."""
+        found: tuple[list[float], list[float], list[float]] = ([], [], [])
+        with self.worker(16), hops.chain(directory) as hop:
+            ways = ((self._stamp_ms, IDLE_PAUSE_S), (self._stamp_ms, 0), (hop.pass_ms, IDLE_PAUSE_S))
+            for way, pause_s in ways:
+                _times(way, IDLE_FIRST, pause_s)
+            for _ in range(IDLE_TURNS):
+                for times_ms, (way, pause_s) in zip(found, ways, strict=True):
+                    times_ms.extend(_times(way, IDLE_TASKS, pause_s))
+        return found
+
+    def _stamp_ms(self) -> float:
+        task = self.client.enqueue("stamp", time.time_ns())
+        return float(self.client.wait(task.id, WAIT_S)) / 1e6
 
     def drained(self, command: str) -> None:
         deadline_s = time.monotonic() + WAIT_S
@@ -179,6 +190,14 @@ async def in_process(directory: Path, tasks: int) -> tuple[float, float]:
         return tasks / (enqueued_s - started_s), tasks / (time.perf_counter() - enqueued_s)
 
 
+def _times(way: Callable[[], float], count: int, pause_s: float) -> list[float]:
+    found = []
+    for _ in range(count):
+        time.sleep(pause_s)
+        found.append(way())
+    return found
+
+
 def _rate(count: int, work: Callable[[], object]) -> float:
     started_s = time.perf_counter()
     work()
@@ -204,8 +223,9 @@ def main(
                 for command, name in (("noop", "in threads"), ("anoop", "async")):
                     figures.burn_down_per_s[name] = run.burn_down(command)
                 figures.flows = [run.flow(concurrency) for concurrency in CONCURRENCIES]
-                idle_ms = run.idle()
+                idle_ms, awake_ms, hops_ms = run.idle(home / "hops")
         figures.idle_p50_ms, figures.idle_p99_ms = (machine.percentile(idle_ms, share) for share in (0.5, 0.99))
+        figures.awake_p50_ms, figures.hops_p50_ms = (machine.percentile(ms, 0.5) for ms in (awake_ms, hops_ms))
     finally:
         shutil.rmtree(home, ignore_errors=True)
     show(console, figures)
@@ -236,6 +256,8 @@ def show(console: Console, figures: Figures) -> None:
         table.add_row(f"end to end, concurrency {flow.concurrency}", f"{flow.tasks_per_s:,.0f}/s, {latency}", "", "")
     idle = f"p50 {figures.idle_p50_ms:.2f} ms, p99 {figures.idle_p99_ms:.2f} ms"
     table.add_row("enqueue to handler, idle", idle, f"p50 {IDLE_GOAL_MS:g} ms", "")
+    table.add_row("  one right after another", f"p50 {figures.awake_p50_ms:.2f} ms", "", "")
+    table.add_row("  the hops and fsync alone", f"p50 {figures.hops_p50_ms:.2f} ms", "", "")
     console.print(table)
 
 
