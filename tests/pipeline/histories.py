@@ -69,7 +69,7 @@ async def _churn(seed: int, rounds: int) -> History:
                 await dice.choice(actors).act()
                 if dice.random() < 0.4:
                     await _sweep(queue.core)
-            logs = [(await queue.core.store.events(shard, 0, 10**6))[0] for shard in range(SHARDS)]
+            logs = [(await queue.core.store.events(shard, 0, 10**6)).events for shard in range(SHARDS)]
             listing = [task for tenant in TENANTS for task in (await _all(queue.for_tenant(tenant)))]
     events = [row for shard, log in enumerate(logs) for row in rows(log, shard)]
     return History(events, [_listed(task) for task in listing])
@@ -150,7 +150,7 @@ class _Actor:
 
 def rows(tasks: Sequence[Task], shard: int) -> list[Row]:
     """The events as a reader of the log gets them."""
-    return wire.arrow_batch(tasks, shard, wire.arrow_schema()).to_pylist()  # type: ignore[no-any-return]
+    return wire.arrow_batch(wire.arrow_fields(tasks), shard, wire.arrow_schema()).to_pylist()  # type: ignore[no-any-return]
 
 
 def _listed(task: Task) -> Row:

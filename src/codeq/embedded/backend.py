@@ -125,7 +125,7 @@ class CoreBackend:
         return EventPage(
             shard=shard,
             events=[event(task) for task in found.events if task.tenant == self.tenant],
-            next_offset=found.events[-1].version + 1 if found.events else max(offset, found.first),
+            next_offset=max(offset, found.first) + len(found.records),
             first_offset=found.first,
             end_offset=found.next,
             shards=self.core.store.shards,

@@ -28,8 +28,8 @@ from codeq.pipeline.offsets import Offsets, Stretch, capped, resolve, split
 from codeq.pipeline.options import ReadOptions, read_options
 from codeq.pipeline.schema import check_wanted, event_schema
 
-PAGE_EVENTS = 25_000
-"""Events in one call: about four megabytes, which the server sends in one piece."""
+PAGE_EVENTS = 24_576
+"""Events in one call: about four megabytes, and whole pieces of what the server builds at once."""
 POLL_S = 0.1
 """The least time between two looks at an idle log; Spark by itself would ask a hundred times a second."""
 

@@ -33,6 +33,8 @@ _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
 decode_task = msgspec.msgpack.Decoder(Task).decode
 decode_tasks = msgspec.msgpack.Decoder(list[Task]).decode
+split_tasks = msgspec.msgpack.Decoder(list[Raw]).decode
+"""What `joined` has joined, each task by itself and still encoded."""
 decode_body = msgspec.msgpack.Decoder(Body).decode
 decode_opened = msgspec.msgpack.Decoder(Opened).decode
 decode_kept = msgspec.msgpack.Decoder(Kept).decode
@@ -59,6 +61,6 @@ def kept(task: bytes, result: bytes | None) -> bytes:
     return b"\x92" + task + encode(result)
 
 
-def joined(tasks: Sequence[bytes]) -> bytes:
+def joined(tasks: Sequence[bytes | Raw]) -> bytes:
     """Many encoded tasks as one MessagePack array, without decoding them."""
     return b"\xdd" + len(tasks).to_bytes(4, "big") + b"".join(tasks)

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
 from codeq.domain.requests import Delivery, Filter, Page
 from codeq.domain.task import Body, Change, Task
+from codeq.store import codec
 
 
 class Record(Struct, frozen=True, gc=False):
@@ -40,9 +41,15 @@ class ClaimOrder(Struct, frozen=True, kw_only=True, gc=False):
 class Events(NamedTuple):
     """A stretch of a shard's events, and what the shard has: `first` to `next - 1`."""
 
-    events: list[Task]
+    records: Sequence[Raw]
+    """As the codec encoded them: who makes columns of them needs no object per event."""
     first: int
     next: int
+
+    @property
+    def events(self) -> list[Task]:
+        """Decoded, at every look."""
+        return codec.decode_tasks(codec.joined(self.records))
 
 
 class Listener(Protocol):

@@ -42,11 +42,11 @@ async def history(core: Core, tenant: str, task_id: str) -> list[Task]:
     moves: list[Task] = []
     version = task.version
     while version and len(moves) < DELIVERIES_MAX:
-        found = await core.store.events(shard_of(task_id), version, 1)
-        if not found.events or found.events[0].version != version:
+        found = (await core.store.events(shard_of(task_id), version, 1)).events
+        if not found or found[0].version != version:
             break  # trimmed away
-        moves.append(found.events[0])
-        version = found.events[0].previous
+        moves.append(found[0])
+        version = found[0].previous
     return moves[::-1]
 
 
@@ -68,7 +68,7 @@ async def events(core: Core, shard: int, start: int, limit: int, *, wait_ms: int
     checks.whole(limit, "limit", 1, EVENTS_READ_MAX)
     with core.lobby.next_event() as happened:
         found = await core.store.events(shard, start, limit)
-        if not found.events and wait_ms:
+        if not found.records and wait_ms:
             await asyncio.wait([happened], timeout=wait_ms / 1000)
             found = await core.store.events(shard, start, limit)
     return found
@@ -76,7 +76,14 @@ async def events(core: Core, shard: int, start: int, limit: int, *, wait_ms: int
 
 @durable
 async def scan(
-    core: Core, shard: int, start: int, limit: int, *, each: Callable[[list[Task]], Awaitable[int]], wait_ms: int = 0
+    core: Core,
+    shard: int,
+    start: int,
+    limit: int,
+    *,
+    each: Callable[[Events], Awaitable[int]],
+    piece: int = EVENTS_PIECE_MAX,
+    wait_ms: int = 0,
 ) -> tuple[Events, int]:
     """Hand `limit` events from `start` on to `each`, a piece at a time, until it takes fewer than it is given.
 
@@ -84,19 +91,20 @@ async def scan(
     themselves. Answers what the shard has, and where to read on.
     """
     checks.whole(limit, "limit", 1, EVENTS_READ_MAX)
-    found = await events(core, shard, start, min(limit, EVENTS_PIECE_MAX), wait_ms=wait_ms)
+    found = await events(core, shard, start, min(limit, piece), wait_ms=wait_ms)
     at, left, since_moved = max(start, found.first), limit, EVENTS_POLITE_PIECES
-    while found.events:
+    while found.records:
         async with core.lobby.reading:
             with core.lobby.next_event() as happened:
-                taken = await each(found.events)
-                at, left = found.events[0].version + taken, left - taken
-                if taken < len(found.events) or not left:
+                taken = await each(found)
+                at, left = at + taken, left - taken
+                if taken < len(found.records) or not left:
                     break
                 await asyncio.sleep(EVENTS_PAUSE_MS / 1000 if since_moved < EVENTS_POLITE_PIECES else 0)
                 since_moved = 0 if happened.done() else since_moved + 1
-            found = await core.store.events(shard, at, min(left, EVENTS_PIECE_MAX))
-    return found._replace(events=[]), at
+            found = await core.store.events(shard, at, min(left, piece))
+            at = max(at, found.first)
+    return found._replace(records=[]), at
 
 
 @durable
@@ -109,13 +117,13 @@ async def first_event_at(core: Core, shard: int, at_ms: int) -> tuple[Events, in
     low, high = found.first, found.next
     while low < high:
         middle = (low + high) // 2
-        seen = await core.store.events(shard, middle, 1)
-        if seen.events and seen.events[0].updated_ms < at_ms:
+        seen = (await core.store.events(shard, middle, 1)).events
+        if seen and seen[0].updated_ms < at_ms:
             low = middle + 1
         else:
             high = middle
         await asyncio.sleep(0)
-    return found._replace(events=[]), low
+    return found._replace(records=[]), low
 
 
 async def _read(core: Core, tenant: str, task_id: str) -> Record:

@@ -1,7 +1,8 @@
 """An event on the wire: one row per change, with the same columns in JSON, Arrow and Spark."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, get_type_hints
 
 from msgspec import UNSET, UnsetType
 
@@ -36,6 +37,21 @@ COLUMNS: tuple[tuple[str, str, bool], ...] = (
     ("trace_id", "string", True),
 )
 """Name, type and whether it may be null. Timestamps are microseconds in UTC."""
+
+_FIELD_OF = {
+    "seq": "version",
+    "at": "updated_ms",
+    "task_id": "id",
+    "status_after": "status",
+    "worker_id": "worker",
+    "lease_until": "lease_until_ms",
+    "visible_at": "visible_ms",
+}
+"""Columns that are named otherwise than the fields of the task they show. An error is shown of two."""
+_TASK_KINDS = get_type_hints(Task)
+TASK_FIELDS = frozenset(
+    {"last_error", *(_FIELD_OF.get(name, name) for name, _, _ in COLUMNS if name != "shard")},
+)
 
 PAYLOAD = ("payload", "string", True)
 """Added where it is asked for: the JSON text that the producer sent; null once the task is purged."""
@@ -139,38 +155,37 @@ def arrow_schema(*, payload: bool = False) -> "pa.Schema":
     return pa.schema([pa.field(name, types[kind], nullable=nullable) for name, kind, nullable in columns])
 
 
+def arrow_fields(tasks: Sequence[Task]) -> "dict[str, pa.Array]":
+    """What `arrow_batch` needs of these tasks."""
+    import pyarrow as pa  # noqa: PLC0415
+
+    kinds = {name: pa.int64() if kind is int else pa.string() for name, kind in _TASK_KINDS.items()}
+    return {name: pa.array(list(map(attrgetter(name), tasks)), kinds[name]) for name in TASK_FIELDS}
+
+
 def arrow_batch(
-    tasks: Sequence[Task], shard: int, schema: "pa.Schema", payloads: Sequence[str | None] | None = None
+    fields: "Mapping[str, pa.Array]", shard: int, schema: "pa.Schema", payloads: Sequence[str | None] | None = None
 ) -> "pa.RecordBatch":
     """One piece of an Arrow stream. Text columns are not dictionaries: Spark takes them only as they are."""
     import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.compute as pc  # noqa: PLC0415
 
-    columns: list[Sequence[Any]] = [
-        [shard] * len(tasks),
-        [t.version for t in tasks],
-        [t.updated_ms * 1000 for t in tasks],
-        [t.move for t in tasks],
-        [t.tenant for t in tasks],
-        [t.command for t in tasks],
-        [t.id for t in tasks],
-        [t.priority for t in tasks],
-        [t.status_before for t in tasks],
-        [t.status for t in tasks],
-        [t.attempts for t in tasks],
-        [t.deliveries for t in tasks],
-        [t.max_attempts for t in tasks],
-        [t.lease_token for t in tasks],
-        [t.worker for t in tasks],
-        [t.lease_until_ms * 1000 or None for t in tasks],
-        [t.visible_ms * 1000 or None for t in tasks],
-        [t.last_error or t.error for t in tasks],
-        [t.payload_bytes for t in tasks],
-        [t.trace_id for t in tasks],
-    ]
-    if payloads is not None:
-        columns.append(payloads)
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
-    return pa.record_batch(arrays, schema=schema)
+    given = {
+        "shard": pa.repeat(pa.scalar(shard), len(fields["version"])),
+        "error": pc.coalesce(
+            pc.if_else(pc.equal(fields["last_error"], ""), None, fields["last_error"]), fields["error"]
+        ),
+        **({} if payloads is None else {"payload": pa.array(payloads, pa.string())}),
+    }
+    columns = []
+    for field in schema:
+        column = given.get(field.name)
+        if column is None:
+            column = fields[_FIELD_OF.get(field.name, field.name)]
+        if pa.types.is_timestamp(field.type):  # the task's are milliseconds, and 0 for none
+            column = pc.multiply(pc.if_else(pc.equal(column, 0), None, column) if field.nullable else column, 1000)
+        columns.append(column.cast(field.type))
+    return pa.record_batch(columns, schema=schema)
 
 
 def arrow_stream(batches: "Sequence[pa.RecordBatch]", schema: "pa.Schema", *, compressed: bool = False) -> bytes:

@@ -8,6 +8,7 @@ interpreter lock for five milliseconds at a time, at moments that nobody chooses
 import asyncio
 import re
 import sys
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -15,7 +16,14 @@ from typing import Any
 from msgspec import Struct
 
 from codeq.domain.errors import InvalidRequest
-from codeq.domain.limits import BATCH_BYTES_MAX, CLAIM_WAIT_MS_MAX, EVENTS_READ_MAX, NAME_PATTERN
+from codeq.domain.limits import (
+    BATCH_BYTES_MAX,
+    CLAIM_WAIT_MS_MAX,
+    EVENTS_COLUMNS_PIECE_MAX,
+    EVENTS_PIECE_MAX,
+    EVENTS_READ_MAX,
+    NAME_PATTERN,
+)
 from codeq.domain.task import Task
 from codeq.server.auth.principal import EVERY_COMMAND
 from codeq.server.calls import Call, Reply, whole_number
@@ -28,6 +36,7 @@ from codeq.wire import times
 QUERY = ("shard", "offset", "limit", "waitSeconds", "tenant", "command", "includePayload", "at")
 COMMANDS_MAX = 256
 PAYLOADS_AT_ONCE = 64
+_COLUMNS = "codeq.store.columns"
 
 _NAME = re.compile(NAME_PATTERN)
 
@@ -51,16 +60,21 @@ async def read_events(parts: Parts, call: Call) -> Reply:
         span, found = await inspect.first_event_at(parts.core, asked.shard, asked.at_ms)
         return call.answer(200, _page(parts, asked, span, [], next_offset=found))
     wants_arrow = wire.ARROW.encode() in call.headers.get(b"accept", b"")
-    if wants_arrow and "pyarrow" not in sys.modules:
-        await asyncio.to_thread(import_module, "pyarrow")  # takes a while, once
+    if wants_arrow and _COLUMNS not in sys.modules:
+        await asyncio.to_thread(import_module, _COLUMNS)  # and numpy and pyarrow with it: takes a while, once
     pile = (ArrowPile if wants_arrow else JsonPile)(parts, call, asked)
-    reading = inspect.scan(parts.core, asked.shard, asked.offset, asked.limit, each=pile.add, wait_ms=asked.wait_ms)
+    reading = inspect.scan(
+        parts.core, asked.shard, asked.offset, asked.limit, each=pile.add, piece=pile.piece, wait_ms=asked.wait_ms
+    )
     span, next_offset = await call.unless_gone(reading)
     return await pile.reply(span, next_offset)
 
 
 class Pile:
     """What a read has found so far and its caller may see."""
+
+    piece = EVENTS_PIECE_MAX
+    """How many events to add at once."""
 
     def __init__(self, parts: Parts, call: Call, asked: Asked) -> None:
         self.parts = parts
@@ -70,9 +84,15 @@ class Pile:
         limited = call.principal.is_worker and EVERY_COMMAND not in call.principal.event_types
         self._hides = bool(asked.tenant or asked.commands or limited)
 
-    async def add(self, tasks: list[Task]) -> int:
+    @property
+    def is_plain(self) -> bool:
+        """All events are shown, and nothing but the events."""
+        return not self._hides and not self.asked.with_payload
+
+    async def add(self, found: Events) -> int:
         """Take a piece of the log; less than all of it once the answer is as large as an answer may be."""
-        if not self._hides and not self.asked.with_payload:
+        tasks = found.events
+        if self.is_plain:
             self.put(tasks, None)
             return len(tasks)
         visible = [task if self._may_see(task) else None for task in tasks]
@@ -124,10 +144,24 @@ class ArrowPile(Pile):
         super().__init__(parts, call, asked)
         self._schema = wire.arrow_schema(payload=asked.with_payload)
         self._batches: list[Any] = []
+        if self.is_plain:
+            self.piece = EVENTS_COLUMNS_PIECE_MAX
+
+    async def add(self, found: Events) -> int:
+        from codeq.store.columns import OddRecord, columns  # noqa: PLC0415 - large, and loaded by now
+
+        if self.is_plain:
+            with suppress(OddRecord):
+                self._batch(columns(found.records, wire.TASK_FIELDS))
+                return len(found.records)
+        return await super().add(found)
 
     def put(self, tasks: list[Task], payloads: list[str | None] | None) -> None:
         if tasks:
-            self._batches.append(wire.arrow_batch(tasks, self.asked.shard, self._schema, payloads))
+            self._batch(wire.arrow_fields(tasks), payloads)
+
+    def _batch(self, fields: dict[str, Any], payloads: list[str | None] | None = None) -> None:
+        self._batches.append(wire.arrow_batch(fields, self.asked.shard, self._schema, payloads))
 
     async def reply(self, span: Events, next_offset: int) -> Reply:
         said = {

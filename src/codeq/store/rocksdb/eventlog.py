@@ -1,8 +1,9 @@
 """The events of one shard on disk: gapless numbers, several events under one key, trimmed from the front."""
 
+from msgspec import Raw
+
 from codeq.domain.limits import EVENTS_READ_MAX
-from codeq.domain.task import Task
-from codeq.store.codec import decode_tasks
+from codeq.store.codec import decode_task, split_tasks
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.database import Database
 from codeq.store.rocksdb.journal import Journal
@@ -18,9 +19,10 @@ class EventLog:
         last = database.last(keys.EVENTS, keys.after(keys.EVENTS))
         if last is not None:
             key, value = last
-            self.next_version = int.from_bytes(key[2:], "big") + len(decode_tasks(value))
+            self.next_version = _first(key) + len(split_tasks(value))
 
-    def read(self, start: int, limit: int) -> list[Task]:
+    def read(self, start: int, limit: int) -> list[Raw]:
+        """The encoded events from `start` on."""
         start = max(start, self.first)
         limit = min(limit, EVENTS_READ_MAX)
         if limit <= 0 or start >= self.journal.next_version:
@@ -28,9 +30,9 @@ class EventLog:
         holding = self.journal.last(keys.EVENTS, keys.events(start + 1))
         if holding is None:
             return []
-        found: list[Task] = []
-        for _, value in self.journal.scan(holding[0], keys.after(keys.EVENTS)):
-            found += [event for event in decode_tasks(value) if event.version >= start]
+        found: list[Raw] = []
+        for key, value in self.journal.scan(holding[0], keys.after(keys.EVENTS)):
+            found += split_tasks(value)[max(start - _first(key), 0) :]
             if len(found) >= limit:
                 break
         return found[:limit]
@@ -39,15 +41,19 @@ class EventLog:
         """Forget whole keys of events from the front. What shares a key with an event to keep is kept as well."""
         cut = self.first
         for key, value in self.journal.scan(keys.events(self.first), keys.after(keys.EVENTS)):
-            version = int.from_bytes(key[2:], "big")
-            events = decode_tasks(value)
-            behind = self.journal.next_version - version - len(events)
-            if events[-1].updated_ms >= before_ms and behind < keep_max:
+            events = split_tasks(value)
+            end = _first(key) + len(events)
+            if decode_task(events[-1]).updated_ms >= before_ms and self.journal.next_version - end < keep_max:
                 break
-            cut = version + len(events)
+            cut = end
         trimmed = cut - self.first
         if trimmed:
             self.journal.delete_range(keys.EVENTS, keys.events(cut))
             self.journal.put(keys.EVENTS_FIRST, keys.number(cut))
             self.first = cut
         return trimmed
+
+
+def _first(key: bytes) -> int:
+    """The number of the first event under the key; those after it follow without a gap."""
+    return int.from_bytes(key[2:], "big")
