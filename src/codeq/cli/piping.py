@@ -11,7 +11,7 @@ import typer
 
 from codeq.cli.measures import duration
 from codeq.cli.plain import Code, Missing, Misuse
-from codeq.cli.reaching import remote
+from codeq.cli.reaching import KeptToken, remote
 from codeq.cli.showing import Output
 from codeq.wire.errors import Unreachable
 
@@ -273,7 +273,10 @@ def _start(
     os.environ[_TOKEN] = token  # before Java starts, which hands it on
     spark = make_session(master, secrets={_TOKEN: token})  # executors of a cluster are not started by that Java
     register(spark)
-    return spark, Connection(endpoint=client.url, token_env=_TOKEN, ca_file=client.given["ca_file"]), lake
+    # On this machine a file can be read again when its token has been renewed.
+    kept = given if isinstance(given, KeptToken) and master.startswith("local") else None
+    tokens = {"token_file": str(kept.file)} if kept else {"token_env": _TOKEN}
+    return spark, Connection(endpoint=client.url, ca_file=client.given["ca_file"], **tokens), lake
 
 
 def _audited(spark: "SparkSession", tables: "Lake", client: "Client | None") -> list[Any]:

@@ -98,7 +98,7 @@ def choose(
     address = url or from_environ.get("CODEQ_URL") or (chosen.url if chosen else None)
     known: str | Callable[[], str] | None = token
     if known is None and token_file is not None:
-        known = _reader(token_file)
+        known = KeptToken(token_file)
     if known is None:
         known = from_environ.get("CODEQ_TOKEN") or None
     if known is None and chosen and chosen.url == address:
@@ -189,7 +189,7 @@ def _profile(name: str | None, environ: Mapping[str, str]) -> Profile | None:
 
 def _token_of(profile: Profile, environ: Mapping[str, str]) -> "str | Callable[[], str] | None":
     if profile.token_file:
-        return _reader(Path(profile.token_file))
+        return KeptToken(Path(profile.token_file))
     if profile.token_env:
         if profile.token_env not in environ:
             raise Unauthenticated(
@@ -199,11 +199,12 @@ def _token_of(profile: Profile, environ: Mapping[str, str]) -> "str | Callable[[
     return profile.token
 
 
-def _reader(file: Path) -> Callable[[], str]:
-    """Reads the token again whenever it is asked for: files are renewed while a command runs."""
+class KeptToken:
+    """Read again whenever it is asked for: files are renewed while a command runs."""
 
-    def read() -> str:
-        return file.expanduser().read_text().strip()
+    def __init__(self, file: Path) -> None:
+        self.file = file.expanduser().absolute()
+        self()
 
-    read()
-    return read
+    def __call__(self) -> str:
+        return self.file.read_text().strip()

@@ -85,6 +85,14 @@ class LakeTable:
         """The next event of the shard to take in; None before the first."""
         return self._delta.transaction_version(f"{APP}/shard/{shard}") if self._delta is not None else None
 
+    @property
+    def offsets(self) -> dict[int, int]:
+        """The same for every shard."""
+        found: dict[int, int] = {}
+        while (offset := self.offset(len(found))) is not None:
+            found[len(found)] = offset
+        return found
+
     def files(
         self, *, part: str | None = None, after_batch: int = -1, up_to_batch: int | None = None
     ) -> list[DataFile]:

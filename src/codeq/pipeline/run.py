@@ -134,7 +134,7 @@ def _carry(spark: SparkSession, lake: Lake, table: LakeTable, *, carry: Carry, s
     for files in _steps(lake.bronze.files(part=EVENTS, after_batch=table.batch)):
         batch = files[-1].batch
         events = lake.bronze.read(spark, files)
-        offsets = _ends(events)
+        offsets = (lake.bronze.offsets if batch == lake.bronze.batch else {}) or _ends(events)
         was_open = table.files(part=OPEN)
         rows = carry(table.read(spark, was_open), events.where(_is_new(table, offsets)))
         written = table.write(rows, part=f.when(rows.is_open, OPEN).otherwise(CLOSED), batch=batch)
@@ -234,7 +234,7 @@ def _steps(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
 
 
 def _ends(events: DataFrame) -> dict[int, int]:
-    """By shard, one past the last event."""
+    """By shard, one past the last event: what bronze itself says of its last batch only."""
     return {row.shard: row.end for row in events.groupBy("shard").agg((f.max("seq") + 1).alias("end")).collect()}
 
 

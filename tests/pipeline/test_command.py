@@ -1,0 +1,57 @@
+"""`codeq pipeline run` as an operator leaves it running: with a token that is renewed, and a lake that forgets."""
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import deltalake
+import pytest
+from tests.pipeline.cluster import ANSWER_S_MAX
+from tests.pipeline.reading import enqueue, log_of
+from tests.server.running import Tenant, command_line, environment, eventually, run_codeq
+
+from codeq.pipeline.lake import Lake
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.cluster]
+
+TOKEN_S = 40
+"""Longer than Java takes to start, and the first run."""
+KEPT = "1s"
+
+
+def _moves(lake: Path) -> int:
+    path = str(lake / "bronze_events")
+    if not deltalake.DeltaTable.is_deltatable(path):
+        return 0
+    return int(deltalake.DeltaTable(path).to_pyarrow_table(columns=["seq"]).num_rows)
+
+
+def test_a_run_goes_on_with_a_renewed_token_and_another_forgets(tenant: Tenant, tmp_path: Path) -> None:
+    file, lake = tmp_path / "token", tmp_path / "lake"
+    asked = ["pipeline", "run", "--lake", str(lake), "--url", tenant.server.base, "--token-file", str(file)]
+    file.write_text(tenant.server.token(tenant.name, "admin", ttl_s=TOKEN_S))
+    expires_s = time.monotonic() + TOKEN_S
+    enqueue(tenant, 3)
+    with (tmp_path / "said").open("w") as said:
+        run = subprocess.Popen(
+            command_line(*asked, "--every", "1s"), cwd=tmp_path, env=environment(), stdout=said, stderr=said
+        )
+        try:
+            eventually(lambda: _moves(lake) == 3, ANSWER_S_MAX)
+            file.write_text(tenant.server.token(tenant.name, "admin"))
+            time.sleep(max(0.0, expires_s - time.monotonic()) + 1)
+            enqueue(tenant, 2)
+            eventually(lambda: _moves(lake) == 5, ANSWER_S_MAX)
+            eventually(lambda: len({table.batch for table in Lake(lake).all}) == 1, ANSWER_S_MAX)  # else it is needed
+            run.send_signal(signal.SIGINT)
+            run.wait(ANSWER_S_MAX)
+        finally:
+            run.kill()
+            run.wait()
+    time.sleep(1.5)
+    enqueue(tenant, 1)
+    done = run_codeq(*asked, "--once", "--keep", KEPT, within_s=ANSWER_S_MAX)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(log_of(tenant.admin)) == 6
+    assert _moves(lake) == 1
