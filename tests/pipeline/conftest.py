@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pyspark.sql import SparkSession
+from tests.pipeline.figures import Figures, make_figures
 from tests.server.running import Caller, Server, Tenant, start_server
 
 from codeq.pipeline import make_session
@@ -52,6 +53,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def figures(spark: SparkSession) -> Figures:
+    return make_figures(spark)
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,10 @@
 """The audit is silent on real histories, whole or trimmed, and each rule fires on the fault it is for."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -87,7 +89,7 @@ def test_the_legal_transitions_are_those_of_the_lifecycle() -> None:
 
 def test_every_rule_finds_the_fault_it_is_for(spark: SparkSession) -> None:
     """Each fault is planted in a copy of a real log, as a shard and tenant of its own; one copy is left as it was."""
-    base = churn(5, 400)
+    base = churn(5, 200)
     events: list[Row] = []
     listing: list[Row] = []
     for number, name in enumerate(["untouched", *FAULTS]):
@@ -99,14 +101,15 @@ def test_every_rule_finds_the_fault_it_is_for(spark: SparkSession) -> None:
     rows, known = frame(spark, events).cache(), listed(spark, listing)
     verdicts = audit.audit(rows, known)
     assert not audit.is_clean(verdicts)
+    offenders = reduce(DataFrame.union, [audit.offending(rule.name, rows, known) for rule in audit.RULES]).collect()
     found: dict[str, set[str]] = {}
+    for row in offenders:
+        assert row.detail, row.rule
+        found.setdefault(row.tenant, set()).add(row.rule)
+    numbers = Counter(row.rule for row in offenders)
     for verdict in verdicts:
-        offenders = audit.offending(verdict.rule, rows, known).collect()
-        assert len(offenders) == verdict.violations > 0, verdict.rule
+        assert numbers[verdict.rule] == verdict.violations > 0, verdict.rule
         assert len(verdict.examples) == min(verdict.violations, audit.EXAMPLES_MAX)
-        for row in offenders:
-            assert row.detail, verdict.rule
-            found.setdefault(row.tenant, set()).add(verdict.rule)
     assert "untouched" not in found
     assert {name: rule for name, (rule, _) in FAULTS.items() if rule not in found.get(name, ())} == {}
     assert {rule for rule, _ in FAULTS.values()} == {rule.name for rule in audit.RULES}
