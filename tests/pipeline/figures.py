@@ -1,13 +1,15 @@
 """One history with all that the pipeline makes of it, for the tests that look at it from different sides."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from tests.pipeline.comparing import at_once
 from tests.pipeline.histories import Row, churn, cut, empty, frame
 
-from codeq.pipeline import silver
+from codeq.pipeline import gold, silver
 from codeq.pipeline.gold import Batch, Goals, Gold, Target
 from codeq.pipeline.tables import SILVER_ATTEMPTS, SILVER_TASKS
 
@@ -23,27 +25,28 @@ class Figures:
     tasks: list[Row]
     whole: Batch
     parts: list[Batch]
-    counted: dict[str, list[Any]] = field(default_factory=dict)
-    """The gold rows of the whole, once they were asked for."""
-
-    def rows(self, table: Gold) -> list[Any]:
-        name = table.table.name
-        if name not in self.counted:
-            none = empty(self.whole.events.sparkSession, table.table.schema)
-            self.counted[name] = table.merged(none, table.partials(self.whole), GOALS).collect()
-        return self.counted[name]
+    rows: dict[str, list[Any]]
+    """The rows of each table of gold, made of the whole."""
 
 
 def make_figures(spark: SparkSession) -> Figures:
     history = churn(3, 400)
-    [whole] = batches(spark, [history.events])
+    cuts = [once(batch) for batch in cut(history, random.Random(2), 3)]
+    made = at_once({"whole": lambda: batches(spark, [history.events]), "parts": lambda: batches(spark, cuts)})
+    [whole] = made["whole"]
     return Figures(
         history.events,
         [row.asDict() for row in whole.attempts.where("not is_open").collect()],
         [row.asDict() for row in whole.tasks.collect()],
         whole,
-        batches(spark, [once(batch) for batch in cut(history, random.Random(2), 3)]),
+        made["parts"],
+        at_once({of.table.name: partial(rows_of, of, whole) for of in gold.ALL}),
     )
+
+
+def rows_of(table: Gold, batch: Batch) -> list[Any]:
+    none = empty(batch.events.sparkSession, table.table.schema)
+    return table.merged(none, table.partials(batch), GOALS).collect()
 
 
 def once(batch: list[Row]) -> list[Row]:

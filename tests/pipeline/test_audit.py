@@ -4,12 +4,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from functools import reduce
 from typing import Any
 
 import msgspec
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from tests.pipeline.comparing import at_once
 from tests.pipeline.histories import History, Row, churn, frame
 
 from codeq.domain import lifecycle
@@ -99,9 +99,11 @@ def test_every_rule_finds_the_fault_it_is_for(spark: SparkSession) -> None:
         events += log
         listing += kept
     rows, known = frame(spark, events).cache(), listed(spark, listing)
-    verdicts = audit.audit(rows, known)
+    offending = {rule.name: audit.offending(rule.name, rows, known).collect for rule in audit.RULES}
+    made: dict[str, Any] = at_once({**offending, "verdicts": lambda: audit.audit(rows, known)})
+    verdicts = made.pop("verdicts")
     assert not audit.is_clean(verdicts)
-    offenders = reduce(DataFrame.union, [audit.offending(rule.name, rows, known) for rule in audit.RULES]).collect()
+    offenders = [row for found in made.values() for row in found]
     found: dict[str, set[str]] = {}
     for row in offenders:
         assert row.detail, row.rule

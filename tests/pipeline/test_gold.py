@@ -4,11 +4,14 @@ import math
 from collections import Counter
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
+from tests.pipeline.comparing import at_once
 from tests.pipeline.figures import GOALS, Figures
 from tests.pipeline.histories import Row, empty
 from tests.pipeline.test_silver import plain
@@ -28,21 +31,35 @@ def rows_of(table: Gold, rows: list[Any]) -> dict[tuple[Any, ...], Row]:
     return found
 
 
+def whole_of(table: Gold, figures: Figures) -> dict[tuple[Any, ...], Row]:
+    return rows_of(table, figures.rows[table.table.name])
+
+
+@pytest.fixture(scope="module")
+def grouped(spark: SparkSession, figures: Figures) -> dict[str, tuple[StructType, list[Any]]]:
+    """The rows of each table, merged from three batches in another order than they came in."""
+
+    def merged(table: Gold) -> tuple[StructType, list[Any]]:
+        none = empty(spark, table.table.schema)
+        first, second, third = (table.partials(part) for part in figures.parts)
+        early = table.merged(none, first.unionByName(second), GOALS)
+        rows = table.merged(table.merged(none, third, GOALS), early, GOALS)
+        return rows.schema, rows.collect()
+
+    return at_once({table.table.name: partial(merged, table) for table in gold.ALL})
+
+
 @pytest.mark.parametrize("table", gold.ALL, ids=lambda table: str(table.table.name))
 def test_any_order_and_grouping_of_merges_gives_the_same_rows(
-    spark: SparkSession, figures: Figures, table: Gold
+    figures: Figures, grouped: dict[str, tuple[StructType, list[Any]]], table: Gold
 ) -> None:
-    none = empty(spark, table.table.schema)
-    first, second, third = (table.partials(part) for part in figures.parts)
-    grouped = table.merged(
-        table.merged(none, third, GOALS), table.merged(none, first.unionByName(second), GOALS), GOALS
-    )
-    assert [(field.name, field.dataType) for field in grouped.schema] == [(c.name, c.kind) for c in table.table.columns]
-    assert rows_of(table, grouped.collect()) == rows_of(table, figures.rows(table))
+    schema, rows = grouped[table.table.name]
+    assert [(field.name, field.dataType) for field in schema] == [(c.name, c.kind) for c in table.table.columns]
+    assert rows_of(table, rows) == whole_of(table, figures)
 
 
 def test_throughput_counts_every_event_once(figures: Figures) -> None:
-    rows = rows_of(gold.THROUGHPUT, figures.rows(gold.THROUGHPUT))
+    rows = whole_of(gold.THROUGHPUT, figures)
     counted = Counter(
         (e["tenant"], e["command"], e["priority"], plain(e["at"].replace(second=0, microsecond=0)), e["move"])
         for e in figures.events
@@ -63,7 +80,7 @@ def test_throughput_counts_every_event_once(figures: Figures) -> None:
 
 
 def test_latency_has_the_percentiles_of_each_hour_and_day(figures: Figures) -> None:
-    rows = rows_of(gold.LATENCY, figures.rows(gold.LATENCY))
+    rows = whole_of(gold.LATENCY, figures)
     for grain, start_of in {"hour": hour_of, "day": midnight_of}.items():
         expected: dict[tuple[Any, ...], list[Row]] = {}
         for a in figures.attempts:
@@ -101,7 +118,7 @@ def test_sketches_of_many_values_stay_close(spark: SparkSession) -> None:
 
 
 def test_service_levels_judge_each_command_by_its_target(figures: Figures) -> None:
-    rows = rows_of(gold.SERVICE_LEVELS, figures.rows(gold.SERVICE_LEVELS)).values()
+    rows = whole_of(gold.SERVICE_LEVELS, figures).values()
     for row in rows:
         target = GOALS.targets.get(row["command"], GOALS.default)
         assert (row["target_ms"], row["objective"]) == (target.within_ms, target.objective)
@@ -118,7 +135,7 @@ def test_service_levels_judge_each_command_by_its_target(figures: Figures) -> No
 
 
 def test_retries_tell_how_deliveries_ended_and_how_many_a_task_took(figures: Figures) -> None:
-    rows = rows_of(gold.RETRIES, figures.rows(gold.RETRIES)).values()
+    rows = whole_of(gold.RETRIES, figures).values()
     ends = Counter(attempt["ended_by"] for attempt in figures.attempts)
     for name, move in {"completes": "complete", "fails": "fail", "nacks": "nack", "expiries": "expire",
                        "abandons": "abandon", "cancels": "cancel"}.items():  # fmt: skip
@@ -136,7 +153,7 @@ def test_retries_tell_how_deliveries_ended_and_how_many_a_task_took(figures: Fig
 
 
 def test_dead_letters_are_gathered_by_what_they_died_of(figures: Figures) -> None:
-    rows = rows_of(gold.DEAD_LETTERS, figures.rows(gold.DEAD_LETTERS))
+    rows = whole_of(gold.DEAD_LETTERS, figures)
     dead = [attempt for attempt in figures.attempts if attempt["is_dead"]]
     assert sum(row["deaths"] for row in rows.values()) == len(dead)
     assert {key[2] for key in rows} >= {"cannot open <text>", "timeout after <n> s"}
@@ -150,8 +167,8 @@ def test_dead_letters_are_gathered_by_what_they_died_of(figures: Figures) -> Non
 
 
 def test_usage_and_workers_add_up_to_all_that_was_run(figures: Figures) -> None:
-    usage = rows_of(gold.USAGE, figures.rows(gold.USAGE)).values()
-    workers = rows_of(gold.WORKERS, figures.rows(gold.WORKERS)).values()
+    usage = whole_of(gold.USAGE, figures).values()
+    workers = whole_of(gold.WORKERS, figures).values()
     ran_ms = sum(attempt["run_ms"] for attempt in figures.attempts)
     assert sum(row["run_ms"] for row in usage) == sum(row["busy_ms"] for row in workers) == ran_ms
     assert sum(row["run_seconds"] for row in usage) == pytest.approx(ran_ms / 1000)
@@ -164,7 +181,7 @@ def test_usage_and_workers_add_up_to_all_that_was_run(figures: Figures) -> None:
 
 
 def test_capacity_is_planned_from_arrivals_and_runs(figures: Figures) -> None:
-    rows = rows_of(gold.CAPACITY, figures.rows(gold.CAPACITY)).values()
+    rows = whole_of(gold.CAPACITY, figures).values()
     arrivals = [e for e in figures.events if e["status_after"] == "PENDING" and e["move"] != "promote"]
     assert sum(row["arrivals"] for row in rows) == len(arrivals)
     for row in rows:
@@ -187,7 +204,7 @@ def test_sums_that_tables_share_are_kept_until_the_block_ends(spark: SparkSessio
         with batch.kept():
             assert all(sums.storageLevel.useMemory for sums in shared)
             merged = gold.USAGE.merged(empty(spark, gold.USAGE.table.schema), partials, GOALS)
-            assert rows_of(gold.USAGE, merged.collect()) == rows_of(gold.USAGE, figures.rows(gold.USAGE))
+            assert rows_of(gold.USAGE, merged.collect()) == whole_of(gold.USAGE, figures)
             raise KeyError
 
     with pytest.raises(KeyError):

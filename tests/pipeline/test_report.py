@@ -151,7 +151,7 @@ def test_axes_hold_every_value_between_round_numbers() -> None:
 
 @pytest.mark.spark
 def test_the_report_of_a_real_history_adds_up(spark: SparkSession, figures: Figures) -> None:
-    tables = {of.table.name: spark.createDataFrame(figures.rows(of), of.table.schema) for of in gold.ALL}
+    tables = {of.table.name: spark.createDataFrame(figures.rows[of.table.name], of.table.schema) for of in gold.ALL}
     verdicts = audit.audit(figures.whole.events)
     data = report.collect(tables, made_at=NOW, title="a real one", verdicts=verdicts)
     assert_adds_up(data, figures.events)

@@ -4,10 +4,12 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from tests.pipeline.comparing import at_once
 from tests.pipeline.histories import History, Row, churn, cut, empty, frame
 
 from codeq.pipeline import silver
@@ -30,7 +32,7 @@ def history() -> History:
 @pytest.fixture(scope="module")
 def whole(spark: SparkSession, history: History) -> dict[str, list[Row]]:
     """The rows of each table, made in one go."""
-    return {name: folded(spark, name, [history.events]) for name in FOLDS}
+    return at_once({name: partial(folded, spark, name, [history.events]) for name in FOLDS})
 
 
 def folded(spark: SparkSession, name: str, batches: Sequence[Sequence[Row]]) -> list[Row]:
@@ -110,13 +112,15 @@ def test_a_history_whose_beginning_was_trimmed_gives_rows_without_it(
     spark: SparkSession, history: History, whole: dict[str, list[Row]]
 ) -> None:
     kept = [event for event in history.events if event["seq"] > 120]
-    rows = {name: folded(spark, name, [kept]) for name in FOLDS}
+    cuts = cut(History(kept, []), random.Random(1), 2)
+    rows = at_once({name: partial(folded, spark, name, [kept]) for name in FOLDS})
+    again = at_once({name: partial(folded, spark, name, cuts) for name in FOLDS})
     for name, (table, _) in FOLDS.items():
         found = {tuple(row[key] for key in table.keys): row for row in rows[name]}
         untouched = {tuple(row[key] for key in table.keys): row for row in whole[name] if row["first_seq"] > 120}
         assert untouched.items() <= found.items()
         assert found.keys() - untouched.keys()
-        assert folded(spark, name, cut(History(kept, []), random.Random(1), 2)) == rows[name]
+        assert again[name] == rows[name]
     assert any(row["enqueued_at"] is None and row["end_to_end_ms"] is None for row in rows["tasks"])
     first = {row["task_id"]: row["first_claimed_at"] for row in whole["tasks"]}
     assert all(row["first_claimed_at"] in (None, first[row["task_id"]]) for row in rows["tasks"])
