@@ -1,11 +1,23 @@
 """Tables of the lake as rows to compare: each as often as it is there, without what may differ."""
 
 from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from codeq.pipeline.tables import Merge, Table
+
+Made = TypeVar("Made")
+
+
+def at_once(works: Mapping[str, Callable[[], Made]]) -> dict[str, Made]:
+    """What each work gives. Small queries are mostly planned, by one thread each: while one is, another runs."""
+    with ThreadPoolExecutor(3) as pool:
+        made = {name: pool.submit(work) for name, work in works.items()}
+        return {name: one.result() for name, one in made.items()}
 
 
 def counted(rows: DataFrame) -> "Counter[str]":

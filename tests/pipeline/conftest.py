@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pyspark.sql import SparkSession
+from tests.pipeline.figures import Figures, make_figures
 from tests.server.running import Caller, Server, Tenant, start_server
 
 from codeq.pipeline import make_session
@@ -29,13 +30,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Three tries for every task of Spark, and settings that start quickly."""
+    """Three tries for every task of Spark, and settings that suit many queries of a few rows each.
+
+    Expressions are interpreted: compiling one takes longer than running it on so few rows. The examples, the demo and
+    the tests on a cluster run the code that Spark generates.
+    """
     os.environ["PIPELINE_TEST_TOKEN"] = "dev-token"  # before Java starts, which hands it on
     session = make_session(
         "local[2,3]",
         "codeq-tests",
         **{
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            # With one tier Java keeps 48 MB for compiled code, and stops compiling once they are full: here, half way.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
+            "spark.sql.codegen.wholeStage": False,
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.sql.shuffle.partitions": 2,
             "spark.sql.adaptive.enabled": False,
             "spark.driver.memory": "1g",
@@ -45,6 +53,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def figures(spark: SparkSession) -> Figures:
+    return make_figures(spark)
 
 
 @pytest.fixture(scope="session")

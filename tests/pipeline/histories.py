@@ -157,6 +157,20 @@ def _listed(task: Task) -> Row:
     return {"tenant": task.tenant, "task_id": task.id, "status": task.status.value}
 
 
+def cut(history: History, dice: random.Random, batches: int) -> list[list[Row]]:
+    """The events in batches: each takes from every shard where the last one stopped; shuffled."""
+    cuts: list[list[Row]] = [[] for _ in range(batches)]
+    shards = {row["shard"] for row in history.events}
+    for shard in shards:
+        log = [row for row in history.events if row["shard"] == shard]
+        ends = sorted(dice.randrange(len(log)) for _ in range(batches - 1))
+        for i, (start, end) in enumerate(zip([0, *ends], [*ends, len(log)], strict=True)):
+            cuts[i] += log[start:end]
+    for batch in cuts:
+        dice.shuffle(batch)
+    return cuts
+
+
 def frame(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
     """Events as Spark reads them from the server."""
     return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=wire.arrow_schema()))

@@ -92,7 +92,11 @@ class Relay:
                     self.refused += 1
                     near.close()
                     continue
-                far = socket.create_connection(("127.0.0.1", self.target))
+                try:
+                    far = socket.create_connection(("127.0.0.1", self.target))
+                except OSError:  # killed, and not cut yet; those that come later are to be answered all the same
+                    near.close()
+                    continue
                 self._links += [near, far]
                 for one, other in ((near, far), (far, near)):
                     threading.Thread(target=_pump, args=(one, other), daemon=True).start()

@@ -1,108 +1,68 @@
 """Figures are those that one would count by hand, and the same however batches are cut and merged."""
 
 import math
-import random
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
-from tests.pipeline.histories import Row, churn, empty, frame
-from tests.pipeline.test_silver import cut, plain
+from pyspark.sql.types import StructType
+from tests.pipeline.comparing import at_once
+from tests.pipeline.figures import GOALS, Figures
+from tests.pipeline.histories import Row, empty
+from tests.pipeline.test_silver import plain
 
-from codeq.pipeline import gold, silver
-from codeq.pipeline.gold import Batch, Goals, Gold, Target
-from codeq.pipeline.tables import SILVER_ATTEMPTS, SILVER_TASKS
+from codeq.pipeline import gold
+from codeq.pipeline.gold import Batch, Gold
+from codeq.pipeline.tables import SILVER_TASKS
 
 pytestmark = pytest.mark.spark
 
-GOALS = Goals(targets={"mail": Target(15_000, 0.9)}, default=Target(40_000, 0.95), wait_ms=2000)
 
-
-@dataclass(frozen=True)
-class Lake:
-    """One history as a whole, and the same in three batches."""
-
-    events: list[Row]
-    attempts: list[Row]
-    tasks: list[Row]
-    whole: Batch
-    parts: list[Batch]
-    counted: dict[str, dict[tuple[Any, ...], Row]] = field(default_factory=dict)
-    """The gold rows of the whole, once they were asked for."""
-
-
-@pytest.fixture(scope="module")
-def lake(spark: SparkSession) -> Lake:
-    history = churn(3, 400)
-    [whole] = batches(spark, [history.events])
-    closed = whole.attempts.collect()
-    tasks = whole.tasks.collect()
-    return Lake(
-        history.events,
-        [row.asDict() for row in closed if not row.is_open],
-        [row.asDict() for row in tasks],
-        whole,
-        batches(spark, [once(batch) for batch in cut(history, random.Random(2), 3)]),
-    )
-
-
-def once(batch: list[Row]) -> list[Row]:
-    return list({(event["shard"], event["seq"]): event for event in batch}.values())
-
-
-def batches(spark: SparkSession, cuts: list[list[Row]]) -> list[Batch]:
-    attempts, tasks = empty(spark, SILVER_ATTEMPTS.schema), empty(spark, SILVER_TASKS.schema)
-    made = []
-    for rows in cuts:
-        events = frame(spark, rows)
-        attempts = kept(silver.attempts(attempts.where("is_open"), events))
-        tasks = kept(silver.tasks(tasks.where("is_open"), events))
-        made.append(Batch(events, attempts, tasks, GOALS))
-    return made
-
-
-def kept(rows: DataFrame) -> DataFrame:
-    """Computed once and held by the test: plans that grow with each batch are slow to plan."""
-    return rows.sparkSession.createDataFrame(rows.collect(), rows.schema)
-
-
-def rows_of(table: Gold, frame: DataFrame) -> dict[tuple[Any, ...], Row]:
+def rows_of(table: Gold, rows: list[Any]) -> dict[tuple[Any, ...], Row]:
     """By key, without sketches, whose bytes may differ; the quantiles read from them may not."""
     plain_columns = [column.name for column in table.table.columns if not column.name.endswith("_sketch")]
-    rows = frame.select(plain_columns).collect()
-    found = {tuple(row[key] for key in table.table.keys): row.asDict() for row in rows}
+    found = {tuple(row[key] for key in table.table.keys): {name: row[name] for name in plain_columns} for row in rows}
     assert len(found) == len(rows)
     return found
 
 
-def whole_of(spark: SparkSession, table: Gold, lake: Lake) -> dict[tuple[Any, ...], Row]:
-    name = table.table.name
-    if name not in lake.counted:
-        merged = table.merged(empty(spark, table.table.schema), table.partials(lake.whole), GOALS)
-        lake.counted[name] = rows_of(table, merged)
-    return lake.counted[name]
+def whole_of(table: Gold, figures: Figures) -> dict[tuple[Any, ...], Row]:
+    return rows_of(table, figures.rows[table.table.name])
+
+
+@pytest.fixture(scope="module")
+def grouped(spark: SparkSession, figures: Figures) -> dict[str, tuple[StructType, list[Any]]]:
+    """The rows of each table, merged from three batches in another order than they came in."""
+
+    def merged(table: Gold) -> tuple[StructType, list[Any]]:
+        none = empty(spark, table.table.schema)
+        first, second, third = (table.partials(part) for part in figures.parts)
+        early = table.merged(none, first.unionByName(second), GOALS)
+        rows = table.merged(table.merged(none, third, GOALS), early, GOALS)
+        return rows.schema, rows.collect()
+
+    return at_once({table.table.name: partial(merged, table) for table in gold.ALL})
 
 
 @pytest.mark.parametrize("table", gold.ALL, ids=lambda table: str(table.table.name))
-def test_any_order_and_grouping_of_merges_gives_the_same_rows(spark: SparkSession, lake: Lake, table: Gold) -> None:
-    none = empty(spark, table.table.schema)
-    first, second, third = (table.partials(part) for part in lake.parts)
-    grouped = table.merged(
-        table.merged(none, third, GOALS), table.merged(none, first.unionByName(second), GOALS), GOALS
-    )
-    assert [(field.name, field.dataType) for field in grouped.schema] == [(c.name, c.kind) for c in table.table.columns]
-    assert rows_of(table, grouped) == whole_of(spark, table, lake)
+def test_any_order_and_grouping_of_merges_gives_the_same_rows(
+    figures: Figures, grouped: dict[str, tuple[StructType, list[Any]]], table: Gold
+) -> None:
+    schema, rows = grouped[table.table.name]
+    assert [(field.name, field.dataType) for field in schema] == [(c.name, c.kind) for c in table.table.columns]
+    assert rows_of(table, rows) == whole_of(table, figures)
 
 
-def test_throughput_counts_every_event_once(spark: SparkSession, lake: Lake) -> None:
-    rows = whole_of(spark, gold.THROUGHPUT, lake)
+def test_throughput_counts_every_event_once(figures: Figures) -> None:
+    rows = whole_of(gold.THROUGHPUT, figures)
     counted = Counter(
         (e["tenant"], e["command"], e["priority"], plain(e["at"].replace(second=0, microsecond=0)), e["move"])
-        for e in lake.events
+        for e in figures.events
     )
     columns = {"enqueue": "enqueues", "claim": "claims", "complete": "completes", "fail": "fails", "nack": "nacks",
                "expire": "expiries", "abandon": "abandons", "promote": "promotes", "cancel": "cancels",
@@ -111,19 +71,19 @@ def test_throughput_counts_every_event_once(spark: SparkSession, lake: Lake) -> 
     assert found == counted
     added = [column.name for column in gold.THROUGHPUT.table.columns if column.merge]
     total = {name: sum(row[name] for row in rows.values()) for name in added}
-    live = Counter(task["status"] for task in lake.tasks)
+    live = Counter(task["status"] for task in figures.tasks)
     assert total["entered"] - total["left"] == live["PENDING"] + live["IN_PROGRESS"]
     assert total["began"] - total["stopped"] == live["IN_PROGRESS"]
-    assert total["payload_bytes"] == sum(e["payload_bytes"] for e in lake.events if e["move"] == "enqueue")
-    assert total["deaths"] == sum(attempt["is_dead"] for attempt in lake.attempts) > 0
+    assert total["payload_bytes"] == sum(e["payload_bytes"] for e in figures.events if e["move"] == "enqueue")
+    assert total["deaths"] == sum(attempt["is_dead"] for attempt in figures.attempts) > 0
     assert {row["day"].isoformat() for row in rows.values()} == {"2025-12-31", "2026-01-01"}
 
 
-def test_latency_has_the_percentiles_of_each_hour_and_day(spark: SparkSession, lake: Lake) -> None:
-    rows = whole_of(spark, gold.LATENCY, lake)
+def test_latency_has_the_percentiles_of_each_hour_and_day(figures: Figures) -> None:
+    rows = whole_of(gold.LATENCY, figures)
     for grain, start_of in {"hour": hour_of, "day": midnight_of}.items():
         expected: dict[tuple[Any, ...], list[Row]] = {}
-        for a in lake.attempts:
+        for a in figures.attempts:
             expected.setdefault((grain, start_of(a["ended_at"]), a["tenant"], a["command"], a["priority"]), []).append(
                 a
             )
@@ -135,7 +95,7 @@ def test_latency_has_the_percentiles_of_each_hour_and_day(spark: SparkSession, l
             assert row["wait_p99_ms"] == waits[math.ceil(len(waits) * 0.99) - 1]
             assert row["runs"] == len(mine)
             assert row["run_p90_ms"] == sorted(a["run_ms"] for a in mine)[math.ceil(len(mine) * 0.9) - 1]
-    done = [task for task in lake.tasks if task["outcome"] in ("completed", "failed")]
+    done = [task for task in figures.tasks if task["outcome"] in ("completed", "failed")]
     assert sum(row["ends"] for row in rows.values() if row["grain"] == "day") == len(done)
     assert sum(row["end_to_end_ms"] for row in rows.values() if row["grain"] == "hour") == sum(
         task["end_to_end_ms"] for task in done
@@ -157,32 +117,32 @@ def test_sketches_of_many_values_stay_close(spark: SparkSession) -> None:
         assert abs(rows[0][f"wait_p{p}_ms"] / 40_000 - p / 100) < 0.015
 
 
-def test_service_levels_judge_each_command_by_its_target(spark: SparkSession, lake: Lake) -> None:
-    rows = whole_of(spark, gold.SERVICE_LEVELS, lake).values()
+def test_service_levels_judge_each_command_by_its_target(figures: Figures) -> None:
+    rows = whole_of(gold.SERVICE_LEVELS, figures).values()
     for row in rows:
         target = GOALS.targets.get(row["command"], GOALS.default)
         assert (row["target_ms"], row["objective"]) == (target.within_ms, target.objective)
-        mine = [t for t in lake.tasks if (t["tenant"], t["command"]) == (row["tenant"], row["command"])
+        mine = [t for t in figures.tasks if (t["tenant"], t["command"]) == (row["tenant"], row["command"])
                 and t["ended_at"] and hour_of(t["ended_at"]) == row["hour"]]  # fmt: skip
         completed = [t for t in mine if t["outcome"] == "completed"]
         assert row["good"] == sum(t["end_to_end_ms"] <= target.within_ms for t in completed)
         assert row["late"] == len(completed) - row["good"]
         assert row["tasks"] == row["good"] + row["late"] + row["failed"]
         assert row["burn"] == pytest.approx((1 - row["good"] / row["tasks"]) / (1 - target.objective))
-    deaths = sum(attempt["is_dead"] for attempt in lake.attempts)
-    assert sum(row["failed"] for row in rows) == deaths + sum(task["outcome"] == "failed" for task in lake.tasks)
+    deaths = sum(attempt["is_dead"] for attempt in figures.attempts)
+    assert sum(row["failed"] for row in rows) == deaths + sum(task["outcome"] == "failed" for task in figures.tasks)
     assert sum(row["good"] for row in rows) > 0 < sum(row["late"] for row in rows)
 
 
-def test_retries_tell_how_deliveries_ended_and_how_many_a_task_took(spark: SparkSession, lake: Lake) -> None:
-    rows = whole_of(spark, gold.RETRIES, lake).values()
-    ends = Counter(attempt["ended_by"] for attempt in lake.attempts)
+def test_retries_tell_how_deliveries_ended_and_how_many_a_task_took(figures: Figures) -> None:
+    rows = whole_of(gold.RETRIES, figures).values()
+    ends = Counter(attempt["ended_by"] for attempt in figures.attempts)
     for name, move in {"completes": "complete", "fails": "fail", "nacks": "nack", "expiries": "expire",
                        "abandons": "abandon", "cancels": "cancel"}.items():  # fmt: skip
         assert sum(row[name] for row in rows) == ends[move]
-    assert sum(row["deaths"] for row in rows) == sum(attempt["is_dead"] for attempt in lake.attempts)
-    assert sum(row["deliveries"] for row in rows) == len(lake.attempts)
-    took = Counter(task["deliveries"] for task in lake.tasks if task["outcome"] in ("completed", "failed"))
+    assert sum(row["deaths"] for row in rows) == sum(attempt["is_dead"] for attempt in figures.attempts)
+    assert sum(row["deliveries"] for row in rows) == len(figures.attempts)
+    took = Counter(task["deliveries"] for task in figures.tasks if task["outcome"] in ("completed", "failed"))
     for number in range(1, 6):
         assert sum(row[f"took_{number}"] for row in rows) == took[number]
     assert all(
@@ -192,9 +152,9 @@ def test_retries_tell_how_deliveries_ended_and_how_many_a_task_took(spark: Spark
     )
 
 
-def test_dead_letters_are_gathered_by_what_they_died_of(spark: SparkSession, lake: Lake) -> None:
-    rows = whole_of(spark, gold.DEAD_LETTERS, lake)
-    dead = [attempt for attempt in lake.attempts if attempt["is_dead"]]
+def test_dead_letters_are_gathered_by_what_they_died_of(figures: Figures) -> None:
+    rows = whole_of(gold.DEAD_LETTERS, figures)
+    dead = [attempt for attempt in figures.attempts if attempt["is_dead"]]
     assert sum(row["deaths"] for row in rows.values()) == len(dead)
     assert {key[2] for key in rows} >= {"cannot open <text>", "timeout after <n> s"}
     for (day, tenant, _), row in rows.items():
@@ -206,26 +166,26 @@ def test_dead_letters_are_gathered_by_what_they_died_of(spark: SparkSession, lak
         assert row["task_ids"] == sorted({a["task_id"] for a in mine})[:5]
 
 
-def test_usage_and_workers_add_up_to_all_that_was_run(spark: SparkSession, lake: Lake) -> None:
-    usage = whole_of(spark, gold.USAGE, lake).values()
-    workers = whole_of(spark, gold.WORKERS, lake).values()
-    ran_ms = sum(attempt["run_ms"] for attempt in lake.attempts)
+def test_usage_and_workers_add_up_to_all_that_was_run(figures: Figures) -> None:
+    usage = whole_of(gold.USAGE, figures).values()
+    workers = whole_of(gold.WORKERS, figures).values()
+    ran_ms = sum(attempt["run_ms"] for attempt in figures.attempts)
     assert sum(row["run_ms"] for row in usage) == sum(row["busy_ms"] for row in workers) == ran_ms
     assert sum(row["run_seconds"] for row in usage) == pytest.approx(ran_ms / 1000)
-    assert sum(row["tasks"] for row in usage) == len(lake.tasks)
-    assert sum(row["deliveries"] for row in usage) == sum(row["deliveries"] for row in workers) == len(lake.attempts)
-    assert {row["worker_id"] for row in workers} == {attempt["worker_id"] for attempt in lake.attempts}
-    bad = Counter(a["worker_id"] for a in lake.attempts if a["ended_by"] in ("fail", "nack", "expire"))
+    assert sum(row["tasks"] for row in usage) == len(figures.tasks)
+    assert sum(row["deliveries"] for row in usage) == sum(row["deliveries"] for row in workers) == len(figures.attempts)
+    assert {row["worker_id"] for row in workers} == {attempt["worker_id"] for attempt in figures.attempts}
+    bad = Counter(a["worker_id"] for a in figures.attempts if a["ended_by"] in ("fail", "nack", "expire"))
     for worker, number in bad.items():
         assert sum(r["failures"] + r["expiries"] for r in workers if r["worker_id"] == worker) == number
 
 
-def test_capacity_is_planned_from_arrivals_and_runs(spark: SparkSession, lake: Lake) -> None:
-    rows = whole_of(spark, gold.CAPACITY, lake).values()
-    arrivals = [e for e in lake.events if e["status_after"] == "PENDING" and e["move"] != "promote"]
+def test_capacity_is_planned_from_arrivals_and_runs(figures: Figures) -> None:
+    rows = whole_of(gold.CAPACITY, figures).values()
+    arrivals = [e for e in figures.events if e["status_after"] == "PENDING" and e["move"] != "promote"]
     assert sum(row["arrivals"] for row in rows) == len(arrivals)
     for row in rows:
-        mine = [a for a in lake.attempts if (a["tenant"], a["command"]) == (row["tenant"], row["command"])
+        mine = [a for a in figures.attempts if (a["tenant"], a["command"]) == (row["tenant"], row["command"])
                 and hour_of(a["ended_at"]) == row["hour"]]  # fmt: skip
         assert (row["deliveries"], row["run_ms"]) == (len(mine), sum(a["run_ms"] for a in mine))
         assert row["workers"] == len({a["worker_id"] for a in mine})
@@ -235,8 +195,8 @@ def test_capacity_is_planned_from_arrivals_and_runs(spark: SparkSession, lake: L
         assert row["utilisation"] == pytest.approx(row["run_ms"] / 1000 / row["seconds"] / row["workers"])
 
 
-def test_sums_that_tables_share_are_kept_until_the_block_ends(spark: SparkSession, lake: Lake) -> None:
-    batch = replace(lake.whole)
+def test_sums_that_tables_share_are_kept_until_the_block_ends(spark: SparkSession, figures: Figures) -> None:
+    batch = replace(figures.whole)
     partials = gold.USAGE.partials(batch)
     shared = (batch.move_sums, batch.delivery_sums)
 
@@ -244,7 +204,7 @@ def test_sums_that_tables_share_are_kept_until_the_block_ends(spark: SparkSessio
         with batch.kept():
             assert all(sums.storageLevel.useMemory for sums in shared)
             merged = gold.USAGE.merged(empty(spark, gold.USAGE.table.schema), partials, GOALS)
-            assert rows_of(gold.USAGE, merged) == whole_of(spark, gold.USAGE, lake)
+            assert rows_of(gold.USAGE, merged.collect()) == whole_of(gold.USAGE, figures)
             raise KeyError
 
     with pytest.raises(KeyError):

@@ -8,14 +8,14 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.histories import Row, churn, empty, frame
+from tests.pipeline.figures import Figures
+from tests.pipeline.histories import Row, empty
 from tests.pipeline.samples import broken, sample
 
-from codeq.pipeline import audit, gold, report, silver
+from codeq.pipeline import audit, gold, report
 from codeq.pipeline.report import wording
 from codeq.pipeline.report.data import ReportData, Totals
 from codeq.pipeline.report.drawing import Series, linear, logarithmic, time_plot
-from codeq.pipeline.tables import SILVER_ATTEMPTS, SILVER_TASKS
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 EMPTY = {"meta", "line", "path", "link", "br", "img"}
@@ -150,20 +150,15 @@ def test_axes_hold_every_value_between_round_numbers() -> None:
 
 
 @pytest.mark.spark
-def test_the_report_of_a_real_history_adds_up(spark: SparkSession) -> None:
-    history = churn(9, 300)
-    events = frame(spark, history.events).cache()
-    attempts = silver.attempts(empty(spark, SILVER_ATTEMPTS.schema), events).cache()
-    tasks = silver.tasks(empty(spark, SILVER_TASKS.schema), events).cache()
-    batch = gold.Batch(events, attempts, tasks)
-    tables = {of.table.name: of.merged(empty(spark, of.table.schema), of.partials(batch)).cache() for of in gold.ALL}
-    verdicts = audit.audit(events)
+def test_the_report_of_a_real_history_adds_up(spark: SparkSession, figures: Figures) -> None:
+    tables = {of.table.name: spark.createDataFrame(figures.rows[of.table.name], of.table.schema) for of in gold.ALL}
+    verdicts = audit.audit(figures.whole.events)
     data = report.collect(tables, made_at=NOW, title="a real one", verdicts=verdicts)
-    assert_adds_up(data, history.events)
+    assert_adds_up(data, figures.events)
     page = report.render(data)
     assert "All 9 rules hold" in page  # the tenth needs the store's listing
     Reader(page)
-    nothing = {name: rows.limit(0) for name, rows in tables.items()}
+    nothing = {of.table.name: empty(spark, of.table.schema) for of in gold.ALL}
     Reader(report.render(report.collect(nothing, made_at=NOW)))
 
 

@@ -1,15 +1,19 @@
 """The lake as a whole: what a run takes in is exactly what the server wrote, however often it is run and cut off."""
 
 import random
+import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 import deltalake
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.pipeline.comparing import comparable, counted
+from pyspark.sql import functions as f
+from tests.pipeline.comparing import at_once, comparable, counted
 from tests.server.running import Server, start_server
 
 import codeq
@@ -31,20 +35,39 @@ DEATHS = (
     (tables.GOLD_LATENCY, "before"),
 )
 """Where a run dies: at the commit of which table, and on which side of it."""
+FEW = (gold.THROUGHPUT, gold.LATENCY, gold.USAGE, gold.RETRIES)
+"""Tables of gold that stand for all, which take most of a run's time: some of sums that they share, one of sketches."""
+BATCHES = 3
 
-
-@pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of these tests alone: bronze is compared with all that it ever wrote."""
-    with start_server(tmp_path_factory.mktemp("busy"), settings={"store": {"shards": SHARDS}}) as server:
-        yield server
+Rows = dict[str, Counter[str]]
+"""Of each table, by its name."""
 
 
 @pytest.fixture
-def connection(busy: Server, tmp_path: Path) -> Connection:
-    file = tmp_path / "token"
-    file.write_text(busy.token("platform", "admin", scopes=ALL_SCOPES))
-    return Connection(endpoint=busy.base, token_file=str(file))
+def busy(tmp_path: Path) -> Iterator[Server]:
+    """A server of this test alone."""
+    with start_server(tmp_path / "busy", settings={"store": {"shards": SHARDS}}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that has written all that it will: what is made of its log is made once."""
+    with start_server(tmp_path_factory.mktemp("quiet"), settings={"store": {"shards": SHARDS}}) as server:
+        for seed in range(3):
+            work(server, seed, tasks=6)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def connection(quiet: Server, tmp_path_factory: pytest.TempPathFactory) -> Connection:
+    return connected(quiet, tmp_path_factory.mktemp("token"))
+
+
+def connected(server: Server, folder: Path) -> Connection:
+    file = folder / "token"
+    file.write_text(server.token("platform", "admin", scopes=ALL_SCOPES))
+    return Connection(endpoint=server.base, token_file=str(file))
 
 
 @pytest.fixture
@@ -52,7 +75,55 @@ def lake(tmp_path: Path, spark: SparkSession) -> Lake:
     return Lake(tmp_path / "lake")
 
 
-def work(server: Server, seed: int, tasks: int = 16) -> None:
+@pytest.fixture(scope="module")
+def grown(spark: SparkSession, connection: Connection, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A lake as it was after each of its batches, the first with all of gold; do not write to them."""
+    folder = tmp_path_factory.mktemp("grown")
+    stages: list[Path] = []
+    for figures in (gold.ALL, FEW, FEW):
+        with few_figures(*figures):
+            bring_forward(spark, Lake(folder / "lake"), connection, piece(connection, BATCHES))
+        stages.append(Path(shutil.copytree(folder / "lake", folder / f"{len(stages)}")))
+    return stages
+
+
+def piece(connection: Connection, number: int) -> int:
+    """As many events for a batch as bring in the whole log with so many batches."""
+    longest = max(span.end - span.first for span in Calls(connection).spans().values())
+    return -(-longest // number) * SHARDS
+
+
+@pytest.fixture(scope="module")
+def anew(spark: SparkSession, connection: Connection, grown: list[Path]) -> Rows:
+    """The log of the server, and what is made of it in one go."""
+    folder = Path(shutil.copytree(grown[-1], grown[-1].with_name("anew")))
+    with few_figures():
+        before = files_of(Lake(folder))
+        rebuild(spark, Lake(folder))
+        lake = Lake(folder)
+    assert not before & files_of(lake)
+    return rows_of(spark, lake) | {lake.bronze.folder.name: counted(whole_log(spark, connection))}
+
+
+def files_of(lake: Lake) -> set[str]:
+    """Of silver and gold."""
+    return {file.path for table in lake.all[1:] for file in table.files()}
+
+
+@contextmanager
+def few_figures(*tables: gold.Gold) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gold, "ALL", tables or FEW)
+        yield
+
+
+@pytest.fixture
+def _few_figures() -> Iterator[None]:
+    with few_figures():
+        yield
+
+
+def work(server: Server, seed: int, *, tasks: int) -> None:
     """Some of everything: completed, failed, retried, dead, replayed, cancelled, delayed and waiting tasks."""
     dice = random.Random(seed)
     for tenant in ("acme", "globex"):
@@ -82,43 +153,44 @@ def _end(client: codeq.Client, job: codeq.Job, fate: float) -> None:
         client.cancel(job.id)
 
 
-@pytest.fixture
-def _few_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tables of gold stand for all, which take most of a run's time: one of sums, one of sketches."""
-    monkeypatch.setattr(gold, "ALL", (gold.THROUGHPUT, gold.LATENCY))
-
-
 def whole_log(spark: SparkSession, connection: Connection) -> DataFrame:
     options = {"endpoint": connection.endpoint, "tokenFile": connection.token_file}
     return spark.read.format("codeq-events").options(**options).load()
 
 
 def test_the_lake_is_what_the_server_wrote_and_nothing_else(
-    spark: SparkSession, busy: Server, lake: Lake, connection: Connection
+    spark: SparkSession, lake: Lake, connection: Connection, grown: list[Path]
 ) -> None:
-    for seed in (1, 2):
-        work(busy, seed)
-        assert run_once(spark, lake, connection).events > 0
+    lake = Lake(Path(shutil.copytree(grown[0], lake.folder)))
+    assert {table.batch for table in lake.all} == {1}
+    assert run_once(spark, lake, connection).events > 0
+    assert {table.batch for table in lake.all} == {2}
     assert run_once(spark, lake, connection).events == 0
     events = lake.bronze.read(spark).cache()
-    assert counted(events) == counted(whole_log(spark, connection))
+    rows = events.collect()
+    assert Counter(map(str, rows)) == counted(whole_log(spark, connection))
     spans = Calls(connection).spans()
     assert len(spans) == SHARDS
     assert {shard: lake.bronze.offset(shard) for shard in spans} == {shard: span.end for shard, span in spans.items()}
     nothing = spark.createDataFrame([], tables.SILVER_TASKS.schema)
     assert counted(lake.tasks.read(spark)) == counted(silver.tasks(nothing, events))
-    throughput = {figures.table.name: table for figures, table in lake.gold}[gold.THROUGHPUT.table.name]
-    [row] = throughput.read(spark).selectExpr("sum(enqueues) as enqueued", "sum(completes) as completed").collect()
-    assert row.enqueued == events.where("move = 'enqueue'").count()
-    assert row.completed == events.where("move = 'complete'").count()
-    for table in lake.all:  # as other programs read them
-        assert deltalake.DeltaTable(str(table.folder)).to_pyarrow_table().num_rows == table.read(spark).count()
+    read = {table.folder.name: deltalake.DeltaTable(str(table.folder)).to_pyarrow_table() for table in lake.all}
+    moves = Counter(row.move for row in rows)
+    throughput = read[gold.THROUGHPUT.table.name]
+    assert sum(throughput["enqueues"].to_pylist()) == moves["enqueue"]
+    assert sum(throughput["completes"].to_pylist()) == moves["complete"]
+    # Other programs find in a table what Spark finds.
+    assert Counter({name: found.num_rows for name, found in read.items()}) == sizes(spark, lake.all)
+
+
+def sizes(spark: SparkSession, of: Sequence[LakeTable]) -> "Counter[str]":
+    named = [table.read(spark).select(f.lit(table.folder.name).alias("name")) for table in of]
+    return Counter(row.name for row in reduce(DataFrame.union, named).collect())
 
 
 def test_the_slower_of_two_runs_is_refused_and_changes_nothing(
-    spark: SparkSession, busy: Server, lake: Lake, connection: Connection
+    spark: SparkSession, lake: Lake, connection: Connection
 ) -> None:
-    work(busy, seed=7)
     slower = Lake(lake.folder)
     take_in(spark, lake, connection)
     with pytest.raises(LakeConflict):
@@ -128,66 +200,65 @@ def test_the_slower_of_two_runs_is_refused_and_changes_nothing(
 
 @pytest.mark.usefixtures("_few_figures")
 def test_small_batches_give_the_same_rows_as_making_all_anew_in_one(
-    spark: SparkSession, busy: Server, lake: Lake, connection: Connection
+    spark: SparkSession, grown: list[Path], anew: Rows
 ) -> None:
-    work(busy, seed=3, tasks=6)
-    events = sum(span.end - span.first for span in Calls(connection).spans().values())
-    while take_in(spark, lake, connection, events_max=events // 2):
-        carry_forward(spark, lake)
-        add_up(spark, lake)
-    assert lake.bronze.batch > 2
-    assert_whole(spark, lake, connection)
+    lake = Lake(grown[-1])
+    assert {table.batch for table in lake.all} == {BATCHES}
+    assert_whole(spark, lake, anew)
 
 
 @pytest.mark.usefixtures("_few_figures")
 def test_a_run_that_died_between_any_two_commits_is_finished_by_the_next(
-    spark: SparkSession, busy: Server, lake: Lake, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, lake: Lake, connection: Connection, anew: Rows
 ) -> None:
-    for seed, (table, side) in enumerate(DEATHS):
-        work(busy, seed, tasks=4)
-        with monkeypatch.context() as patched:
-            patched.setattr(LakeTable, "commit", dying(table.name, side))
-            with pytest.raises(Killed):
-                run_once(spark, Lake(lake.folder), connection)
-    run_once(spark, Lake(lake.folder), connection)
-    assert_whole(spark, Lake(lake.folder), connection)
+    share = piece(connection, len(DEATHS) + 1)
+    with few_figures(gold.THROUGHPUT, gold.LATENCY):
+        for table, side in DEATHS:
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(LakeTable, "commit", dying(table.name, side))
+                with pytest.raises(Killed):
+                    bring_forward(spark, Lake(lake.folder), connection, share)
+        assert run_once(spark, Lake(lake.folder), connection).events > 0
+        assert_whole(spark, Lake(lake.folder), anew)
+
+
+def bring_forward(spark: SparkSession, lake: Lake, connection: Connection, events_max: int) -> None:
+    """A run that finds no more than so many events."""
+    take_in(spark, lake, connection, events_max=events_max)
+    carry_forward(spark, lake)
+    add_up(spark, lake)
 
 
 def test_tables_that_share_sums_catch_up_each_from_its_own_batch(
-    spark: SparkSession, busy: Server, lake: Lake, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, lake: Lake, grown: list[Path], anew: Rows
 ) -> None:
-    monkeypatch.setattr(gold, "ALL", (gold.USAGE, gold.THROUGHPUT, gold.RETRIES))
-    for standing in (1, 2, 3):
-        work(busy, seed=30 + standing, tasks=4)
-        take_in(spark, lake, connection)
-        carry_forward(spark, lake)
-        fresh = Lake(lake.folder)
-        fresh.gold = fresh.gold[:standing]
-        add_up(spark, fresh)
-        lake = Lake(lake.folder)
-    assert {table.batch for _, table in lake.gold} == {3}
-    assert_whole(spark, lake, connection)
+    with few_figures(gold.USAGE, gold.THROUGHPUT, gold.RETRIES):
+        for standing, stage in enumerate(grown, 1):
+            shutil.copytree(stage, lake.folder, ignore=shutil.ignore_patterns("gold_*"), dirs_exist_ok=True)
+            fresh = Lake(lake.folder)
+            fresh.gold = fresh.gold[:standing]
+            add_up(spark, fresh)
+        whole = Lake(lake.folder)
+        assert {table.batch for _, table in whole.gold} == {BATCHES}
+        assert_whole(spark, whole, anew)
 
 
 def test_events_that_bronze_has_twice_change_nothing_in_silver(
-    spark: SparkSession, busy: Server, lake: Lake, connection: Connection
+    spark: SparkSession, lake: Lake, grown: list[Path]
 ) -> None:
-    work(busy, seed=5, tasks=4)
-    take_in(spark, lake, connection)
-    carry_forward(spark, lake)
+    lake = Lake(Path(shutil.copytree(grown[0], lake.folder)))
     before = [counted(table.read(spark)) for table in (lake.attempts, lake.tasks)]
+    assert all(before)
     lake.bronze.commit(lake.bronze.write(lake.bronze.read(spark), part=EVENTS, batch=2), batch=2)
     carry_forward(spark, lake)
     assert lake.tasks.batch == 2
     assert [counted(table.read(spark)) for table in (lake.attempts, lake.tasks)] == before
 
 
-@pytest.mark.usefixtures("_few_figures")
 def test_making_anew_that_died_half_way_is_finished_by_the_next_run(
-    spark: SparkSession, busy: Server, lake: Lake, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, lake: Lake, connection: Connection, grown: list[Path], anew: Rows
 ) -> None:
-    work(busy, seed=9, tasks=4)
-    run_once(spark, lake, connection)
+    shutil.copytree(grown[0], lake.folder)
     drop = LakeTable.drop
     dropped: list[LakeTable] = []
 
@@ -197,29 +268,33 @@ def test_making_anew_that_died_half_way_is_finished_by_the_next_run(
         drop(table)
         dropped.append(table)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(LakeTable, "drop", once)
-        with pytest.raises(Killed):
-            rebuild(spark, lake)
-    work(busy, seed=10, tasks=4)
-    run_once(spark, Lake(lake.folder), connection)
-    assert_whole(spark, Lake(lake.folder), connection)
+    with few_figures(gold.THROUGHPUT, gold.LATENCY):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(LakeTable, "drop", once)
+            with pytest.raises(Killed):
+                rebuild(spark, Lake(lake.folder))
+        assert run_once(spark, Lake(lake.folder), connection).events > 0
+        assert_whole(spark, Lake(lake.folder), anew)
 
 
 def test_a_run_ends_although_there_is_always_more_to_take_in(
-    spark: SparkSession, busy: Server, lake: Lake, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, busy: Server, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gold, "ALL", ())
     commit = LakeTable.commit
 
-    def while_others_produce(table: LakeTable, *args: Any, **given: Any) -> None:
-        commit(table, *args, **given)
-        assert table.batch < 4, "it takes in and takes in, and never gets to silver"
+    def produce() -> None:
         with codeq.Client(busy.base, busy.token()) as client:
             client.enqueue("mail", "one more")
 
+    def while_others_produce(table: LakeTable, *args: Any, **given: Any) -> None:
+        commit(table, *args, **given)
+        assert table.batch < 4, "it takes in and takes in, and never gets to silver"
+        produce()
+
+    produce()
     monkeypatch.setattr(LakeTable, "commit", while_others_produce)
-    run_once(spark, Lake(lake.folder), connection)
+    run_once(spark, Lake(lake.folder), connected(busy, tmp_path))
     assert Lake(lake.folder).tasks.batch == 1
 
 
@@ -240,30 +315,21 @@ def dying(name: str, side: str) -> Callable[..., None]:
     return instead
 
 
-def assert_whole(spark: SparkSession, lake: Lake, connection: Connection) -> None:
+def assert_whole(spark: SparkSession, lake: Lake, anew: Rows) -> None:
     """Bronze is the log; silver and gold are what is made of it in one go."""
-    assert counted(lake.bronze.read(spark)) == counted(whole_log(spark, connection))
-    before = rows_of(spark, lake)
-    rebuild(spark, lake)
-    anew = rows_of(spark, Lake(lake.folder))
-    for name, rows in before.items():
+    for name, rows in rows_of(spark, lake).items():
         assert rows == anew[name], name
 
 
-def rows_of(spark: SparkSession, lake: Lake) -> dict[str, Counter[str]]:
-    rows = {table.folder.name: counted(table.read(spark)) for table in (lake.attempts, lake.tasks)}
-    return rows | {
-        table.folder.name: counted(comparable(table.read(spark), figures.table)) for figures, table in lake.gold
-    }
+def rows_of(spark: SparkSession, lake: Lake) -> Rows:
+    rows = {table.folder.name: table.read(spark) for table in (lake.bronze, lake.attempts, lake.tasks)}
+    rows |= {table.folder.name: comparable(table.read(spark), figures.table) for figures, table in lake.gold}
+    return at_once({name: partial(counted, frame) for name, frame in rows.items()})
 
 
 def test_another_servers_log_is_not_mixed_in(
     spark: SparkSession, busy: Server, lake: Lake, connection: Connection, tmp_path: Path
 ) -> None:
-    work(busy, seed=21)
     take_in(spark, lake, connection)
-    with start_server(tmp_path / "other", settings={"store": {"shards": SHARDS}}) as other:
-        file = tmp_path / "other-token"
-        file.write_text(other.token("platform", "admin", scopes=ALL_SCOPES))
-        with pytest.raises(OtherLog, match="another server"):
-            take_in(spark, lake, Connection(endpoint=other.base, token_file=str(file)))
+    with pytest.raises(OtherLog, match="another server"):
+        take_in(spark, lake, connected(busy, tmp_path))

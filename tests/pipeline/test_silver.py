@@ -4,11 +4,13 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.pipeline.histories import History, Row, churn, empty, frame
+from tests.pipeline.comparing import at_once
+from tests.pipeline.histories import History, Row, churn, cut, empty, frame
 
 from codeq.pipeline import silver
 from codeq.pipeline.tables import SILVER_ATTEMPTS, SILVER_TASKS, Table
@@ -30,7 +32,7 @@ def history() -> History:
 @pytest.fixture(scope="module")
 def whole(spark: SparkSession, history: History) -> dict[str, list[Row]]:
     """The rows of each table, made in one go."""
-    return {name: folded(spark, name, [history.events]) for name in FOLDS}
+    return at_once({name: partial(folded, spark, name, [history.events]) for name in FOLDS})
 
 
 def folded(spark: SparkSession, name: str, batches: Sequence[Sequence[Row]]) -> list[Row]:
@@ -45,20 +47,6 @@ def folded(spark: SparkSession, name: str, batches: Sequence[Sequence[Row]]) -> 
     return sorted(closed + [row.asDict() for row in open_rows], key=lambda row: [row[key] for key in table.keys])
 
 
-def cut(history: History, dice: random.Random, batches: int) -> list[list[Row]]:
-    """The events in batches: each takes from every shard where the last one stopped; shuffled."""
-    cuts: list[list[Row]] = [[] for _ in range(batches)]
-    shards = {row["shard"] for row in history.events}
-    for shard in shards:
-        log = [row for row in history.events if row["shard"] == shard]
-        ends = sorted(dice.randrange(len(log)) for _ in range(batches - 1))
-        for i, (start, end) in enumerate(zip([0, *ends], [*ends, len(log)], strict=True)):
-            cuts[i] += log[start:end]
-    for batch in cuts:
-        dice.shuffle(batch)
-    return cuts
-
-
 @pytest.mark.parametrize("name", FOLDS)
 def test_any_cut_into_batches_gives_the_same_rows(
     spark: SparkSession, history: History, whole: dict[str, list[Row]], name: str
@@ -67,12 +55,14 @@ def test_any_cut_into_batches_gives_the_same_rows(
 
 
 @pytest.mark.parametrize("name", FOLDS)
-def test_the_rows_are_those_of_the_table(spark: SparkSession, history: History, name: str) -> None:
+def test_the_rows_are_those_of_the_table(
+    spark: SparkSession, history: History, whole: dict[str, list[Row]], name: str
+) -> None:
     table, fold = FOLDS[name]
-    rows = fold(empty(spark, table.schema), frame(spark, history.events))
-    assert [(field.name, field.dataType) for field in rows.schema] == [(c.name, c.kind) for c in table.columns]
-    keys = [tuple(row[key] for key in table.keys) for row in rows.collect()]
-    assert len(keys) == len(set(keys))
+    schema = fold(empty(spark, table.schema), frame(spark, history.events)).schema
+    assert [(field.name, field.dataType) for field in schema] == [(c.name, c.kind) for c in table.columns]
+    keys = [tuple(row[key] for key in table.keys) for row in whole[name]]
+    assert len(keys) == len(set(keys)) > 0
 
 
 def test_deliveries_are_what_a_plain_reading_of_the_log_finds(history: History, whole: dict[str, list[Row]]) -> None:
@@ -122,13 +112,15 @@ def test_a_history_whose_beginning_was_trimmed_gives_rows_without_it(
     spark: SparkSession, history: History, whole: dict[str, list[Row]]
 ) -> None:
     kept = [event for event in history.events if event["seq"] > 120]
-    rows = {name: folded(spark, name, [kept]) for name in FOLDS}
+    cuts = cut(History(kept, []), random.Random(1), 2)
+    rows = at_once({name: partial(folded, spark, name, [kept]) for name in FOLDS})
+    again = at_once({name: partial(folded, spark, name, cuts) for name in FOLDS})
     for name, (table, _) in FOLDS.items():
         found = {tuple(row[key] for key in table.keys): row for row in rows[name]}
         untouched = {tuple(row[key] for key in table.keys): row for row in whole[name] if row["first_seq"] > 120}
         assert untouched.items() <= found.items()
         assert found.keys() - untouched.keys()
-        assert folded(spark, name, cut(History(kept, []), random.Random(1), 2)) == rows[name]
+        assert again[name] == rows[name]
     assert any(row["enqueued_at"] is None and row["end_to_end_ms"] is None for row in rows["tasks"])
     first = {row["task_id"]: row["first_claimed_at"] for row in whole["tasks"]}
     assert all(row["first_claimed_at"] in (None, first[row["task_id"]]) for row in rows["tasks"])

@@ -1,0 +1,69 @@
+"""One history with all that the pipeline makes of it, for the tests that look at it from different sides."""
+
+import random
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from tests.pipeline.comparing import at_once
+from tests.pipeline.histories import Row, churn, cut, empty, frame
+
+from codeq.pipeline import gold, silver
+from codeq.pipeline.gold import Batch, Goals, Gold, Target
+from codeq.pipeline.tables import SILVER_ATTEMPTS, SILVER_TASKS
+
+GOALS = Goals(targets={"mail": Target(15_000, 0.9)}, default=Target(40_000, 0.95), wait_ms=2000)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One history as a whole, and the same in three batches."""
+
+    events: list[Row]
+    attempts: list[Row]
+    tasks: list[Row]
+    whole: Batch
+    parts: list[Batch]
+    rows: dict[str, list[Any]]
+    """The rows of each table of gold, made of the whole."""
+
+
+def make_figures(spark: SparkSession) -> Figures:
+    history = churn(3, 400)
+    cuts = [once(batch) for batch in cut(history, random.Random(2), 3)]
+    made = at_once({"whole": lambda: batches(spark, [history.events]), "parts": lambda: batches(spark, cuts)})
+    [whole] = made["whole"]
+    return Figures(
+        history.events,
+        [row.asDict() for row in whole.attempts.where("not is_open").collect()],
+        [row.asDict() for row in whole.tasks.collect()],
+        whole,
+        made["parts"],
+        at_once({of.table.name: partial(rows_of, of, whole) for of in gold.ALL}),
+    )
+
+
+def rows_of(table: Gold, batch: Batch) -> list[Any]:
+    none = empty(batch.events.sparkSession, table.table.schema)
+    return table.merged(none, table.partials(batch), GOALS).collect()
+
+
+def once(batch: list[Row]) -> list[Row]:
+    return list({(event["shard"], event["seq"]): event for event in batch}.values())
+
+
+def batches(spark: SparkSession, cuts: list[list[Row]]) -> list[Batch]:
+    attempts, tasks = empty(spark, SILVER_ATTEMPTS.schema), empty(spark, SILVER_TASKS.schema)
+    made = []
+    for rows in cuts:
+        events = frame(spark, rows)
+        attempts = kept(silver.attempts(attempts.where("is_open"), events))
+        tasks = kept(silver.tasks(tasks.where("is_open"), events))
+        made.append(Batch(events, attempts, tasks, GOALS))
+    return made
+
+
+def kept(rows: DataFrame) -> DataFrame:
+    """Computed once and held by the test: plans that grow with each batch are slow to plan."""
+    return rows.sparkSession.createDataFrame(rows.collect(), rows.schema)
