@@ -8,6 +8,7 @@ interpreter lock for five milliseconds at a time, at moments that nobody chooses
 import asyncio
 import re
 import sys
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -70,7 +71,7 @@ async def read_events(parts: Parts, call: Call) -> Reply:
     return await pile.reply(span, next_offset)
 
 
-class Pile:
+class Pile(ABC):
     """What a read has found so far and its caller may see."""
 
     piece = EVENTS_PIECE_MAX
@@ -101,11 +102,12 @@ class Pile:
         self.put(mine, await self._payloads(mine) if self.asked.with_payload else None)
         return fits
 
+    @abstractmethod
     def put(self, tasks: list[Task], payloads: list[str | None] | None) -> None:
-        raise NotImplementedError
+        """Keep these events, with their payloads where they were asked for."""
 
-    async def reply(self, span: Events, next_offset: int) -> Reply:
-        raise NotImplementedError
+    @abstractmethod
+    async def reply(self, span: Events, next_offset: int) -> Reply: ...
 
     def _may_see(self, task: Task) -> bool:
         tenant, commands = self.asked.tenant, self.asked.commands
