@@ -5,14 +5,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 from tests.pipeline.comparing import at_once
-from tests.pipeline.histories import Row, churn, cut, empty, frame
+from tests.pipeline.histories import Row, arrow, churn, cut, empty, frame
 
 from codeq.pipeline import gold, silver
 from codeq.pipeline.gold import Batch, Goals, Gold, Target
 from codeq.pipeline.tables import SILVER_ATTEMPTS, SILVER_TASKS
 
+SILVER = (SILVER_ATTEMPTS, SILVER_TASKS)
 GOALS = Goals(targets={"mail": Target(15_000, 0.9)}, default=Target(40_000, 0.95), wait_ms=2000)
 
 
@@ -54,16 +57,16 @@ def once(batch: list[Row]) -> list[Row]:
 
 
 def batches(spark: SparkSession, cuts: list[list[Row]]) -> list[Batch]:
-    attempts, tasks = empty(spark, SILVER_ATTEMPTS.schema), empty(spark, SILVER_TASKS.schema)
+    attempts, tasks = (to_arrow_schema(table.schema, timezone="UTC").empty_table() for table in SILVER)
     made = []
     for rows in cuts:
-        events = frame(spark, rows)
-        attempts = kept(silver.attempts(attempts.where("is_open"), events))
-        tasks = kept(silver.tasks(tasks.where("is_open"), events))
-        made.append(Batch(events, attempts, tasks, GOALS))
+        attempts, tasks = (
+            carry(so_far.filter(pc.field("is_open")), arrow(rows)).cast(so_far.schema)
+            for carry, so_far in ((silver.attempts, attempts), (silver.tasks, tasks))
+        )
+        deliveries, ends = (
+            spark.createDataFrame(made_so_far, table.schema)
+            for made_so_far, table in ((attempts, SILVER_ATTEMPTS), (tasks, SILVER_TASKS))
+        )
+        made.append(Batch(frame(spark, rows), deliveries, ends, GOALS))
     return made
-
-
-def kept(rows: DataFrame) -> DataFrame:
-    """Computed once and held by the test: plans that grow with each batch are slow to plan."""
-    return rows.sparkSession.createDataFrame(rows.collect(), rows.schema)

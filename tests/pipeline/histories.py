@@ -173,7 +173,11 @@ def cut(history: History, dice: random.Random, batches: int) -> list[list[Row]]:
 
 def frame(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
     """Events as Spark reads them from the server."""
-    return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=wire.arrow_schema()))
+    return spark.createDataFrame(arrow(rows))
+
+
+def arrow(rows: Sequence[Row]) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), schema=wire.arrow_schema())
 
 
 def empty(spark: SparkSession, schema: Any) -> DataFrame:

@@ -14,13 +14,17 @@ from pyspark.sql.types import StructType
 from tests.pipeline.comparing import at_once
 from tests.pipeline.figures import GOALS, Figures
 from tests.pipeline.histories import Row, empty
-from tests.pipeline.test_silver import plain
 
 from codeq.pipeline import gold
 from codeq.pipeline.gold import Batch, Gold
 from codeq.pipeline.tables import SILVER_TASKS
 
 pytestmark = pytest.mark.spark
+
+
+def plain(at: datetime) -> datetime:
+    """As Spark gives times back: in the zone of the machine, without saying so."""
+    return at.astimezone().replace(tzinfo=None)
 
 
 def rows_of(table: Gold, rows: list[Any]) -> dict[tuple[Any, ...], Row]:

@@ -17,7 +17,7 @@ from tests.pipeline.comparing import at_once, comparable, counted
 from tests.server.running import Server, start_server
 
 import codeq
-from codeq.pipeline import gold, silver, tables
+from codeq.pipeline import gold, shares, silver, tables
 from codeq.pipeline.calling import Calls, Connection
 from codeq.pipeline.lake import EVENTS, Lake, LakeConflict, LakeTable
 from codeq.pipeline.run import OtherLog, add_up, carry_forward, rebuild, run_once, take_in
@@ -173,7 +173,7 @@ def test_the_lake_is_what_the_server_wrote_and_nothing_else(
     assert len(spans) == SHARDS
     assert {shard: lake.bronze.offset(shard) for shard in spans} == {shard: span.end for shard, span in spans.items()}
     nothing = spark.createDataFrame([], tables.SILVER_TASKS.schema)
-    assert counted(lake.tasks.read(spark)) == counted(silver.tasks(nothing, events))
+    assert counted(lake.tasks.read(spark)) == counted(shares.of_frames(silver.tasks, nothing, events))
     read = {table.folder.name: deltalake.DeltaTable(str(table.folder)).to_pyarrow_table() for table in lake.all}
     moves = Counter(row.move for row in rows)
     throughput = read[gold.THROUGHPUT.table.name]

@@ -2,23 +2,20 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from functools import partial
-from typing import Any
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from tests.pipeline.comparing import at_once
-from tests.pipeline.histories import History, Row, churn, cut, empty, frame
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from tests.pipeline.comparing import counted
+from tests.pipeline.histories import History, Row, arrow, churn, cut, empty, frame
 
-from codeq.pipeline import silver
+from codeq.pipeline import shares, silver
 from codeq.pipeline.tables import SILVER_ATTEMPTS, SILVER_TASKS, Table
 
-pytestmark = pytest.mark.spark
-
-Fold = Callable[[DataFrame, DataFrame], DataFrame]
-FOLDS: dict[str, tuple[Table, Fold]] = {
+FOLDS: dict[str, tuple[Table, shares.Carry]] = {
     "attempts": (SILVER_ATTEMPTS, silver.attempts),
     "tasks": (SILVER_TASKS, silver.tasks),
 }
@@ -30,39 +27,61 @@ def history() -> History:
 
 
 @pytest.fixture(scope="module")
-def whole(spark: SparkSession, history: History) -> dict[str, list[Row]]:
+def whole(history: History) -> dict[str, list[Row]]:
     """The rows of each table, made in one go."""
-    return at_once({name: partial(folded, spark, name, [history.events]) for name in FOLDS})
+    return {name: folded(name, [history.events]) for name in FOLDS}
 
 
-def folded(spark: SparkSession, name: str, batches: Sequence[Sequence[Row]]) -> list[Row]:
+def folded(name: str, batches: Sequence[Sequence[Row]]) -> list[Row]:
     """All rows there are after these batches: what each of them closed, and what is open in the end."""
     table, fold = FOLDS[name]
     closed: list[Row] = []
-    open_rows: list[Any] = []
+    open_rows: list[Row] = []
     for batch in batches:
-        rows = fold(spark.createDataFrame(open_rows, table.schema), frame(spark, batch)).collect()
-        closed += [row.asDict() for row in rows if not row.is_open]
-        open_rows = [row for row in rows if row.is_open]
-    return sorted(closed + [row.asDict() for row in open_rows], key=lambda row: [row[key] for key in table.keys])
+        rows = fold(as_table(open_rows, table), arrow(batch)).cast(schema_of(table)).to_pylist()
+        closed += [row for row in rows if not row["is_open"]]
+        open_rows = [row for row in rows if row["is_open"]]
+    return sorted(closed + open_rows, key=lambda row: [row[key] for key in table.keys])
 
 
+def as_table(rows: Sequence[Row], table: Table) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), schema=schema_of(table))
+
+
+def schema_of(table: Table) -> pa.Schema:
+    return to_arrow_schema(table.schema, timezone="UTC")
+
+
+@pytest.mark.parametrize("batches", [2, 4, 25])
 @pytest.mark.parametrize("name", FOLDS)
 def test_any_cut_into_batches_gives_the_same_rows(
-    spark: SparkSession, history: History, whole: dict[str, list[Row]], name: str
+    history: History, whole: dict[str, list[Row]], name: str, batches: int
 ) -> None:
-    assert folded(spark, name, cut(history, random.Random(0), 4)) == whole[name]
+    assert folded(name, cut(history, random.Random(batches), batches)) == whole[name]
 
 
 @pytest.mark.parametrize("name", FOLDS)
-def test_the_rows_are_those_of_the_table(
-    spark: SparkSession, history: History, whole: dict[str, list[Row]], name: str
-) -> None:
+def test_the_rows_are_those_of_the_table(history: History, whole: dict[str, list[Row]], name: str) -> None:
     table, fold = FOLDS[name]
-    schema = fold(empty(spark, table.schema), frame(spark, history.events)).schema
-    assert [(field.name, field.dataType) for field in schema] == [(c.name, c.kind) for c in table.columns]
+    assert fold(as_table([], table), arrow(history.events)).schema.names == table.names
     keys = [tuple(row[key] for key in table.keys) for row in whole[name]]
     assert len(keys) == len(set(keys)) > 0
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_nothing_comes_of_nothing(name: str) -> None:
+    table, fold = FOLDS[name]
+    assert fold(as_table([], table), arrow([])).cast(schema_of(table)).num_rows == 0
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", FOLDS)
+def test_tables_of_spark_give_the_same_rows(spark: SparkSession, history: History, name: str) -> None:
+    table, fold = FOLDS[name]
+    made = shares.of_frames(fold, empty(spark, table.schema), frame(spark, history.events))
+    assert made.schema == table.schema
+    at_once = fold(as_table([], table), arrow(history.events)).cast(schema_of(table))
+    assert counted(made) == counted(spark.createDataFrame(at_once, table.schema))
 
 
 def test_deliveries_are_what_a_plain_reading_of_the_log_finds(history: History, whole: dict[str, list[Row]]) -> None:
@@ -90,7 +109,7 @@ def test_tasks_are_what_a_plain_reading_of_the_log_finds(history: History, whole
         assert row["total_wait_ms"] == sum(delivery["wait_ms"] for delivery in mine)
         assert row["total_run_ms"] == sum(delivery["run_ms"] or 0 for delivery in mine)
         assert row["deliveries"] == len(mine)
-        assert row["enqueued_at"] == plain(log[0]["at"])
+        assert row["enqueued_at"] == log[0]["at"]
         assert row["first_claimed_at"] == min((delivery["claimed_at"] for delivery in mine), default=None)
         assert row["last_worker"] == (mine[-1]["worker_id"] if mine else None)
         moves = [event["move"] for event in log]
@@ -104,17 +123,17 @@ def test_tasks_are_what_a_plain_reading_of_the_log_finds(history: History, whole
         outcomes = {"COMPLETED": "completed", "CANCELLED": "cancelled", "FAILED": "dead" if is_dead else "failed"}
         assert row["outcome"] == outcomes.get(last["status_after"], "live")
         ended_at = None if live else last["at"]
-        assert row["ended_at"] == plain(ended_at)
+        assert row["ended_at"] == ended_at
         assert row["end_to_end_ms"] == milliseconds(log[0]["at"], ended_at)
 
 
 def test_a_history_whose_beginning_was_trimmed_gives_rows_without_it(
-    spark: SparkSession, history: History, whole: dict[str, list[Row]]
+    history: History, whole: dict[str, list[Row]]
 ) -> None:
     kept = [event for event in history.events if event["seq"] > 120]
     cuts = cut(History(kept, []), random.Random(1), 2)
-    rows = at_once({name: partial(folded, spark, name, [kept]) for name in FOLDS})
-    again = at_once({name: partial(folded, spark, name, cuts) for name in FOLDS})
+    rows = {name: folded(name, [kept]) for name in FOLDS}
+    again = {name: folded(name, cuts) for name in FOLDS}
     for name, (table, _) in FOLDS.items():
         found = {tuple(row[key] for key in table.keys): row for row in rows[name]}
         untouched = {tuple(row[key] for key in table.keys): row for row in whole[name] if row["first_seq"] > 120}
@@ -126,13 +145,11 @@ def test_a_history_whose_beginning_was_trimmed_gives_rows_without_it(
     assert all(row["first_claimed_at"] in (None, first[row["task_id"]]) for row in rows["tasks"])
 
 
-def test_a_purge_alone_makes_no_row_and_closes_a_dead_one(
-    spark: SparkSession, history: History, whole: dict[str, list[Row]]
-) -> None:
+def test_a_purge_alone_makes_no_row_and_closes_a_dead_one(history: History, whole: dict[str, list[Row]]) -> None:
     purged = [event for event in history.events if event["move"] == "purge"]
     assert purged
-    assert folded(spark, "tasks", [purged]) == []
-    assert folded(spark, "attempts", [purged]) == []
+    assert folded("tasks", [purged]) == []
+    assert folded("attempts", [purged]) == []
     dead = [row for row in whole["tasks"] if row["outcome"] == "dead"]
     assert {row["is_open"] for row in dead} == {True, False}
 
@@ -142,11 +159,6 @@ def by_task(events: Sequence[Row]) -> dict[str, list[Row]]:
     for event in events:
         logs[event["task_id"]].append(event)
     return {task_id: sorted(log, key=lambda event: int(event["seq"])) for task_id, log in logs.items()}
-
-
-def plain(at: datetime | None) -> datetime | None:
-    """As Spark gives times back: in the zone of the machine, without saying so."""
-    return at.astimezone().replace(tzinfo=None) if at else None
 
 
 def milliseconds(start: datetime | None, end: datetime | None) -> int | None:
@@ -174,10 +186,7 @@ def deliveries_by_hand(events: Sequence[Row]) -> dict[tuple[str, int], Row]:
         row["wait_ms"] = milliseconds(row.get("ready_at"), row.get("claimed_at"))
         row["run_ms"] = milliseconds(row.get("claimed_at"), row.get("ended_at"))
         row["is_open"] = "ended_at" not in row
-    return {
-        key: {name: plain(row.get(name)) if name.endswith("_at") else row.get(name) for name in expected_names}
-        for key, row in rows.items()
-    }
+    return {key: {name: row.get(name) for name in expected_names} for key, row in rows.items()}
 
 
 def coming_after(coming: Row, event: Row) -> Row:

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.pipeline.histories import History, Row, churn, frame
 
-from codeq.pipeline import audit, gold, silver, tables
+from codeq.pipeline import audit, gold, shares, silver, tables
 from codeq.pipeline.lake import CLOSED, EVENTS, Lake, LakeTable
 from codeq.pipeline.run import add_up, carry_forward, rebuild
 from codeq.pipeline.upkeep import Forgotten, put_together, tidy
@@ -98,7 +98,8 @@ def test_small_files_are_put_together_and_no_row_changes(spark: SparkSession, hi
     carry_forward(spark, fresh)
     add_up(spark, fresh)
     assert all(table.batch == BATCHES for table in fresh.all), "nothing was taken for new"
-    again = silver.tasks(spark.createDataFrame([], tables.SILVER_TASKS.schema), frame(spark, history.events))
+    nothing = spark.createDataFrame([], tables.SILVER_TASKS.schema)
+    again = shares.of_frames(silver.tasks, nothing, frame(spark, history.events))
     assert rows(fresh.tasks.read(spark)) == rows(again)
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import codeq
 from codeq.cli.main import app
-from codeq.pipeline import make_session, register, silver
+from codeq.pipeline import make_session, register, shares, silver
 from codeq.pipeline.calling import Connection
 from codeq.pipeline.lake import Lake
 from codeq.pipeline.run import rebuild, run_once
@@ -96,7 +96,7 @@ def _judge_silver(found: Verdict, spark: SparkSession, lake: Lake) -> None:
     """Against the same functions over the whole of bronze at once."""
     events = lake.bronze.read(spark)
     for table, make in ((lake.attempts, silver.attempts), (lake.tasks, silver.tasks)):
-        at_once = make(spark.createDataFrame([], table.schema), events)
+        at_once = shares.of_frames(make, spark.createDataFrame([], table.schema), events)
         found.compare(table.folder.name, counted(table.read(spark)), counted(at_once))
 
 

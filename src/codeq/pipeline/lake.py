@@ -11,9 +11,11 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError
@@ -24,7 +26,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from codeq.domain.errors import CodeqError
-from codeq.pipeline import gold, tables
+from codeq.pipeline import gold, parquet, shares, tables
+from codeq.pipeline.shares import Files
 
 APP = "codeq"
 _FORGOTTEN = f"{APP}/forgotten"
@@ -38,11 +41,6 @@ _PART, _DAY = "part", "on"
 
 OPEN, CLOSED, EVENTS, DAYS = "open", "closed", "events", "days"
 """The parts of tables."""
-
-_UNLIKE = ("task_id", "trace_id", "seq", "first_seq", "last_seq", "at", "enqueued_at", "first_claimed_at", "ready_at",
-           "claimed_at", "lease_until", "ended_at", "last_at")  # fmt: skip
-"""Columns whose values hardly ever repeat. Parquet would collect them in a dictionary, and then throw it away."""
-_PARQUET = {"compression": "zstd", **{f"parquet.enable.dictionary#{column}": "false" for column in _UNLIKE}}
 
 
 class LakeConflict(CodeqError):
@@ -120,6 +118,11 @@ class LakeTable:
             return spark.createDataFrame([], self.schema)
         return spark.read.schema(self.schema).parquet(*[str(self.folder / file.path) for file in chosen])
 
+    def holding(self, files: Sequence[DataFile], *, since: Mapping[int, int] | None = None) -> Files:
+        """The same to be read by Python on executors; of events, those from an offset of each shard on."""
+        paths = tuple(str(self.folder / file.path) for file in files)
+        return Files(paths, self._arrow_schema, sum(file.rows for file in files), dict(since or {}))
+
     def write(self, rows: DataFrame, *, part: str | Column, batch: int, by_day: bool = False) -> "list[Written]":
         """Have Spark write the rows as files. They are not in the table before a commit names them."""
         folder = target = self.folder / f"b{batch:08d}-{uuid.uuid4().hex}"
@@ -132,8 +135,18 @@ class LakeTable:
         if by_day:
             apart[_DAY] = chosen["day"]
         writer = chosen.withColumns(apart).write.partitionBy(*apart) if apart else chosen.write
-        writer.mode("error").options(**_PARQUET).parquet(str(target))
+        writer.mode("error").options(**parquet.OPTIONS).parquet(str(target))
         return [_written(self.folder, file, self._time_column) for file in sorted(folder.rglob("*.parquet"))]
+
+    def write_carried(
+        self, spark: SparkSession, carry: shares.Carry, *, open_files: Sequence[DataFile], events: Files, batch: int
+    ) -> "list[Written]":
+        """Have executors write the rows that come of open ones and of new events, apart by whether they are open."""
+        folder = self.folder / f"b{batch:08d}-{uuid.uuid4().hex}"
+        parts = {str(folder / f"{_PART}={part}"): is_open for part, is_open in ((OPEN, True), (CLOSED, False))}
+        write = partial(parquet.write_apart, parts, self._arrow_schema)
+        paths = shares.of_files(spark, carry, (self.holding(open_files), events), write)
+        return [_written(self.folder, Path(path), self._time_column) for path in sorted(paths)]
 
     def commit(
         self,
@@ -206,7 +219,11 @@ class LakeTable:
         return DeltaTable.create(str(self.folder), self._delta_schema(), mode="ignore", name=self.folder.name)
 
     def _delta_schema(self) -> Schema:
-        return Schema.from_arrow(to_arrow_schema(self.schema, timezone="UTC"))
+        return Schema.from_arrow(self._arrow_schema)
+
+    @property
+    def _arrow_schema(self) -> pa.Schema:
+        return to_arrow_schema(self.schema, timezone="UTC")
 
 
 class Lake:

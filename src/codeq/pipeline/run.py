@@ -8,14 +8,13 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial, reduce
+from functools import partial
 
 from msgspec import Struct
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import DataFrame, SparkSession
 
 from codeq.domain.errors import CodeqError
-from codeq.pipeline import gold, silver
+from codeq.pipeline import gold, shares, silver
 from codeq.pipeline.calling import Calls, Connection, Span
 from codeq.pipeline.lake import CLOSED, DAYS, EVENTS, OPEN, DataFile, Lake, LakeTable
 from codeq.pipeline.session import tasks_at_once
@@ -23,13 +22,15 @@ from codeq.pipeline.upkeep import check_complete, put_together
 
 EVENTS_PER_BATCH = 2_000_000
 """What one commit of bronze takes in: bounds what a crash makes us read again."""
-EVENTS_PER_STEP = 5_000_000
-"""What silver and gold take in at once, however many batches that is."""
+SILVER_EVENTS, GOLD_EVENTS = 2_000_000, 5_000_000
+"""What each takes in at once, however many batches that is."""
+
+ROWS_PER_FILE = 500_000
+"""Of figures."""
 
 AT_ONCE = 3
 
 Say = Callable[[str], None]
-Carry = Callable[[DataFrame, DataFrame], DataFrame]
 Figures = tuple[gold.Gold, LakeTable]
 
 
@@ -126,18 +127,18 @@ def _check_ends(starts: Mapping[int, int], spans: Mapping[int, Span]) -> None:
 
 def carry_forward(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> None:
     """Bring silver up to bronze: join new events with the rows that are open, append what has ended."""
-    carried: list[tuple[LakeTable, Carry]] = [(lake.attempts, silver.attempts), (lake.tasks, silver.tasks)]
+    carried: list[tuple[LakeTable, shares.Carry]] = [(lake.attempts, silver.attempts), (lake.tasks, silver.tasks)]
     _at_once([partial(_carry, spark, lake, table, carry=carry, say=say) for table, carry in carried])
 
 
-def _carry(spark: SparkSession, lake: Lake, table: LakeTable, *, carry: Carry, say: Say) -> None:
-    for files in _steps(lake.bronze.files(part=EVENTS, after_batch=table.batch)):
+def _carry(spark: SparkSession, lake: Lake, table: LakeTable, *, carry: shares.Carry, say: Say) -> None:
+    for files in _steps(lake.bronze.files(part=EVENTS, after_batch=table.batch), SILVER_EVENTS):
         batch = files[-1].batch
-        events = lake.bronze.read(spark, files)
-        offsets = (lake.bronze.offsets if batch == lake.bronze.batch else {}) or _ends(events)
-        was_open = table.files(part=OPEN)
-        rows = carry(table.read(spark, was_open), events.where(_is_new(table, offsets)))
-        written = table.write(rows, part=f.when(rows.is_open, OPEN).otherwise(CLOSED), batch=batch)
+        # Events that the table has seen are passed over: repeats do no harm.
+        events, was_open = lake.bronze.holding(files, since=table.offsets), table.files(part=OPEN)
+        # How far it goes, bronze itself says of its last batch only.
+        offsets = (lake.bronze.offsets if batch == lake.bronze.batch else {}) or events.ends()
+        written = table.write_carried(spark, carry, open_files=was_open, events=events, batch=batch)
         table.commit(written, batch=batch, removed=was_open, offsets=offsets)
         say(f"{table.folder.name}: batch {batch}")
 
@@ -154,7 +155,7 @@ def add_up(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> Non
 
 def _add_up(spark: SparkSession, lake: Lake, together: Sequence[Figures], *, since: int, up_to: int, say: Say) -> None:
     """Bring tables that stand at the same batch forward, so that they share the sums of what is new."""
-    for files in _steps(lake.bronze.files(part=EVENTS, after_batch=since, up_to_batch=up_to)):
+    for files in _steps(lake.bronze.files(part=EVENTS, after_batch=since, up_to_batch=up_to), GOLD_EVENTS):
         batch = files[-1].batch
         new = gold.Batch(
             events=lake.bronze.read(spark, files),
@@ -174,7 +175,9 @@ def _add(spark: SparkSession, of: Figures, *, partials: DataFrame, events: Seque
     (figures, table), batch = of, events[-1].batch
     touched = _touched(table.files(part=DAYS), events)
     rows = figures.merged(table.read(spark, touched), partials)
-    table.commit(table.write(rows, part=DAYS, batch=batch, by_day=True), batch=batch, removed=touched)
+    # Few rows: more than one file of each day would be in everybody's way.
+    pieces = 1 + sum(file.rows for file in touched) // ROWS_PER_FILE
+    table.commit(table.write(rows.coalesce(pieces), part=DAYS, batch=batch, by_day=True), batch=batch, removed=touched)
     say(f"{table.folder.name}: batch {batch}")
 
 
@@ -219,30 +222,18 @@ def _closed(spark: SparkSession, table: LakeTable, since: int, *, up_to: int) ->
     return table.read(spark, table.files(part=CLOSED, after_batch=since, up_to_batch=up_to))
 
 
-def _steps(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
-    """The files in groups of whole batches, each of about EVENTS_PER_STEP."""
+def _steps(files: Sequence[DataFile], events: int) -> Iterator[list[DataFile]]:
+    """The files in groups of whole batches, each of about so many events."""
     step: list[DataFile] = []
     rows = 0
     for file in files:
-        if step and rows >= EVENTS_PER_STEP and file.batch != step[-1].batch:
+        if step and rows >= events and file.batch != step[-1].batch:
             yield step
             step, rows = [], 0
         step.append(file)
         rows += file.rows
     if step:
         yield step
-
-
-def _ends(events: DataFrame) -> dict[int, int]:
-    """By shard, one past the last event: what bronze itself says of its last batch only."""
-    return {row.shard: row.end for row in events.groupBy("shard").agg((f.max("seq") + 1).alias("end")).collect()}
-
-
-def _is_new(table: LakeTable, shards: Mapping[int, int]) -> Column:
-    """Whether the table has not seen the event yet: repeats do no harm."""
-    known = {shard: table.offset(shard) for shard in shards}
-    conditions = [(f.col("shard") == shard) & (f.col("seq") >= (offset or 0)) for shard, offset in known.items()]
-    return reduce(lambda one, other: one | other, conditions, f.lit(False))
 
 
 def _offsets(offsets: Mapping[int, int]) -> str:
