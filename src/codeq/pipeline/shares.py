@@ -81,9 +81,9 @@ class Files(Struct, frozen=True):
             is_mine = share_of(batch.column("task_id"), shares) == number
         if not self.since:
             return is_mine
-        since = np.zeros(max(self.since) + 1, np.int64)
-        since[list(self.since)] = list(self.since.values())
         shards, numbers = batch.column("shard").to_numpy(), batch.column("seq").to_numpy()
+        since = np.zeros(max(*self.since, shards.max(initial=0)) + 1, np.int64)
+        since[list(self.since)] = list(self.since.values())
         return np.asarray(is_mine & (numbers >= since[shards]))
 
 

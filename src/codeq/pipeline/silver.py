@@ -188,7 +188,7 @@ class _Tasks:
         columns |= {name: taken(rows.column(name), last) for name in _LAST}
         columns["last_worker"] = self._latest("last_worker", rows.has("last_worker"))
         for name, move in _COUNTED.items():
-            counts = np.where(self._is_new, self._moved(move), self._carried(name))
+            counts = np.where(self._is_new, self._moved(move), rows.numbers(name))
             columns[name] = pa.array(groups.total(counts, everywhere))
         is_first_claim = self._is_claim & (rows.numbers("deliveries") == 1)
         for name, is_it in {"enqueued_at": self._moved(Move.ENQUEUE), "first_claimed_at": is_first_claim}.items():
@@ -237,11 +237,11 @@ class _Tasks:
         lost_run = is_lost & _true_at(self._was_running, begin)
         first_ms = value_at(at_ms, begin)
 
-        waited_ms = groups.total(self._carried("total_wait_ms"), self._is_carried) + claimed_ms
+        waited_ms = groups.total(rows.numbers("total_wait_ms"), self._is_carried) + claimed_ms
         waited_ms -= groups.total(ready_ms, is_ready)
         waited_ms += np.where(latest_ready > latest_claim, value_at(ready_ms, latest_ready), 0)
         waited_ms -= np.where(lost_claim | lost_delay, first_ms, 0)
-        ran_ms = groups.total(self._carried("total_run_ms"), self._is_carried) - claimed_ms
+        ran_ms = groups.total(rows.numbers("total_run_ms"), self._is_carried) - claimed_ms
         ran_ms += groups.total(at_ms, self._was_running) - groups.total(at_ms, is_running_since)
         ran_ms += np.where(_true_at(is_running, last), value_at(at_ms, latest_claim), 0)
         ran_ms -= np.where(lost_run, first_ms, 0)
@@ -250,9 +250,6 @@ class _Tasks:
     def _moved(self, move: Move) -> Mask:
         """Events of this kind. Rows that are carried on have counted theirs."""
         return self._is_new & self._steps.is_in("last_move", move)
-
-    def _carried(self, name: str) -> Numbers:
-        return self._steps.numbers(name)
 
     def _latest(self, name: str, where: Mask) -> pa.Array:
         return taken(self._steps.column(name), self._groups.last(where))
