@@ -1,5 +1,6 @@
 """One Spark session and one server for the whole folder; every test has a tenant of its own."""
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +16,9 @@ from pyspark.sql import SparkSession
 from tests.pipeline.figures import Figures, make_figures
 from tests.server.running import Caller, Server, Tenant, start_server
 
+import codeq
 from codeq.pipeline import make_session
+from codeq.sdk.verbs import new_tasks
 
 HERE = Path(__file__).parent
 
@@ -64,6 +67,22 @@ def figures(spark: SparkSession) -> Figures:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Shared: do not stop it."""
     with start_server(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def trimmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose single shard has two hundred events, of which the oldest are gone."""
+    folder = tmp_path_factory.mktemp("trimmed")
+
+    async def prepare() -> None:
+        async with await codeq.open_async(folder / "data", tenant="acme", sweeping=False) as queue:
+            for _ in range(4):
+                await queue.enqueue_many(new_tasks("work", range(50)))
+            await queue.core.store.trim(before_ms=0, keep_max=60)
+
+    asyncio.run(prepare())
+    with start_server(folder) as running:
         yield running
 
 

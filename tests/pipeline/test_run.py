@@ -21,6 +21,7 @@ from codeq.pipeline import gold, shares, silver, tables
 from codeq.pipeline.calling import Calls, Connection
 from codeq.pipeline.lake import EVENTS, Lake, LakeConflict, LakeTable
 from codeq.pipeline.run import OtherLog, add_up, carry_forward, rebuild, run_once, take_in
+from codeq.pipeline.source import DataLost
 from codeq.server.dev import ALL_SCOPES
 
 SHARDS = 2
@@ -333,3 +334,14 @@ def test_another_servers_log_is_not_mixed_in(
     take_in(spark, lake, connection)
     with pytest.raises(OtherLog, match="another server"):
         take_in(spark, lake, connected(busy, tmp_path))
+
+
+def test_events_that_were_trimmed_before_they_were_taken_in_are_missed_aloud(
+    spark: SparkSession, trimmed: Server, lake: Lake, tmp_path: Path
+) -> None:
+    lake.bronze.commit([], batch=1, offsets={0: 3})
+    with pytest.raises(DataLost, match=r"events 3 to \d+ of shard 0 were trimmed.*begin a new lake"):
+        take_in(spark, lake, connected(trimmed, tmp_path))
+    assert (lake.bronze.batch, lake.bronze.files()) == (1, [])
+    fresh = Lake(tmp_path / "fresh")
+    assert take_in(spark, fresh, connected(trimmed, tmp_path)) == fresh.bronze.read(spark).count() > 0

@@ -8,9 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 from tests.pipeline.histories import History, Row, arrow, churn
 
-from codeq.pipeline.shares import Files, share_of
+from codeq.errors import Unreachable
+from codeq.pipeline.shares import Files, on_executors, share_of
 from codeq.wire import events as wire
 
 SHARES = 3
@@ -82,6 +84,17 @@ def test_times_written_the_old_way_are_read_as_the_same_times(history: History, 
     pq.write_table(arrow(history.events), old, use_deprecated_int96_timestamps=True, store_schema=False)
     assert pq.read_schema(old).field("at").type == pa.timestamp("ns")
     assert rows_of(files(old).share(0, 1)) == rows_of(arrow(history.events))
+
+
+def test_executors_answer_for_every_piece_and_an_error_of_ours_is_raised_as_it_was(spark: SparkSession) -> None:
+    def work(piece: tuple[str, int]) -> list[str]:
+        if piece[1] > 2:
+            raise Unreachable(f"nobody answers for {piece[0]}")
+        return [piece[0]] * piece[1]
+
+    assert sorted(on_executors(spark, work, [("a", 1), ("b", 0), ("c", 2)])) == ["a", "c", "c"]
+    with pytest.raises(Unreachable, match="nobody answers for d"):
+        on_executors(spark, work, [("a", 1), ("d", 3)])
 
 
 @given(st.lists(st.text(max_size=50)), st.integers(1, 7))

@@ -1,6 +1,5 @@
 """The event log as a DataFrame: the same rows as the server tells, filtered, split, and refused where they are gone."""
 
-import asyncio
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -13,27 +12,9 @@ from pyspark.sql.functions import spark_partition_id
 from tests.pipeline.reading import Told, events, log_of, platform, relay, seqs
 from tests.server.running import Server, Tenant, answered, start_server
 
-import codeq
 from codeq.pipeline import event_schema
-from codeq.sdk.verbs import new_tasks
 from codeq.wire import paths
 from codeq.wire.events import COLUMNS
-
-
-@pytest.fixture(scope="module")
-def trimmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose single shard has lost its oldest events."""
-    folder = tmp_path_factory.mktemp("trimmed")
-
-    async def prepare() -> None:
-        async with await codeq.open_async(folder / "data", tenant="acme", sweeping=False) as queue:
-            for _ in range(4):
-                await queue.enqueue_many(new_tasks("work", range(50)))
-            await queue.core.store.trim(before_ms=0, keep_max=60)
-
-    asyncio.run(prepare())
-    with start_server(folder) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

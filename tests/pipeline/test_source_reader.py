@@ -1,20 +1,16 @@
 """The reader of a stream by itself, as Spark calls it: limits, targets, lost events, and a server that is away."""
 
-import asyncio
 import pickle
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from tests.pipeline.reading import Told, enqueue, log_of, platform, relay
-from tests.server.running import Server, Tenant, answered, eventually, start_server
+from tests.server.running import Server, Tenant, answered, eventually
 
-import codeq
 from codeq.pipeline import event_schema
 from codeq.pipeline.options import read_options
 from codeq.pipeline.source import DataLost, EventsReader, EventsStreamReader
-from codeq.sdk.verbs import new_tasks
 from codeq.wire import paths
 
 ALL = ReadAllAvailable()
@@ -32,22 +28,6 @@ def read(reader: EventsStreamReader, start: dict[str, int], end: dict[str, int])
         for batch in travelled.read(part)
         for seq in batch["seq"].to_pylist()
     ]
-
-
-@pytest.fixture(scope="module")
-def trimmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two hundred events, of which the oldest are gone."""
-    folder = tmp_path_factory.mktemp("trimmed")
-
-    async def prepare() -> None:
-        async with await codeq.open_async(folder / "data", tenant="acme", sweeping=False) as queue:
-            for _ in range(4):
-                await queue.enqueue_many(new_tasks("work", range(50)))
-            await queue.core.store.trim(before_ms=0, keep_max=60)
-
-    asyncio.run(prepare())
-    with start_server(folder) as server:
-        yield server
 
 
 def end_of(server: Server) -> int:

@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from codeq.domain.errors import CodeqError
 from codeq.pipeline import gold, parquet, shares, tables
-from codeq.pipeline.shares import Files
+from codeq.pipeline.shares import Files, on_executors
 
 APP = "codeq"
 _FORGOTTEN = f"{APP}/forgotten"
@@ -41,6 +41,10 @@ _PART, _DAY = "part", "on"
 
 OPEN, CLOSED, EVENTS, DAYS = "open", "closed", "events", "days"
 """The parts of tables."""
+
+
+Read = Callable[[Any], Iterator[pa.RecordBatch]]
+"""Reads a piece of something, where it is called."""
 
 
 class LakeConflict(CodeqError):
@@ -125,7 +129,7 @@ class LakeTable:
 
     def write(self, rows: DataFrame, *, part: str | Column, batch: int, by_day: bool = False) -> "list[Written]":
         """Have Spark write the rows as files. They are not in the table before a commit names them."""
-        folder = target = self.folder / f"b{batch:08d}-{uuid.uuid4().hex}"
+        folder = target = self._new_folder(batch)
         chosen = rows.select(*self.schema.fieldNames())
         apart: dict[str, Column] = {}
         if isinstance(part, Column):
@@ -136,16 +140,29 @@ class LakeTable:
             apart[_DAY] = chosen["day"]
         writer = chosen.withColumns(apart).write.partitionBy(*apart) if apart else chosen.write
         writer.mode("error").options(**parquet.OPTIONS).parquet(str(target))
-        return [_written(self.folder, file, self._time_column) for file in sorted(folder.rglob("*.parquet"))]
+        return self._written(map(str, folder.rglob("*.parquet")))
+
+    def write_read(
+        self, spark: SparkSession, read: Read, pieces: Sequence[Any], *, part: str, batch: int
+    ) -> "list[Written]":
+        """Have executors read each piece and write its rows."""
+        folder, schema = str(self._new_folder(batch) / f"{_PART}={part}"), self._arrow_schema
+        paths = on_executors(spark, lambda piece: parquet.write_stream(folder, schema, read(piece)), pieces)
+        return self._written(paths)
 
     def write_carried(
         self, spark: SparkSession, carry: shares.Carry, *, open_files: Sequence[DataFile], events: Files, batch: int
     ) -> "list[Written]":
         """Have executors write the rows that come of open ones and of new events, apart by whether they are open."""
-        folder = self.folder / f"b{batch:08d}-{uuid.uuid4().hex}"
+        folder = self._new_folder(batch)
         parts = {str(folder / f"{_PART}={part}"): is_open for part, is_open in ((OPEN, True), (CLOSED, False))}
         write = partial(parquet.write_apart, parts, self._arrow_schema)
-        paths = shares.of_files(spark, carry, (self.holding(open_files), events), write)
+        return self._written(shares.of_files(spark, carry, (self.holding(open_files), events), write))
+
+    def _new_folder(self, batch: int) -> Path:
+        return self.folder / f"b{batch:08d}-{uuid.uuid4().hex}"
+
+    def _written(self, paths: Iterable[str]) -> "list[Written]":
         return [_written(self.folder, Path(path), self._time_column) for path in sorted(paths)]
 
     def commit(

@@ -83,14 +83,14 @@ class Given:
 class ReadOptions(Struct, frozen=True, kw_only=True):
     connection: Connection
     wanted: Wanted
-    starting: Place
-    starting_at: str | None
+    starting: Place = EARLIEST
+    starting_at: str | None = None
     """An RFC 3339 time, which wins over `starting`."""
-    ending: Place
-    events_per_trigger: int | None
-    partitions_min: int
-    fail_on_data_loss: bool
-    retry_s: float
+    ending: Place = LATEST
+    events_per_trigger: int | None = None
+    partitions_min: int = 1
+    fail_on_data_loss: bool = True
+    retry_s: float = RETRY_S_DEFAULT
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:

@@ -1,8 +1,9 @@
 """How files of the lake are written: the same whether Spark does it, or Python on an executor."""
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +16,30 @@ UNLIKE = ("task_id", "trace_id", "seq", "first_seq", "last_seq", "at", "enqueued
 
 OPTIONS = {"compression": COMPRESSION, **{f"parquet.enable.dictionary#{column}": "false" for column in UNLIKE}}
 """For Spark."""
+ROWS_PER_GROUP = 1 << 18
+"""What is held in memory before it is written, some fifty megabytes."""
+
+
+def write_stream(folder: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[str]:
+    """Write the rows into a file of their own as they come. Answers which; none for no rows."""
+    path, rows = _new_file(folder), 0
+    with pq.ParquetWriter(path, schema, **_options(schema)) as writer:
+        for group in _groups(batches):
+            writer.write_table(pa.Table.from_batches(group).cast(schema))
+            rows += sum(map(len, group))
+    return [path] if rows else []
+
+
+def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """So many that they are worth a group of rows in the file, and few enough to hold."""
+    group: list[pa.RecordBatch] = []
+    for batch in batches:
+        group.append(batch)
+        if sum(map(len, group)) >= ROWS_PER_GROUP:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def write_apart(folders: Mapping[str, bool], schema: pa.Schema, rows: pa.Table) -> list[str]:
@@ -27,8 +52,16 @@ def write_apart(folders: Mapping[str, bool], schema: pa.Schema, rows: pa.Table) 
         chosen = rows.filter(pc.equal(rows["is_open"], is_open)).cast(schema)
         if not len(chosen):
             continue
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        paths.append(str(Path(folder, f"{uuid.uuid4().hex}.parquet")))
-        alike = [name for name in schema.names if name not in UNLIKE]
-        pq.write_table(chosen, paths[-1], compression=COMPRESSION, use_dictionary=alike, store_schema=False)
+        paths.append(_new_file(folder))
+        pq.write_table(chosen, paths[-1], row_group_size=ROWS_PER_GROUP, **_options(schema))
     return paths
+
+
+def _new_file(folder: str) -> str:
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return str(Path(folder, f"{uuid.uuid4().hex}.parquet"))
+
+
+def _options(schema: pa.Schema) -> dict[str, Any]:
+    alike = [name for name in schema.names if name not in UNLIKE]
+    return {"compression": COMPRESSION, "use_dictionary": alike, "store_schema": False}

@@ -4,7 +4,6 @@ A table remembers the batch it has taken in. A run that dies leaves each table a
 there. Two runs at once do no harm: the slower one's commit is refused.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from codeq.domain.errors import CodeqError
 from codeq.pipeline import gold, shares, silver
-from codeq.pipeline.calling import Calls, Connection, Span
+from codeq.pipeline.calling import Calls, Connection, Span, Wanted
 from codeq.pipeline.lake import CLOSED, DAYS, EVENTS, OPEN, DataFile, Lake, LakeTable
+from codeq.pipeline.offsets import Offsets, split
+from codeq.pipeline.options import ReadOptions
+from codeq.pipeline.schema import event_schema
 from codeq.pipeline.session import tasks_at_once
+from codeq.pipeline.source import DataLost, EventsReader
 from codeq.pipeline.upkeep import check_complete, put_together
 
 EVENTS_PER_BATCH = 2_000_000
@@ -91,7 +94,7 @@ def take_in(
     there is nothing new."""
     spans = _spans(connection)
     starts = {shard: lake.bronze.offset(shard) or span.first for shard, span in spans.items()}
-    _check_ends(starts, spans)
+    _check_reachable(starts, spans)
     share = max(1, events_max // len(spans))
     ends = {shard: min(span.end, starts[shard] + share) for shard, span in spans.items()}
     if up_to is not None:
@@ -99,29 +102,25 @@ def take_in(
     covered = sum(ends[shard] - starts[shard] for shard in spans)
     if covered <= 0:
         return 0
-    options = {
-        "endpoint": connection.endpoint,
-        "tokenFile": connection.token_file,
-        "tokenEnv": connection.token_env,
-        "caFile": connection.ca_file,
-        "tenant": tenant,
-        "startingOffsets": _offsets(starts),
-        "endingOffsets": _offsets(ends),
-        "minPartitions": str(tasks_at_once(spark)),
-    }
-    reader = spark.read.format("codeq-events")
-    events = reader.options(**{name: value for name, value in options.items() if value is not None}).load()
+    events = EventsReader(ReadOptions(connection=connection, wanted=Wanted(tenant=tenant)), event_schema())
+    pieces = split(_texts(starts), _texts(ends), partitions_min=tasks_at_once(spark))
     batch = lake.bronze.batch + 1
-    lake.bronze.commit(lake.bronze.write(events, part=EVENTS, batch=batch), batch=batch, offsets=ends)
+    written = lake.bronze.write_read(spark, events.read_stretch, pieces, part=EVENTS, batch=batch)
+    lake.bronze.commit(written, batch=batch, offsets=ends)
     return covered
 
 
-def _check_ends(starts: Mapping[int, int], spans: Mapping[int, Span]) -> None:
+def _check_reachable(starts: Mapping[int, int], spans: Mapping[int, Span]) -> None:
     for shard, span in spans.items():
         if starts[shard] > span.end:
             raise OtherLog(
                 f"the server's log of shard {shard} ends before event {span.end}, and the lake has events up to "
                 f"{starts[shard]}: this is another server, or one restored from a backup; begin a new lake"
+            )
+        if starts[shard] < span.first:
+            raise DataLost(
+                f"events {starts[shard]} to {span.first - 1} of shard {shard} were trimmed before they were taken in, "
+                "and tables with a gap would be wrong; begin a new lake, and let the server keep events for longer"
             )
 
 
@@ -236,5 +235,5 @@ def _steps(files: Sequence[DataFile], events: int) -> Iterator[list[DataFile]]:
         yield step
 
 
-def _offsets(offsets: Mapping[int, int]) -> str:
-    return json.dumps({str(shard): offset for shard, offset in offsets.items()})
+def _texts(offsets: Mapping[int, int]) -> Offsets:
+    return {str(shard): offset for shard, offset in offsets.items()}

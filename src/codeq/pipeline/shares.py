@@ -5,7 +5,9 @@ rows of them. So where they lie in files, every share reads all of these and kee
 faster than any server can write events, and much faster than it is sorted.
 """
 
-from collections.abc import Callable, Iterator
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +16,9 @@ import pyarrow.dataset as ds
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
+from codeq.domain.errors import CodeqError
 from codeq.pipeline.grouping import IDS, Mask, Numbers
 from codeq.pipeline.session import tasks_at_once
 
@@ -28,6 +31,7 @@ ROWS_PER_SHARE = 1_000_000
 """What one process of Python holds at once, so some hundred megabytes."""
 ROWS_WORTH_SHARING = 100_000
 _ROWS_PER_READ = 1 << 16
+_ANSWER = pa.schema([("said", pa.list_(pa.string())), ("fault", pa.binary())])
 _WORD = 8
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
@@ -88,18 +92,14 @@ class Files(Struct, frozen=True):
 
 
 def of_files(spark: SparkSession, carry: Carry, rows: tuple[Files, Files], write: Write) -> list[str]:
-    """Have executors make rows of open ones and of new events, and write them. Answers where. What a task wrote
-    before it failed is not there."""
+    """Have executors make rows of open ones and of new events, and write them. Answers where they are."""
     open_rows, events = rows
     shares = _shares(spark, open_rows.rows + events.rows)
 
-    def work(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in (number for batch in numbers for number in batch.column(0).to_pylist()):
-            made = carry(open_rows.share(number, shares), events.share(number, shares))
-            yield pa.record_batch({"path": pa.array(write(made), pa.string())})
+    def work(number: int) -> list[str]:
+        return write(carry(open_rows.share(number, shares), events.share(number, shares)))
 
-    written = spark.range(0, shares, 1, shares).mapInArrow(work, "path string")
-    return [row.path for row in written.collect()]
+    return on_executors(spark, work, range(shares))
 
 
 def of_frames(carry: Carry, open_rows: DataFrame, events: DataFrame) -> DataFrame:
@@ -112,6 +112,29 @@ def of_frames(carry: Carry, open_rows: DataFrame, events: DataFrame) -> DataFram
 
     both = open_rows.groupBy(share).cogroup(events.groupBy(share))
     return both.applyInArrow(work, open_rows.schema)
+
+
+def on_executors(spark: SparkSession, work: Callable[[Any], list[str]], pieces: Sequence[Any]) -> list[str]:
+    """Have executors do the work on every piece, a task for each. Answers what those tasks said that came to their end;
+    one that failed, or was run twice, may have left things behind that nobody names.
+
+    An error of ours is raised here as it was there: to try again would not help, and Spark would bury it in text.
+    """
+
+    def task(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in (number for batch in numbers for number in batch.column(0).to_pylist()):
+            said, fault = [], b""
+            try:
+                said = work(pieces[number])
+            except CodeqError as raised:
+                fault = pickle.dumps(raised)
+            yield pa.record_batch([[said], [fault]], schema=_ANSWER)
+
+    answers = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(task, from_arrow_schema(_ANSWER)).collect()
+    for answer in answers:
+        if answer.fault:
+            raise pickle.loads(answer.fault)  # noqa: S301 - from our own executors
+    return [one for answer in answers for one in answer.said]
 
 
 def share_of(ids: pa.Array, shares: int) -> Numbers:

@@ -146,7 +146,10 @@ class EventsReader(_Events, DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, StretchPartition)  # noqa: S101 - made above
-        return self.pages(partition.stretch, within_s=self.options.retry_s)
+        return self.read_stretch(partition.stretch)
+
+    def read_stretch(self, stretch: Stretch) -> Iterator[pa.RecordBatch]:
+        return self.pages(stretch, within_s=self.options.retry_s)
 
 
 class EventsStreamReader(_Events, DataSourceStreamReader, SupportsTriggerAvailableNow):
