@@ -45,15 +45,27 @@ class Files(Struct, frozen=True):
     since: dict[int, int] = {}
     """By shard the first event that is wanted."""
 
+    def batches(self, *names: str) -> Iterator[pa.RecordBatch]:
+        """All rows in their order; of these columns, if any are named."""
+        if not self.paths:
+            return iter(())
+        texts = [field.name for field in self._schema if pa.types.is_dictionary(field.type)]
+        kind = ds.ParquetFileFormat(dictionary_columns=texts)
+        dataset = ds.dataset(list(self.paths), self._schema, format=kind)
+        batches: Iterator[pa.RecordBatch] = dataset.to_batches(
+            columns=list(names) or None, use_threads=False, batch_size=_ROWS_PER_READ
+        )
+        return batches
+
     def share(self, number: int, shares: int) -> pa.Table:
         """The rows whose tasks belong to this share, in the order of the files."""
-        found = [batch.filter(pa.array(self._is_wanted(batch, number, shares))) for batch in self._batches()]
+        found = [batch.filter(pa.array(self._is_wanted(batch, number, shares))) for batch in self.batches()]
         return pa.Table.from_batches(found, self._schema)
 
     def ends(self) -> dict[int, int]:
         """Of events: by shard, one past the last."""
         ends: dict[int, int] = {}
-        for batch in self._batches("shard", "seq"):
+        for batch in self.batches("shard", "seq"):
             shards, numbers = batch.column("shard").to_numpy(), batch.column("seq").to_numpy()
             for shard in np.unique(shards).tolist():
                 ends[shard] = max(ends.get(shard, 0), int(numbers[shards == shard].max()) + 1)
@@ -67,17 +79,6 @@ class Files(Struct, frozen=True):
             if field.type == pa.string() and field.name not in IDS else field
             for field in self.schema
         ])  # fmt: skip
-
-    def _batches(self, *names: str) -> Iterator[pa.RecordBatch]:
-        if not self.paths:
-            return iter(())
-        texts = [field.name for field in self._schema if pa.types.is_dictionary(field.type)]
-        kind = ds.ParquetFileFormat(dictionary_columns=texts)
-        dataset = ds.dataset(list(self.paths), self._schema, format=kind)
-        batches: Iterator[pa.RecordBatch] = dataset.to_batches(
-            columns=list(names) or None, use_threads=False, batch_size=_ROWS_PER_READ
-        )
-        return batches
 
     def _is_wanted(self, batch: pa.RecordBatch, number: int, shares: int) -> Mask:
         is_mine: Mask = np.ones(len(batch), bool)

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from codeq.domain.errors import CodeqError
 from codeq.pipeline.lake import CLOSED, DAYS, EVENTS, UNUSED_HOURS, DataFile, Lake, LakeTable
+from codeq.pipeline.shares import Files
 
 SMALL_BYTES = 32 << 20
 LARGE_BYTES = 256 << 20
@@ -67,7 +68,7 @@ def put_together(spark: SparkSession, lake: Lake, *, files_max: int = FILES_MAX,
         if len(small) <= files_max:
             continue
         for group in _groups(small):
-            written = table.write(table.read(spark, group).coalesce(1), part=part, batch=group[-1].batch)
+            written = table.write_read(spark, Files.batches, [table.holding(group)], part=part, batch=group[-1].batch)
             table.commit(written, batch=None, removed=group)
             taken += len(group)
         say(f"{table.folder.name}: {len(small):,} small files put together")
