@@ -27,7 +27,10 @@ def write_stream(folder: str, schema: pa.Schema, batches: Iterable[pa.RecordBatc
         for group in _groups(batches):
             writer.write_table(pa.Table.from_batches(group).cast(schema))
             rows += sum(map(len, group))
-    return [path] if rows else []
+    if not rows:
+        Path(path).unlink()
+        return []
+    return [path]
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
