@@ -23,7 +23,12 @@ FOLDS: dict[str, tuple[Table, shares.Carry]] = {
 
 @pytest.fixture(scope="module")
 def history() -> History:
-    return churn(7, 400)
+    made = churn(11, 500)
+    ends = {(event["move"], event["status_after"]) for event in made.events if event["status_before"] == "IN_PROGRESS"}
+    assert ends >= {("abandon", "FAILED"), ("abandon", "PENDING"), ("cancel", "CANCELLED")}, (
+        "rare, and looked for below"
+    )
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +146,25 @@ def test_a_history_whose_beginning_was_trimmed_gives_rows_without_it(
         assert found.keys() - untouched.keys()
         assert again[name] == rows[name]
     assert any(row["enqueued_at"] is None and row["end_to_end_ms"] is None for row in rows["tasks"])
+    assert_added_up(rows["tasks"], rows["attempts"])
     first = {row["task_id"]: row["first_claimed_at"] for row in whole["tasks"]}
     assert all(row["first_claimed_at"] in (None, first[row["task_id"]]) for row in rows["tasks"])
+
+
+@pytest.mark.parametrize("since", [20, 60, 90, 150, 210])
+def test_times_of_a_task_are_those_of_its_deliveries_wherever_the_history_begins(history: History, since: int) -> None:
+    kept = [event for event in history.events if event["seq"] > since]
+    assert_added_up(folded("tasks", [kept]), folded("attempts", [kept]))
+
+
+def assert_added_up(tasks: Sequence[Row], deliveries: Sequence[Row]) -> None:
+    totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for row in deliveries:
+        totals[row["task_id"]][0] += row["wait_ms"] or 0
+        totals[row["task_id"]][1] += row["run_ms"] or 0
+    assert tasks
+    for task in tasks:
+        assert [task["total_wait_ms"], task["total_run_ms"]] == totals[task["task_id"]], task["task_id"]
 
 
 def test_a_purge_alone_makes_no_row_and_closes_a_dead_one(history: History, whole: dict[str, list[Row]]) -> None:
@@ -166,7 +188,8 @@ def milliseconds(start: datetime | None, end: datetime | None) -> int | None:
 
 
 expected_names = ("ready_at", "claimed_at", "ended_at", "ended_by", "worker_id", "wait_ms", "run_ms", "attempt",
-                  "ready_by", "is_open", "first_seq", "last_seq", "visible_at", "is_dead")  # fmt: skip
+                  "ready_by", "is_open", "first_seq", "last_seq", "visible_at", "is_dead", "error", "lease_until",
+                  "status_after")  # fmt: skip
 
 
 def deliveries_by_hand(events: Sequence[Row]) -> dict[tuple[str, int], Row]:
@@ -176,8 +199,11 @@ def deliveries_by_hand(events: Sequence[Row]) -> dict[tuple[str, int], Row]:
         coming: Row = {}
         for event in log:
             if event["status_before"] == "IN_PROGRESS":
+                is_dead = event["status_after"] == "FAILED" and event["move"] != "fail"
+                has_failed = is_dead or event["move"] in ("fail", "nack", "expire")
                 coming |= {"ended_at": event["at"], "ended_by": event["move"], "last_seq": event["seq"],
-                           "is_dead": event["status_after"] == "FAILED" and event["move"] != "fail"}  # fmt: skip
+                           "is_dead": is_dead, "status_after": event["status_after"],
+                           "error": event["error"] if has_failed else None}  # fmt: skip
                 rows[task_id, event["lease_token"]] = coming
             coming = coming_after(coming, event)
         if coming:
@@ -193,7 +219,7 @@ def coming_after(coming: Row, event: Row) -> Row:
     """What is known of the delivery to come, or under way, after this event."""
     if event["move"] == "claim":
         return coming | {"claimed_at": event["at"], "worker_id": event["worker_id"], "attempt": event["attempts"] + 1,
-                         "last_seq": event["seq"]}  # fmt: skip
+                         "lease_until": event["lease_until"], "last_seq": event["seq"]}  # fmt: skip
     if event["move"] == "promote":
         return coming | {"last_seq": event["seq"]}
     if event["status_after"] == "PENDING":
