@@ -1,5 +1,7 @@
 """Shares of the tasks: every row in exactly one, read from files of every make."""
 
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from pyspark.sql import SparkSession
 from tests.pipeline.histories import History, Row, arrow, churn
 
 from codeq.errors import Unreachable
+from codeq.pipeline.parquet import write_stream
 from codeq.pipeline.shares import Files, on_executors, share_of
 from codeq.wire import events as wire
 
@@ -95,6 +98,23 @@ def test_executors_answer_for_every_piece_and_an_error_of_ours_is_raised_as_it_w
     assert sorted(on_executors(spark, work, [("a", 1), ("b", 0), ("c", 2)])) == ["a", "c", "c"]
     with pytest.raises(Unreachable, match="nobody answers for d"):
         on_executors(spark, work, [("a", 1), ("d", 3)])
+
+
+def test_a_worker_that_is_killed_is_replaced_and_only_its_successor_is_heard(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = pa.table({"task_id": ["a"]})
+
+    def work(folder: str) -> list[str]:
+        paths = write_stream(folder, rows.schema, rows.to_batches())
+        if len(list(Path(folder).iterdir())) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return paths
+
+    folders = [str(tmp_path / name) for name in ("one", "two")]
+    heard = on_executors(spark, work, folders)
+    assert [Path(path).parent.name for path in sorted(heard)] == ["one", "two"]
+    assert [len(list(Path(folder).iterdir())) for folder in folders] == [2, 2]
 
 
 @given(st.lists(st.text(max_size=50)), st.integers(1, 7))
