@@ -24,6 +24,7 @@ TRANSIENT = (Unreachable, Unavailable, RateLimited, StoreError)
 TIMEOUT_S = 60.0
 ONE_TRY_S = 2.0
 """How long one call is repeated before we say that the server is away."""
+SAY_EVERY_S = 10.0
 
 Done = TypeVar("Done")
 _pack = msgspec.msgpack.Encoder().encode
@@ -145,15 +146,18 @@ class _Backend(HttpBackend):
 
 
 def patiently(call: Callable[[], Done], what: str, *, within_s: float | None) -> Done:
-    """Call until it succeeds; give up after `within_s` of transient faults, or never. Says that it waits."""
+    """Call until it succeeds; give up after `within_s` of transient faults, or never. Says now and then that it waits."""
     deadline_s = None if within_s is None else time.monotonic() + within_s
+    quiet_until_s = 0.0
     while True:
         try:
             return call()
         except TRANSIENT as fault:
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 raise
-            say(f"{what}: {fault}; trying again")
+            if time.monotonic() >= quiet_until_s:
+                say(f"{what}: {fault}; trying again")
+                quiet_until_s = time.monotonic() + SAY_EVERY_S
             time.sleep(0.2)
 
 
