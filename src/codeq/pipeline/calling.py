@@ -146,7 +146,7 @@ class _Backend(HttpBackend):
 
 
 def patiently(call: Callable[[], Done], what: str, *, within_s: float | None) -> Done:
-    """Call until it succeeds; give up after `within_s` of transient faults, or never. Says now and then that it waits."""
+    """Call until it succeeds; give up after `within_s` of transient faults, or never. Says so now and then."""
     deadline_s = None if within_s is None else time.monotonic() + within_s
     quiet_until_s = 0.0
     while True:
