@@ -38,7 +38,7 @@ format: setup ## Put the code into shape
 test: setup ## All tests but those of test-cluster
 	$(BIN)/pytest -n 2 -m "not cluster"
 
-test-cluster: setup ## The tests that start a Spark of their own: a cluster, Connect, kills, the demo's lake; 11 minutes
+test-cluster: setup ## The tests that start a Spark of their own: a cluster, Connect, kills, the demo's lake; 9 minutes
 	$(BIN)/pytest -m cluster
 
 test-fast: setup ## The tests to run while working, in under a minute
