@@ -19,7 +19,7 @@ from tests.server.running import Server, start_server
 import codeq
 from codeq.pipeline import gold, shares, silver, tables
 from codeq.pipeline.calling import Calls, Connection
-from codeq.pipeline.lake import EVENTS, Lake, LakeConflict, LakeTable
+from codeq.pipeline.lake import DAYS, EVENTS, Lake, LakeConflict, LakeTable
 from codeq.pipeline.run import OtherLog, add_up, carry_forward, rebuild, run_once, take_in
 from codeq.pipeline.source import DataLost
 from codeq.server.dev import ALL_SCOPES
@@ -175,6 +175,9 @@ def test_the_lake_is_what_the_server_wrote_and_nothing_else(
     assert {shard: lake.bronze.offset(shard) for shard in spans} == {shard: span.end for shard, span in spans.items()}
     nothing = spark.createDataFrame([], tables.SILVER_TASKS.schema)
     assert counted(lake.tasks.read(spark)) == counted(shares.of_frames(silver.tasks, nothing, events))
+    for _, figures in lake.gold:
+        days = [file.day for file in figures.files(part=DAYS)]
+        assert len(days) == len(set(days)), "one file of each day"
     read = {table.folder.name: deltalake.DeltaTable(str(table.folder)).to_pyarrow_table() for table in lake.all}
     moves = Counter(row.move for row in rows)
     throughput = read[gold.THROUGHPUT.table.name]

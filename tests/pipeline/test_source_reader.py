@@ -8,7 +8,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 from tests.pipeline.reading import Told, enqueue, log_of, platform, relay
 from tests.server.running import Server, Tenant, answered, eventually
 
+from codeq.errors import Unreachable
 from codeq.pipeline import event_schema
+from codeq.pipeline.calling import patiently
 from codeq.pipeline.options import read_options
 from codeq.pipeline.source import DataLost, EventsReader, EventsStreamReader
 from codeq.wire import paths
@@ -143,3 +145,18 @@ def test_a_shard_that_the_checkpoint_does_not_know_is_read_from_its_start(trimme
     first = answered(platform(trimmed).get(paths.EVENTS), 200)["firstOffset"]
     reader = stream(told(platform(trimmed)))
     assert reader.latestOffset({}, ReadMaxRows(5)) == {"0": first + 5}
+
+
+def test_a_wait_for_the_server_is_said_once_in_a_while(capfd: pytest.CaptureFixture[str]) -> None:
+    faults = [Unreachable("nobody is there")] * 3
+
+    def call() -> str:
+        if faults:
+            raise faults.pop()
+        return "here"
+
+    assert patiently(call, "cannot read", within_s=None) == "here"
+    assert capfd.readouterr().err == "codeq: cannot read: nobody is there; trying again\n"
+    faults.append(Unreachable("gone"))
+    with pytest.raises(Unreachable, match="gone"):
+        patiently(call, "cannot read", within_s=0)

@@ -44,7 +44,8 @@ class Move(StrEnum):
 
 
 _FAILED = Status.FAILED
-_BURYING = frozenset({Move.NACK, Move.EXPIRE, Move.ABANDON})
+BURYING = frozenset({Move.NACK, Move.EXPIRE, Move.ABANDON})
+"""The moves after which a failed task is dead. After any other, a worker has decided that it failed."""
 
 
 class Task(Struct, frozen=True, array_like=True, gc=False):
@@ -93,7 +94,7 @@ class Task(Struct, frozen=True, array_like=True, gc=False):
     @property
     def is_dead(self) -> bool:
         """In the dead-letter queue: failed by running out of tries, not by a worker's verdict."""
-        return self.status is _FAILED and self.move in _BURYING
+        return self.status is _FAILED and self.move in BURYING
 
 
 class Body(Struct, frozen=True, array_like=True, gc=False):

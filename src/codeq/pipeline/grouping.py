@@ -17,15 +17,18 @@ Mask = npt.NDArray[np.bool_]
 NOWHERE = -1
 """In place of a row, where a group has none."""
 
+_IDS = frozenset({"task_id", "trace_id"})
 
-IDS = frozenset({"task_id", "trace_id"})
-"""Texts that hardly ever repeat."""
+
+def repeats(field: pa.Field) -> bool:
+    """Whether it holds texts of which there are few: all but ids."""
+    return field.type == pa.string() and field.name not in _IDS
 
 
 def encoded(table: pa.Table) -> pa.Table:
     """The table with every text that repeats as a number and a list of texts."""
     for place, field in enumerate(table.schema):
-        if field.type == pa.string() and field.name not in IDS:
+        if repeats(field):
             table = table.set_column(place, field.name, table.column(place).dictionary_encode())
     return table
 
@@ -67,9 +70,9 @@ class Groups:
     """Rows by the group that each belongs to. Groups are numbered in the order of their first rows."""
 
     def __init__(self, keys: pa.Array) -> None:
-        encoded = keys.dictionary_encode()
-        self.of_rows: Numbers = encoded.indices.to_numpy().astype(np.int64)
-        self.count = len(encoded.dictionary)
+        numbered = keys.dictionary_encode()
+        self.of_rows: Numbers = numbered.indices.to_numpy().astype(np.int64)
+        self.count = len(numbered.dictionary)
 
     def first(self, where: Mask) -> Numbers:
         """For each group its first row that the mask has, or NOWHERE."""

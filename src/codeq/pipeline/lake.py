@@ -21,7 +21,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 from msgspec import Struct
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -41,7 +41,6 @@ _PART, _DAY = "part", "on"
 
 OPEN, CLOSED, EVENTS, DAYS = "open", "closed", "events", "days"
 """The parts of tables."""
-
 
 Read = Callable[[Any], Iterator[pa.RecordBatch]]
 """Reads a piece of something, where it is called."""
@@ -127,19 +126,12 @@ class LakeTable:
         paths = tuple(str(self.folder / file.path) for file in files)
         return Files(paths, self._arrow_schema, sum(file.rows for file in files), dict(since or {}))
 
-    def write(self, rows: DataFrame, *, part: str | Column, batch: int, by_day: bool = False) -> "list[Written]":
+    def write(self, rows: DataFrame, *, part: str, batch: int, by_day: bool = False) -> "list[Written]":
         """Have Spark write the rows as files. They are not in the table before a commit names them."""
-        folder = target = self._new_folder(batch)
+        folder = self._new_folder(batch)
         chosen = rows.select(*self.schema.fieldNames())
-        apart: dict[str, Column] = {}
-        if isinstance(part, Column):
-            apart[_PART] = part
-        else:
-            target = folder / f"{_PART}={part}"
-        if by_day:
-            apart[_DAY] = chosen["day"]
-        writer = chosen.withColumns(apart).write.partitionBy(*apart) if apart else chosen.write
-        writer.mode("error").options(**parquet.OPTIONS).parquet(str(target))
+        writer = chosen.withColumn(_DAY, chosen["day"]).write.partitionBy(_DAY) if by_day else chosen.write
+        writer.mode("error").options(**parquet.OPTIONS).parquet(str(folder / f"{_PART}={part}"))
         return self._written(map(str, folder.rglob("*.parquet")))
 
     def write_read(

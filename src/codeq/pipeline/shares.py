@@ -19,7 +19,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from codeq.domain.errors import CodeqError
-from codeq.pipeline.grouping import IDS, Mask, Numbers
+from codeq.pipeline.grouping import Mask, Numbers, repeats
 from codeq.pipeline.session import tasks_at_once
 
 Carry = Callable[[pa.Table, pa.Table], pa.Table]
@@ -75,8 +75,7 @@ class Files(Struct, frozen=True):
     def _schema(self) -> pa.Schema:
         """Texts that repeat come as numbers and a list of texts, which is how Parquet has them."""
         return pa.schema([
-            field.with_type(pa.dictionary(pa.int32(), pa.string()))
-            if field.type == pa.string() and field.name not in IDS else field
+            field.with_type(pa.dictionary(pa.int32(), pa.string())) if repeats(field) else field
             for field in self.schema
         ])  # fmt: skip
 

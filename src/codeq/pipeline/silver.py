@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from codeq.domain.task import Move, Status
+from codeq.domain.task import BURYING, Move, Status
 from codeq.pipeline.grouping import (
     NOWHERE,
     Groups,
@@ -31,8 +31,6 @@ from codeq.pipeline.grouping import (
     value_at,
 )
 from codeq.pipeline.tables import SILVER_ATTEMPTS, SILVER_TASKS
-
-_BURYING = (Move.NACK, Move.EXPIRE, Move.ABANDON)
 
 
 def attempts(open_rows: pa.Table, events: pa.Table) -> pa.Table:
@@ -257,7 +255,7 @@ class _Tasks:
 
 def _is_burial(said: Rows) -> Mask:
     """Whether the move sent the task to the dead-letter queue."""
-    return said.is_in("move", *_BURYING) & said.is_in("status", Status.FAILED)
+    return said.is_in("move", *BURYING) & said.is_in("status", Status.FAILED)
 
 
 def _true_at(mask: Mask, places: Numbers) -> Mask:
