@@ -63,7 +63,7 @@ class Mover:
         if found != DUE:
             raise RuntimeError(f"{DUE} tasks were due, {found} were promoted")
         self._due_s.append(seconds)
-        await self._queue.core.store.settle()
+        await self._queue.core.store.flush()
         for _ in range(10):
             self._clock.now_ms += 1
             self._idle_s.append((await self._promote())[1])

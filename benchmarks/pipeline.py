@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 from codeq.pipeline import event_schema, last_write_summary, make_session, work
-from codeq.pipeline.calling import Connection
-from codeq.pipeline.lake import Lake
-from codeq.pipeline.run import Summary, run_once
+from codeq.pipeline.client import Connection
+from codeq.pipeline.lake.run import Summary, run_once
+from codeq.pipeline.lake.table import Lake
 
 NEW_EVENTS = 30_000
 """What a run finds beside a history, when we look at what it costs."""

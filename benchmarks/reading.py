@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import event_log, machine
 
 import codeq
-from codeq.pipeline.calling import Calls, Connection, Wanted
+from codeq.pipeline.client import Calls, Connection, Wanted
 from codeq.sdk.verbs import new_tasks
 
 

@@ -17,9 +17,9 @@ from pyspark.sql import functions as f
 
 from codeq.pipeline import last_write_summary, make_session, register, work
 from codeq.pipeline.audit import audit, is_clean, to_text
-from codeq.pipeline.calling import Connection
-from codeq.pipeline.lake import Lake
-from codeq.pipeline.run import run_once
+from codeq.pipeline.client import Connection
+from codeq.pipeline.lake.run import run_once
+from codeq.pipeline.lake.table import Lake
 
 SERVER = os.environ.get("CODEQ_URL", "http://127.0.0.1:8080")  # the token is taken from CODEQ_TOKEN
 

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from codeq.domain.task import Move, Status, Task
     from codeq.embedded import AsyncQueue, Queue, open, open_async
     from codeq.sdk.client import AsyncClient, Client
-    from codeq.sdk.jobs import GivenBack, Job, Kept, QueueInfo, TaskFailed, WaitedTooLong
+    from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, TaskDetails, TaskFailed, WaitTimeout
     from codeq.sdk.verbs import new_tasks
     from codeq.sdk.worker import Fail, Interrupted, Retry, RunningJob, Worker, current_job
-    from codeq.store.opening import restore
+    from codeq.store.data_dir import restore
 
 __version__ = "0.1.0"
 
@@ -27,10 +27,10 @@ _HOMES = {
     "codeq.domain.task": ("Move", "Status", "Task"),
     "codeq.embedded": ("AsyncQueue", "Queue", "open", "open_async"),
     "codeq.sdk.client": ("AsyncClient", "Client"),
-    "codeq.sdk.jobs": ("GivenBack", "Job", "Kept", "QueueInfo", "TaskFailed", "WaitedTooLong"),
+    "codeq.sdk.jobs": ("ReleaseResult", "Job", "TaskDetails", "QueueInfo", "TaskFailed", "WaitTimeout"),
     "codeq.sdk.verbs": ("new_tasks",),
     "codeq.sdk.worker": ("Fail", "Interrupted", "Retry", "RunningJob", "Worker", "current_job"),
-    "codeq.store.opening": ("restore",),
+    "codeq.store.data_dir": ("restore",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 """Loaded at the first use: a client needs no storage engine, and the command line should answer at once."""
@@ -43,22 +43,22 @@ __all__ = [
     "Client",
     "CodeqError",
     "Fail",
-    "GivenBack",
     "Interrupted",
     "Job",
-    "Kept",
     "Move",
     "NewTask",
     "OnExpiry",
     "Queue",
     "QueueInfo",
     "QueuePolicy",
+    "ReleaseResult",
     "Retry",
     "RunningJob",
     "Status",
     "Task",
+    "TaskDetails",
     "TaskFailed",
-    "WaitedTooLong",
+    "WaitTimeout",
     "Worker",
     "current_job",
     "errors",

@@ -22,7 +22,7 @@ from codeq.domain.errors import (
     StoreLocked,
     StoreMismatch,
 )
-from codeq.sdk.jobs import TaskFailed, WaitedTooLong
+from codeq.sdk.jobs import TaskFailed, WaitTimeout
 from codeq.wire.errors import Forbidden, RateLimited, TooLarge, Unauthenticated, Unavailable, Unexpected, Unreachable
 
 __all__ = [
@@ -54,5 +54,5 @@ __all__ = [
     "Unavailable",
     "Unexpected",
     "Unreachable",
-    "WaitedTooLong",
+    "WaitTimeout",
 ]

@@ -1,5 +1,5 @@
 """Found by PySpark by its name: makes `format("codeq")` known to every session."""
 
-from codeq.pipeline.sink import TaskSink as DefaultSource
+from codeq.pipeline.connector.sink import TaskSink as DefaultSource
 
 __all__ = ["DefaultSource"]

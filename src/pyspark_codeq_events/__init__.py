@@ -1,5 +1,5 @@
 """Found by PySpark by its name: makes `format("codeq-events")` known to every session."""
 
-from codeq.pipeline.source import EventsSource as DefaultSource
+from codeq.pipeline.connector.source import EventsSource as DefaultSource
 
 __all__ = ["DefaultSource"]

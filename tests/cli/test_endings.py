@@ -11,8 +11,8 @@ from tests.server.running import command_line, environment, run_codeq
 from typer.testing import CliRunner
 
 import codeq
+from codeq.cli.errors import MEANINGS, Code, code_of
 from codeq.cli.main import app
-from codeq.cli.plain import MEANINGS, Code, code_of
 from codeq.wire.errors import STATUS
 
 

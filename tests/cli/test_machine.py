@@ -13,7 +13,7 @@ from tests.cli.calling import Cli
 from tests.server.running import eventually
 
 import codeq
-from codeq.cli import bench, checkups, server_checkups
+from codeq.cli import bench, machine_checks, server_checks
 
 
 def states(done: Any) -> dict[str, str]:
@@ -63,7 +63,7 @@ def test_doctor_never_shows_the_password_of_redis(monkeypatch: pytest.MonkeyPatc
     library.RedisError = RuntimeError
     library.Redis = type("Redis", (), {"from_url": staticmethod(lambda *_, **__: Link())})
     monkeypatch.setitem(sys.modules, "redis", library)
-    [finding] = server_checkups.redis("redis://:hunter2@127.0.0.1:1/0")
+    [finding] = server_checks.redis("redis://:hunter2@127.0.0.1:1/0")
     assert (finding.state, "hunter2" in finding.detail, "127.0.0.1:1/0" in finding.detail) == ("problem", False, True)
 
 
@@ -76,26 +76,26 @@ def test_doctor_never_shows_the_password_of_redis(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_doctor_knows_what_settings_of_redis_mean(version: str, settings: dict[str, str], expected: list[str]) -> None:
-    assert [finding.state for finding in server_checkups.redis_settings(version, settings)] == expected
+    assert [finding.state for finding in server_checks.redis_settings(version, settings)] == expected
 
 
 def test_doctor_notices_clocks_that_differ() -> None:
-    assert server_checkups._clock("Thu, 01 Jan 2015 00:00:00 GMT").state == "problem"
-    assert server_checkups._clock("noon").state == "warning"
+    assert server_checks._clock("Thu, 01 Jan 2015 00:00:00 GMT").state == "problem"
+    assert server_checks._clock("noon").state == "warning"
 
 
 def test_doctor_notices_few_files_memory_disks_and_slow_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
-    assert checkups.open_files().state == "problem"
+    assert machine_checks.open_files().state == "problem"
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
-    assert checkups.open_files().state == "warning"
-    monkeypatch.setattr(checkups, "_filesystem", lambda _: "tmpfs")
-    assert checkups.disk_sync(tmp_path).state == "warning"
-    monkeypatch.setattr(checkups, "_filesystem", lambda _: "ext4")
-    monkeypatch.setattr(checkups, "_sync_times", lambda _: [0.2])
-    assert "faster disk" in (checkups.disk_sync(tmp_path).advice or "")
-    monkeypatch.setattr(checkups, "_sync_times", lambda _: [0.000_001])
-    assert "too fast" in (checkups.disk_sync(tmp_path).advice or "")
+    assert machine_checks.open_files().state == "warning"
+    monkeypatch.setattr(machine_checks, "_filesystem", lambda _: "tmpfs")
+    assert machine_checks.disk_sync(tmp_path).state == "warning"
+    monkeypatch.setattr(machine_checks, "_filesystem", lambda _: "ext4")
+    monkeypatch.setattr(machine_checks, "_sync_times", lambda _: [0.2])
+    assert "faster disk" in (machine_checks.disk_sync(tmp_path).advice or "")
+    monkeypatch.setattr(machine_checks, "_sync_times", lambda _: [0.000_001])
+    assert "too fast" in (machine_checks.disk_sync(tmp_path).advice or "")
 
 
 def test_doctor_finds_java_or_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +111,8 @@ def test_doctor_finds_java_or_says_what_to_install(tmp_path: Path, monkeypatch: 
     ):
         java.write_text(f"#!/bin/sh\necho '{version}' >&2\n")
         java.chmod(0o755)
-        assert checkups.java().state == state
-        assert (checkups.java().advice is None) == (state == "ok")
+        assert machine_checks.java().state == state
+        assert (machine_checks.java().advice is None) == (state == "ok")
 
 
 def test_bench_measures_three_ways_and_leaves_nothing_behind(cli: Cli) -> None:

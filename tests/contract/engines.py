@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from codeq.domain.limits import RESTART_GRACE_MS
+from codeq.store.data_dir import back_up, open_rocksdb, restore
 from codeq.store.interface import Clock, Listener, Store
-from codeq.store.opening import back_up, open_rocksdb, restore
 
 START_MS = 1_700_000_000_000
 

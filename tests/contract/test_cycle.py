@@ -6,7 +6,7 @@ from codeq.domain.errors import InvalidRequest
 from codeq.domain.ids import shard_of
 from codeq.domain.requests import Claim, NewTask
 from codeq.domain.task import Move, Status
-from codeq.store.interface import ClaimOrder
+from codeq.store.interface import ClaimRequest
 from codeq.usecases import claim as claiming
 from codeq.usecases.enqueue import Enqueued
 
@@ -166,9 +166,9 @@ async def test_no_task_is_handed_out_twice(world: World) -> None:
 async def test_an_empty_batch_does_nothing(world: World) -> None:
     assert await world.enqueue_all([]) == []
     assert await world.store.commit([]) == []
-    assert await world.store.load(TENANT, []) == []
-    assert await world.store.read(TENANT, []) == []
-    order = ClaimOrder(queues=[], worker="w", lease_ms=LEASE_MS, limit=5)
+    assert await world.store.get_tasks(TENANT, []) == []
+    assert await world.store.get_records(TENANT, []) == []
+    order = ClaimRequest(queues=[], worker="w", lease_ms=LEASE_MS, limit=5)
     assert await world.store.take(order) == []
     assert all(not events for events in (await world.events()).values())
 
@@ -201,7 +201,7 @@ async def test_what_was_just_committed_is_visible_before_it_is_settled(world: Wo
     task = await world.enqueue()
     held = await world.claim_one()
     assert (await world.load(task)).move is Move.CLAIM
-    [record] = await world.store.read(TENANT, [task.id])
+    [record] = await world.store.get_records(TENANT, [task.id])
     assert record is not None
     assert record.task == held
     assert accepted(record).result is None

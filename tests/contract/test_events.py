@@ -168,7 +168,7 @@ async def test_numbers_go_on_after_everything_was_trimmed_and_reopened(world: Wo
     queued = await world.enqueue_many(9)
     nexts = [(await world.store.events(shard, 0, 1)).next for shard in range(world.store.shards)]
     await world.store.trim(before_ms=0, keep_max=0)
-    await world.store.settle()
+    await world.store.flush()
     assert all(not events for events in (await world.events()).values())
     await world.reopen()
     assert [(await world.store.events(shard, 0, 1)).next for shard in range(world.store.shards)] == nexts

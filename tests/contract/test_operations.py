@@ -94,7 +94,7 @@ async def test_a_purged_task_is_gone(world: World) -> None:
     purged = await world.purge(done)
     assert purged.move is Move.PURGE
     assert await world.is_gone(done)
-    assert await world.store.read(TENANT, [done.id]) == [None]
+    assert await world.store.get_records(TENANT, [done.id]) == [None]
     for verb in (world.get, world.history, world.purge, world.cancel, world.replay, world.complete):
         with pytest.raises(NotFound):
             await verb(done)

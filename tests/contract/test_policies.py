@@ -29,7 +29,7 @@ async def test_a_policy_is_stored_and_survives_reopening(world: World) -> None:
     queues = [QueueKey(TENANT, "a"), QueueKey(TENANT, "b"), QueueKey("other", "a")]
     for number, queue in enumerate(queues):
         await world.store.set_policy(queue, msgspec.structs.replace(FULL, max_attempts=number + 1))
-    await world.store.settle()
+    await world.store.flush()
     before = dict(world.store.policies())
     assert list(before) == queues
     await world.reopen()

@@ -15,7 +15,7 @@ from codeq.domain.queue import Index
 from codeq.domain.requests import Filter
 from codeq.domain.task import Status, Task
 from codeq.store.interface import Record
-from codeq.usecases.lobby import Lobby
+from codeq.usecases.waiters import Waiters
 
 Everything = tuple[list[Record | None], object, object, object]
 
@@ -42,7 +42,7 @@ async def everything(world: World) -> Everything:
     records: list[Record | None] = []
     for tenant in (TENANT, "other"):
         found = await world.find_all(tenant=tenant)
-        records += await world.store.read(tenant, ids(found))
+        records += await world.store.get_records(tenant, ids(found))
     # A restart may lengthen leases, which is the only thing it may change.
     steady = [
         record and msgspec.structs.replace(record, task=msgspec.structs.replace(record.task, lease_until_ms=0))
@@ -199,7 +199,7 @@ async def test_another_number_of_shards_is_refused(world: World, engine: Engine,
         await world.reopen()
     else:
         with pytest.raises(StoreMismatch):
-            Engine("other", shards, engine.open_store).open(world.path, clock, Lobby())
+            Engine("other", shards, engine.open_store).open(world.path, clock, Waiters())
         world.open()
     assert ids(await world.claim()) == [task.id]
 
@@ -207,7 +207,7 @@ async def test_another_number_of_shards_is_refused(world: World, engine: Engine,
 async def test_the_number_of_shards_need_not_be_said_again(world: World, engine: Engine, clock: FakeClock) -> None:
     await world.close()
     store = engine.open_store(
-        world.path, clock=clock, shards=None, fsync=False, grace_ms=RESTART_GRACE_MS, listener=Lobby()
+        world.path, clock=clock, shards=None, fsync=False, grace_ms=RESTART_GRACE_MS, listener=Waiters()
     )
     assert store.shards == engine.shards
     await store.close()
@@ -216,7 +216,7 @@ async def test_the_number_of_shards_need_not_be_said_again(world: World, engine:
 async def test_a_store_is_open_only_once_at_a_time(world: World, engine: Engine, clock: FakeClock) -> None:
     task = await world.enqueue()
     with pytest.raises(StoreLocked):
-        engine.open(world.path, clock, Lobby())
+        engine.open(world.path, clock, Waiters())
     assert ids(await world.claim()) == [task.id]
 
 
@@ -228,7 +228,7 @@ async def test_a_closed_store_refuses_every_call(world: World) -> None:
         world.claim(),
         world.get(task),
         world.cancel(task),
-        world.store.settle(),
+        world.store.flush(),
         world.store.counts(None),
         world.store.events(0, 0, 1),
         world.store.trim(before_ms=0, keep_max=0),

@@ -55,8 +55,8 @@ async def test_record_body_result_and_key_go_together(world: World) -> None:
     await world.complete(await world.claim_one(), b"2")
     world.clock.pass_ms(KEEP_MS)
     await world.sweep()
-    assert await world.store.load(TENANT, [task.id]) == [None]
-    assert await world.store.read(TENANT, [task.id]) == [None]
+    assert await world.store.get_tasks(TENANT, [task.id]) == [None]
+    assert await world.store.get_records(TENANT, [task.id]) == [None]
     fresh = await world.enqueue(idempotency_key="k", payload=b"3")
     assert fresh.id != task.id
     await world.reopen()

@@ -10,7 +10,7 @@ from codeq.domain.requests import Filter, NewTask
 from codeq.domain.task import Status
 from codeq.store.rocksdb import database, pending
 from codeq.store.rocksdb.pending import Window
-from codeq.usecases import inspect
+from codeq.usecases import queries
 
 
 @pytest.fixture
@@ -34,10 +34,10 @@ async def test_a_scan_between_a_change_and_its_answer_does_not_hide_the_change_f
     world = synced_world
     task = await world.enqueue(delay_ms=1_000)
     held = len(flushes)
-    [before] = await world.store.load(TENANT, [task.id])
+    [before] = await world.store.get_tasks(TENANT, [task.id])
     assert before is not None
     world.clock.pass_ms(1_000)
-    await asyncio.gather(world.cancel(task), inspect.find(world.core, TENANT, Filter()), world.store.settle())
+    await asyncio.gather(world.cancel(task), queries.find(world.core, TENANT, Filter()), world.store.flush())
     assert len(flushes) > held
 
 
@@ -46,11 +46,11 @@ async def test_readers_and_writers_at_once_are_all_answered(synced_world: World)
     for _ in range(20):
         await asyncio.gather(
             world.enqueue_all([NewTask(command="work")]),
-            inspect.find(world.core, TENANT, Filter()),
-            inspect.counts(world.core, TENANT),
+            queries.find(world.core, TENANT, Filter()),
+            queries.counts(world.core, TENANT),
             world.claim("work"),
             world.sweep(),
-            inspect.find(world.core, TENANT, Filter()),
+            queries.find(world.core, TENANT, Filter()),
         )
     assert len(await world.find_all()) == 20
 

@@ -80,8 +80,8 @@ async def test_an_id_of_a_shard_that_does_not_exist_is_not_found(world: World) -
 
 async def test_load_and_read_answer_nothing_for_another_tenant(world: World) -> None:
     task = await held_one(world)
-    assert await world.store.load("other", [task.id]) == [None]
-    assert await world.store.read("other", [task.id]) == [None]
+    assert await world.store.get_tasks("other", [task.id]) == [None]
+    assert await world.store.get_records("other", [task.id]) == [None]
 
 
 async def test_a_batch_with_foreign_ids_moves_only_its_own(world: World) -> None:

@@ -169,7 +169,7 @@ async def test_a_claim_cancelled_while_it_waits_for_the_disk_loses_no_task(synce
     claim.cancel()
     await asyncio.wait([claim])
     assert claim.cancelled()
-    await world.store.settle()
+    await world.store.flush()
     assert await world.counts() == (1, 0, 0, 0)
     assert (await world.claim_one("work")).attempts == 0
 

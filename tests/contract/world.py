@@ -17,12 +17,12 @@ from codeq.domain.task import Holder, Status, Task
 from codeq.embedded import AsyncQueue, make_core
 from codeq.store.interface import Record, Store
 from codeq.usecases import claim as claiming
-from codeq.usecases import enqueue as enqueuing
-from codeq.usecases import giveback, heartbeat, inspect, operate, submit, sweep
+from codeq.usecases import enqueue as prepare_enqueue
+from codeq.usecases import heartbeat, nack, operate, queries, submit, sweep
 from codeq.usecases.core import Core
 from codeq.usecases.enqueue import Enqueued
-from codeq.usecases.lobby import Lobby
 from codeq.usecases.submit import Submitted
+from codeq.usecases.waiters import Waiters
 
 Answer = TypeVar("Answer")
 
@@ -59,9 +59,9 @@ class World:
         self.is_open = False
 
     def open(self, *, grace_ms: int = RESTART_GRACE_MS) -> "World":
-        lobby = Lobby()
-        self.store = self.engine.open(self.path, self.clock, lobby, fsync=self.fsync, grace_ms=grace_ms)
-        self.core = make_core(self.store, lobby, self.defaults)
+        waiters = Waiters()
+        self.store = self.engine.open(self.path, self.clock, waiters, fsync=self.fsync, grace_ms=grace_ms)
+        self.core = make_core(self.store, waiters, self.defaults)
         self.is_open = True
         return self
 
@@ -81,7 +81,7 @@ class World:
         return accepted(answer).task
 
     async def enqueue_all(self, orders: Sequence[NewTask], *, tenant: str = TENANT) -> list[Enqueued | CodeqError]:
-        return await enqueuing.enqueue(self.core, tenant, orders)
+        return await prepare_enqueue.enqueue(self.core, tenant, orders)
 
     async def enqueue_many(
         self, number: int, command: str = "work", *, tenant: str = TENANT, **options: Any
@@ -135,10 +135,10 @@ class World:
         return accepted(answer)
 
     async def nack(self, task: Task, reason: str = "", delay_ms: int | None = None) -> Task:
-        return await giveback.nack(self.core, task.tenant, task.id, holder_of(task), delay_ms=delay_ms, reason=reason)
+        return await nack.nack(self.core, task.tenant, task.id, holder_of(task), delay_ms=delay_ms, reason=reason)
 
     async def abandon(self, task: Task) -> Task:
-        return await giveback.abandon(self.core, task.tenant, task.id, holder_of(task))
+        return await nack.abandon(self.core, task.tenant, task.id, holder_of(task))
 
     # -- operators -----------------------------------------------------------------------------------------------
 
@@ -179,24 +179,24 @@ class World:
         promoted = await sweep.promote_due(self.core)
         expired = await sweep.expire_leases(self.core)
         purged = await sweep.purge_finished(self.core)
-        await self.store.settle()
+        await self.store.flush()
         return promoted, expired, purged
 
     # -- looking -------------------------------------------------------------------------------------------------
 
     async def get(self, task: Task, wait_ms: int = 0) -> Record:
-        return await inspect.get(self.core, task.tenant, task.id, wait_ms=wait_ms)
+        return await queries.get(self.core, task.tenant, task.id, wait_ms=wait_ms)
 
     async def load(self, task: Task) -> Task:
-        [found] = await self.store.load(task.tenant, [task.id])
+        [found] = await self.store.get_tasks(task.tenant, [task.id])
         assert found is not None, f"{task.id} is gone"
         return found
 
     async def is_gone(self, task: Task) -> bool:
-        return await self.store.load(task.tenant, [task.id]) == [None]
+        return await self.store.get_tasks(task.tenant, [task.id]) == [None]
 
     async def history(self, task: Task) -> list[Task]:
-        return await inspect.history(self.core, task.tenant, task.id)
+        return await queries.history(self.core, task.tenant, task.id)
 
     async def counts(self, command: str = "work", tenant: str = TENANT) -> tuple[int, int, int, int]:
         """Pending, delayed, in progress, dead."""
@@ -208,7 +208,7 @@ class World:
         found: list[Task] = []
         cursor: str | None = None
         while True:
-            page = await inspect.find(self.core, tenant, wanted or Filter(), cursor=cursor, limit=limit)
+            page = await queries.find(self.core, tenant, wanted or Filter(), cursor=cursor, limit=limit)
             assert len(page.tasks) <= limit
             found += page.tasks
             cursor = page.cursor
@@ -217,7 +217,7 @@ class World:
 
     async def events(self) -> dict[int, list[Task]]:
         """Every event that is kept, by shard."""
-        await self.store.settle()
+        await self.store.flush()
         return {shard: (await self.store.events(shard, 0, 50_000)).events for shard in range(self.store.shards)}
 
 

@@ -17,7 +17,7 @@ _FILE = re.compile(r"# (\w+\.py)\n")
 
 # A page shows `worker.run()`, which would never return: here it returns when there is nothing left to do.
 _UNTIL_IDLE = """
-from codeq.sdk.worker.registry import Worker
+from codeq.sdk.worker.worker import Worker
 run_for_ever = Worker.run
 Worker.run = lambda self, queue=None, **_: run_for_ever(self, queue, until_idle=True)
 """

@@ -27,11 +27,11 @@ from codeq.domain.task import Holder, Move, Status, Task
 from codeq.embedded import make_core
 from codeq.store.rocksdb import pending
 from codeq.usecases import claim as claiming
-from codeq.usecases import enqueue as enqueuing
-from codeq.usecases import giveback, heartbeat, inspect, operate, submit, sweep
+from codeq.usecases import enqueue as prepare_enqueue
+from codeq.usecases import heartbeat, nack, operate, queries, submit, sweep
 from codeq.usecases.enqueue import Enqueued
-from codeq.usecases.lobby import Lobby
 from codeq.usecases.submit import Submitted
+from codeq.usecases.waiters import Waiters
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +91,7 @@ class Lockstep(RuleBasedStateMachine):
         for tenant in TENANTS:
             for command in (NOW, LIMITED):
                 self.run(self.store.set_policy(QueueKey(tenant, command), policy_of(command)))
-        self.run(self.store.settle())
+        self.run(self.store.flush())
         self.enqueue_batch(TENANTS[0], first)
 
     def teardown(self) -> None:
@@ -103,9 +103,9 @@ class Lockstep(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
     def open(self) -> None:
-        lobby = Lobby()
-        self.store = self.engine.open(self.path, self.clock, lobby, grace_ms=GRACE_MS)
-        self.core = make_core(self.store, lobby, DEFAULTS)
+        waiters = Waiters()
+        self.store = self.engine.open(self.path, self.clock, waiters, grace_ms=GRACE_MS)
+        self.core = make_core(self.store, waiters, DEFAULTS)
 
     def run(self, call: Coroutine[Any, Any, Answer]) -> Answer:
         signal.alarm(CALL_S_MAX)
@@ -135,7 +135,7 @@ class Lockstep(RuleBasedStateMachine):
 
     def enqueue_batch(self, tenant: str, batch: list[NewTask]) -> None:
         now_ms = self.clock.now_ms
-        answers = self.run(enqueuing.enqueue(self.core, tenant, batch))
+        answers = self.run(prepare_enqueue.enqueue(self.core, tenant, batch))
         assert len(answers) == len(batch)
         new: Moved = []
         for order, answer in zip(batch, answers, strict=True):
@@ -283,9 +283,9 @@ class Lockstep(RuleBasedStateMachine):
                 extend_ms = 30_000 if verb == "long heartbeat" else None
                 return await heartbeat.heartbeat(self.core, tenant, task_id, holder, extend_ms=extend_ms)
             case "nack" | "nack at once" | "nack soon":
-                return await giveback.nack(self.core, tenant, task_id, holder, delay_ms=NACKS[verb])
+                return await nack.nack(self.core, tenant, task_id, holder, delay_ms=NACKS[verb])
             case "abandon":
-                return await giveback.abandon(self.core, tenant, task_id, holder)
+                return await nack.abandon(self.core, tenant, task_id, holder)
         status = Status.COMPLETED if verb == "complete" else Status.FAILED
         error = None if verb == "complete" else "broken"
         outcome = Outcome(task_id=task_id, holder=holder, status=status, result=result, error=error)
@@ -349,7 +349,7 @@ class Lockstep(RuleBasedStateMachine):
             moved = await sweep.promote_due(self.core)
             moved += await sweep.expire_leases(self.core)
             moved += await sweep.purge_finished(self.core)
-            await self.store.settle()
+            await self.store.flush()
             return moved
 
         assert self.run(all_roles()) == len(expected)
@@ -366,7 +366,7 @@ class Lockstep(RuleBasedStateMachine):
         before_ms = self.clock.now_ms - age_ms
         firsts = {shard: self.run(self.store.events(shard, 0, 1)).first for shard in self.seen}
         self.run(self.store.trim(before_ms=before_ms, keep_max=keep_max))
-        self.run(self.store.settle())
+        self.run(self.store.flush())
         events = [event for history in self.histories.values() for event in history]
         for shard, seen in self.seen.items():
             young = [e.version for e in events if int(e.id[-4:], 16) == shard and e.updated_ms >= before_ms]
@@ -374,7 +374,7 @@ class Lockstep(RuleBasedStateMachine):
             assert self.run(self.store.events(shard, 0, 1)).first <= min(wanted, default=seen + 1)
 
     def restart(self, *, crash: bool) -> None:
-        self.run(self.store.settle())
+        self.run(self.store.flush())
         if crash:  # what a killed process leaves behind: the files as they are, not closed
             copy = self.folder / str(int(self.path.name) + 1)
             self.engine.crash(self.path, copy)
@@ -386,7 +386,7 @@ class Lockstep(RuleBasedStateMachine):
         self.open()
         least_ms = self.clock.now_ms + GRACE_MS
         for task in self.model.at(Index.IN_PROGRESS):
-            [stored] = self.run(self.store.load(task.tenant, [task.id]))
+            [stored] = self.run(self.store.get_tasks(task.tenant, [task.id]))
             assert stored is not None
             assert max(task.saved_lease_ms, least_ms) <= stored.lease_until_ms <= max(task.lease_ms, least_ms)
             task.lease_ms = task.saved_lease_ms = stored.lease_until_ms
@@ -409,7 +409,7 @@ class Lockstep(RuleBasedStateMachine):
 
     def history(self, task: ModelTask) -> None:
         first = self.run(self.store.events(task.shard, 0, 1)).first
-        told = self.run(inspect.history(self.core, task.tenant, task.id))
+        told = self.run(queries.history(self.core, task.tenant, task.id))
         whole = self.histories[task.id]
         assert told == [event for event in whole if event.version >= first]
 
@@ -418,7 +418,7 @@ class Lockstep(RuleBasedStateMachine):
         cursor: str | None = None
         while True:
             wanted = Filter(status=status, index=index)
-            page = self.run(inspect.find(self.core, tenant, wanted, cursor=cursor, limit=limit))
+            page = self.run(queries.find(self.core, tenant, wanted, cursor=cursor, limit=limit))
             assert len(page.tasks) <= limit
             found += [task.id for task in page.tasks]
             if (cursor := page.cursor) is None:
@@ -474,7 +474,7 @@ class Lockstep(RuleBasedStateMachine):
             return
         for tenant in TENANTS:
             known = [task for task in self.model.tasks.values() if task.tenant == tenant]
-            for task, stored in zip(known, self.run(self.store.load(tenant, [t.id for t in known])), strict=True):
+            for task, stored in zip(known, self.run(self.store.get_tasks(tenant, [t.id for t in known])), strict=True):
                 if task.gone:
                     assert stored is None
                     continue
@@ -496,7 +496,9 @@ class Lockstep(RuleBasedStateMachine):
             return
         for tenant in TENANTS:
             known = [task for task in self.model.kept() if task.tenant == tenant]
-            for task, record in zip(known, self.run(self.store.read(tenant, [t.id for t in known])), strict=True):
+            for task, record in zip(
+                known, self.run(self.store.get_records(tenant, [t.id for t in known])), strict=True
+            ):
                 assert record is not None
                 assert (record.body.payload, record.body.idempotency_key) == (task.payload, task.key)
                 assert record.result == task.result

@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 import codeq
 from codeq.pipeline import audit, make_session, register, work
-from codeq.pipeline.calling import Connection
-from codeq.pipeline.lake import Lake
-from codeq.pipeline.run import run_once
+from codeq.pipeline.client import Connection
+from codeq.pipeline.lake.run import run_once
+from codeq.pipeline.lake.table import Lake
 from codeq.pipeline.session import tasks_at_once
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from codeq.pipeline.tables import Merge, Table
+from codeq.pipeline.lake.tables import Merge, Table
 
 Made = TypeVar("Made")
 

@@ -11,9 +11,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from tests.pipeline.comparing import at_once
 from tests.pipeline.histories import Row, arrow, churn, cut, empty, frame
 
-from codeq.pipeline import gold, silver
-from codeq.pipeline.gold import Batch, Goals, Gold, Target
-from codeq.pipeline.tables import SILVER_ATTEMPTS, SILVER_TASKS
+from codeq.pipeline.lake import gold, silver
+from codeq.pipeline.lake.gold import Batch, Goals, Gold, Target
+from codeq.pipeline.lake.tables import SILVER_ATTEMPTS, SILVER_TASKS
 
 SILVER = (SILVER_ATTEMPTS, SILVER_TASKS)
 GOALS = Goals(targets={"mail": Target(15_000, 0.9)}, default=Target(40_000, 0.95), wait_ms=2000)

@@ -14,7 +14,7 @@ import codeq
 from codeq.domain.errors import CodeqError
 from codeq.domain.requests import Claim, NewTask, Outcome
 from codeq.domain.task import Holder, Status, Task
-from codeq.usecases import giveback, operate, submit, sweep
+from codeq.usecases import nack, operate, submit, sweep
 from codeq.usecases.claim import claim
 from codeq.usecases.core import Core
 from codeq.wire import events as wire
@@ -141,9 +141,9 @@ class _Actor:
                     await submit.submit(core, tenant, [outcome])
                 elif roll < 0.75:
                     delay_ms = dice.choice((None, None, 0, 1500))
-                    await giveback.nack(core, tenant, task.id, holder, delay_ms=delay_ms, reason=why)
+                    await nack.nack(core, tenant, task.id, holder, delay_ms=delay_ms, reason=why)
                 elif roll < 0.9:
-                    await giveback.abandon(core, tenant, task.id, holder)
+                    await nack.abandon(core, tenant, task.id, holder)
             except CodeqError:
                 pass  # its lease ran out or it was cancelled; those left over are never ended and expire
 

@@ -11,7 +11,7 @@ from tests.pipeline.cluster import ANSWER_S_MAX
 from tests.pipeline.reading import enqueue, log_of
 from tests.server.running import Caller, Tenant, command_line, environment, eventually, run_codeq
 
-from codeq.pipeline.lake import Lake
+from codeq.pipeline.lake.table import Lake
 from codeq.wire import paths
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.cluster]

@@ -10,7 +10,7 @@ from tests.pipeline.cluster import environment_in, start_driver
 from tests.pipeline.reading import log_of
 from tests.server.running import Caller, Tenant, run_codeq
 
-from codeq.cli.plain import Code
+from codeq.cli.errors import Code
 from codeq.server.dev import ALL_SCOPES
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.cluster]

@@ -15,9 +15,9 @@ from tests.pipeline.comparing import at_once
 from tests.pipeline.figures import GOALS, Figures
 from tests.pipeline.histories import Row, empty
 
-from codeq.pipeline import gold
-from codeq.pipeline.gold import Batch, Gold
-from codeq.pipeline.tables import SILVER_TASKS
+from codeq.pipeline.lake import gold
+from codeq.pipeline.lake.gold import Batch, Gold
+from codeq.pipeline.lake.tables import SILVER_TASKS
 
 pytestmark = pytest.mark.spark
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from codeq.errors import InvalidRequest
-from codeq.pipeline.calling import Connection, Span
-from codeq.pipeline.offsets import EVENTS_PER_PARTITION_MAX, Stretch, capped, resolve, split
-from codeq.pipeline.options import read_options
-from codeq.pipeline.sink import write_options
+from codeq.pipeline.client import Connection, Span
+from codeq.pipeline.connector.offsets import EVENTS_PER_PARTITION_MAX, Stretch, capped, resolve, split
+from codeq.pipeline.connector.options import read_options
+from codeq.pipeline.connector.sink import write_options
 
 SPANS = {0: Span(5, 100, 0, 2), 1: Span(1, 50, 0, 2)}
 

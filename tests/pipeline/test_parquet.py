@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests.pipeline.histories import arrow, churn
 
-from codeq.pipeline import parquet
-from codeq.pipeline.parquet import write_apart, write_stream
+from codeq.pipeline.lake import parquet
+from codeq.pipeline.lake.parquet import write_apart, write_stream
 from codeq.wire import events as wire
 
 SCHEMA = wire.arrow_schema()

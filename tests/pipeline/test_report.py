@@ -12,10 +12,11 @@ from tests.pipeline.figures import Figures
 from tests.pipeline.histories import Row, empty
 from tests.pipeline.samples import broken, sample
 
-from codeq.pipeline import audit, gold, report
-from codeq.pipeline.report import wording
+from codeq.pipeline import audit, report
+from codeq.pipeline.lake import gold
+from codeq.pipeline.report import formatting
+from codeq.pipeline.report.charts import Series, linear, logarithmic, time_plot
 from codeq.pipeline.report.data import ReportData, Totals
-from codeq.pipeline.report.drawing import Series, linear, logarithmic, time_plot
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 EMPTY = {"meta", "line", "path", "link", "br", "img"}
@@ -115,7 +116,7 @@ def test_the_json_holds_what_the_page_shows() -> None:
      (1_234_567, "1.23 M"), (0.25, "0.25"), (2.5e9, "2.50 G")],
 )  # fmt: skip
 def test_counts_are_short(number: float, shown: str) -> None:
-    assert wording.count(number) == shown
+    assert formatting.count(number) == shown
 
 
 @pytest.mark.parametrize(
@@ -131,11 +132,11 @@ def test_counts_are_short(number: float, shown: str) -> None:
     ],
 )
 def test_durations_have_a_unit_that_fits(milliseconds: float | None, shown: str) -> None:
-    assert wording.duration(milliseconds) == shown
+    assert formatting.duration(milliseconds) == shown
 
 
 def test_nearly_all_is_not_all() -> None:
-    assert [wording.percent(share) for share in (None, 1, 0.99999, 0.5)] == ["-", "100.0 %", "> 99.9 %", "50.0 %"]
+    assert [formatting.percent(share) for share in (None, 1, 0.99999, 0.5)] == ["-", "100.0 %", "> 99.9 %", "50.0 %"]
 
 
 def test_axes_hold_every_value_between_round_numbers() -> None:

@@ -17,11 +17,11 @@ from tests.pipeline.comparing import at_once, comparable, counted
 from tests.server.running import Server, start_server
 
 import codeq
-from codeq.pipeline import gold, shares, silver, tables
-from codeq.pipeline.calling import Calls, Connection
-from codeq.pipeline.lake import DAYS, EVENTS, Lake, LakeConflict, LakeTable
-from codeq.pipeline.run import OtherLog, add_up, carry_forward, rebuild, run_once, take_in
-from codeq.pipeline.source import DataLost
+from codeq.pipeline.client import Calls, Connection
+from codeq.pipeline.connector.source import DataLost
+from codeq.pipeline.lake import gold, partitions, silver, tables
+from codeq.pipeline.lake.run import OtherLog, add_up, carry_forward, rebuild, run_once, take_in
+from codeq.pipeline.lake.table import DAYS, EVENTS, Lake, LakeConflict, LakeTable
 from codeq.server.dev import ALL_SCOPES
 
 SHARDS = 2
@@ -174,7 +174,7 @@ def test_the_lake_is_what_the_server_wrote_and_nothing_else(
     assert len(spans) == SHARDS
     assert {shard: lake.bronze.offset(shard) for shard in spans} == {shard: span.end for shard, span in spans.items()}
     nothing = spark.createDataFrame([], tables.SILVER_TASKS.schema)
-    assert counted(lake.tasks.read(spark)) == counted(shares.of_frames(silver.tasks, nothing, events))
+    assert counted(lake.tasks.read(spark)) == counted(partitions.of_frames(silver.tasks, nothing, events))
     for _, figures in lake.gold:
         days = [file.day for file in figures.files(part=DAYS)]
         assert len(days) == len(set(days)), "one file of each day"

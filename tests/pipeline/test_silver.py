@@ -12,10 +12,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from tests.pipeline.comparing import counted
 from tests.pipeline.histories import History, Row, arrow, churn, cut, empty, frame
 
-from codeq.pipeline import shares, silver
-from codeq.pipeline.tables import SILVER_ATTEMPTS, SILVER_TASKS, Table
+from codeq.pipeline.lake import partitions, silver
+from codeq.pipeline.lake.tables import SILVER_ATTEMPTS, SILVER_TASKS, Table
 
-FOLDS: dict[str, tuple[Table, shares.Carry]] = {
+FOLDS: dict[str, tuple[Table, partitions.Carry]] = {
     "attempts": (SILVER_ATTEMPTS, silver.attempts),
     "tasks": (SILVER_TASKS, silver.tasks),
 }
@@ -83,7 +83,7 @@ def test_nothing_comes_of_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", FOLDS)
 def test_tables_of_spark_give_the_same_rows(spark: SparkSession, history: History, name: str) -> None:
     table, fold = FOLDS[name]
-    made = shares.of_frames(fold, empty(spark, table.schema), frame(spark, history.events))
+    made = partitions.of_frames(fold, empty(spark, table.schema), frame(spark, history.events))
     assert made.schema == table.schema
     at_once = fold(as_table([], table), arrow(history.events)).cast(schema_of(table))
     assert counted(made) == counted(spark.createDataFrame(at_once, table.schema))

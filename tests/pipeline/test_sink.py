@@ -11,9 +11,10 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.pipeline.reading import Told
 from tests.server.running import Tenant, answered
 
-from codeq.pipeline import last_write_summary, rejects
-from codeq.pipeline.rows import Rejected
-from codeq.pipeline.summary import Summary
+from codeq.pipeline import last_write_summary
+from codeq.pipeline.connector import rejects
+from codeq.pipeline.connector.task_rows import Rejected
+from codeq.pipeline.connector.write_summary import Summary
 from codeq.wire import paths
 
 

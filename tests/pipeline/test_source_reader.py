@@ -10,9 +10,9 @@ from tests.server.running import Server, Tenant, answered, eventually
 
 from codeq.errors import Unreachable
 from codeq.pipeline import event_schema
-from codeq.pipeline.calling import patiently
-from codeq.pipeline.options import read_options
-from codeq.pipeline.source import DataLost, EventsReader, EventsStreamReader
+from codeq.pipeline.client import patiently
+from codeq.pipeline.connector.options import read_options
+from codeq.pipeline.connector.source import DataLost, EventsReader, EventsStreamReader
 from codeq.wire import paths
 
 ALL = ReadAllAvailable()
@@ -67,7 +67,7 @@ def test_a_drain_ends_where_the_log_ended_when_it_began(tenant: Tenant, told: To
 
 
 def test_pages_join_without_a_gap(tenant: Tenant, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("codeq.pipeline.source.PAGE_EVENTS", 7)
+    monkeypatch.setattr("codeq.pipeline.connector.source.PAGE_EVENTS", 7)
     enqueue(tenant, 40)
     expected = [event["seq"] for event in log_of(tenant.admin)]
     reader = EventsReader(read_options(told(tenant.admin)), event_schema())
@@ -105,7 +105,7 @@ def test_a_read_that_has_begun_waits_for_its_server(
     tenant: Tenant, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("codeq.pipeline.calling.say", said.append)
+    monkeypatch.setattr("codeq.pipeline.client.say", said.append)
     with relay() as way, ThreadPoolExecutor(1) as pool:
         way.lead_to(tenant.server.port)
         start = {"0": end_of(tenant.server)}

@@ -14,7 +14,7 @@ from tests.server.running import Caller, Tenant, answered, at
 
 from codeq.errors import InvalidRequest
 from codeq.pipeline import work
-from codeq.pipeline.spark_worker import Progress
+from codeq.pipeline.worker.work import Progress
 from codeq.wire import paths
 
 Who = Callable[..., dict[str, Any]]

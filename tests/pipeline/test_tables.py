@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from codeq.pipeline import tables
+from codeq.pipeline.lake import tables
 from codeq.wire import events
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "lake.md"
@@ -12,13 +12,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "lake.md"
 
 def test_the_page_says_what_the_tables_are() -> None:
     assert PAGE.read_text() == tables.reference(), (
-        "write it anew: python -m codeq.pipeline.tables > docs/reference/lake.md"
+        "write it anew: python -m codeq.pipeline.lake.tables > docs/reference/lake.md"
     )
 
 
 def test_the_page_can_be_printed() -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "codeq.pipeline.tables"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "codeq.pipeline.lake.tables"], capture_output=True, text=True, check=True
     )
     assert printed.stdout == tables.reference()
 

@@ -322,7 +322,7 @@ def test_a_client_says_the_same_when_it_is_awaited(proxy: Proxy, token: str) -> 
     client = Client(proxy.url, token, timeout=3)
 
     async def main() -> None:
-        async with client.awaited() as same:
+        async with client.as_async() as same:
             assert (await same.get(client.enqueue("work", 1).id)).payload == 1
 
     asyncio.run(main())

@@ -10,7 +10,7 @@ from tests.sdk.proxy import Fault, Proxy, answer, cut_answer, hang, lose_answer,
 from tests.sdk.ways import Connect, token_for
 from tests.server.running import Server, eventually, start_server
 
-from codeq import Backoff, BackoffKind, Client, NewTask, Status, Task, WaitedTooLong, new_tasks
+from codeq import Backoff, BackoffKind, Client, NewTask, Status, Task, WaitTimeout, new_tasks
 from codeq.errors import (
     InvalidRequest,
     NotInProgress,
@@ -295,7 +295,7 @@ def test_a_server_that_lets_nobody_wait_is_not_asked_without_a_pause(tmp_path: P
         Client(proxy.url, token_for(hasty)) as client,
     ):
         task = client.enqueue("work", 1)
-        with pytest.raises(WaitedTooLong):
+        with pytest.raises(WaitTimeout):
             client.wait(task.id, timeout=0.5)
         assert len(proxy.requests) < 40
 

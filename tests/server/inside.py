@@ -14,17 +14,17 @@ from tests.server.connections import Answer, Answers
 from codeq.embedded import make_core
 from codeq.server.app import App
 from codeq.server.auth.claims import Claims
-from codeq.server.auth.principal import Gate
+from codeq.server.auth.principal import Authenticator
 from codeq.server.connection import Connection, Serving
-from codeq.server.heads import Heads
 from codeq.server.metrics import Metrics
-from codeq.server.parts import Parts
 from codeq.server.ratelimit import RateLimiter
+from codeq.server.response_head import ResponseHeads
 from codeq.server.routes import ROUTES
 from codeq.server.settings import Settings
+from codeq.server.state import AppState
 from codeq.server.tracing import Tracing
-from codeq.store.opening import open_rocksdb
-from codeq.usecases.lobby import Lobby
+from codeq.store.data_dir import open_rocksdb
+from codeq.usecases.waiters import Waiters
 from codeq.wire import paths
 from codeq.wire.errors import Unauthenticated
 
@@ -50,8 +50,8 @@ class Inside:
     """A server on a port of its own. `failures` counts how often it was told that its store has failed."""
 
     def __init__(self, folder: Path, *, tracing: Tracing | None = None, limiter: RateLimiter | None = None) -> None:
-        lobby = Lobby()
-        metrics = Metrics(lobby)
+        waiters = Waiters()
+        metrics = Metrics(waiters)
         self.store = open_rocksdb(
             folder / "data",
             clock=lambda: time.time_ns() // 1_000_000,
@@ -62,16 +62,16 @@ class Inside:
         )
         self.failures = 0
         self.tasks: set[asyncio.Task[None]] = set()
-        self.parts = Parts(
-            core=make_core(self.store, lobby, Settings().policy()),
+        self.parts = AppState(
+            core=make_core(self.store, waiters, Settings().policy()),
             settings=Settings(),
-            gate=Gate(Everyone(), Everyone(), producers_may_work=False),
+            authenticator=Authenticator(Everyone(), Everyone(), producers_may_work=False),
             limiter=limiter or RateLimiter({}, {}),
             metrics=metrics,
             tracing=tracing or Tracing(),
         )
         app = App(self.parts, ROUTES, tasks=self.tasks, on_failure=self._failed)
-        self._serving = Serving(app.begin, Settings().http, Heads(list), set())
+        self._serving = Serving(app.begin, Settings().http, ResponseHeads(list), set())
         self._callers: list[Caller] = []
         self._address: Any = None
 

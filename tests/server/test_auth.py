@@ -37,7 +37,7 @@ from codeq.server.auth import keyset, principal
 from codeq.server.auth.claims import Claims, make_validator
 from codeq.server.auth.jwks import LIFETIME_S_MAX, JwksValidator, make_jwks
 from codeq.server.auth.keyset import COOL_DOWN_S, REFRESH_S, STALE_S, KeySet, fetch_from, read_keys
-from codeq.server.auth.principal import CACHE_S, Gate, Kind, tenant_of
+from codeq.server.auth.principal import CACHE_S, Authenticator, Kind, tenant_of
 from codeq.server.routes import ROUTES, Route
 from codeq.wire import paths
 from codeq.wire.errors import Forbidden, Unauthenticated, Unavailable
@@ -902,8 +902,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return stopped
 
 
-def gate_of(validator: Counting) -> Gate:
-    return Gate(validator, validator, producers_may_work=False)
+def gate_of(validator: Counting) -> Authenticator:
+    return Authenticator(validator, validator, producers_may_work=False)
 
 
 def test_a_verdict_is_remembered_no_longer_than_the_token_is_good(clock: Clock) -> None:
@@ -911,15 +911,15 @@ def test_a_verdict_is_remembered_no_longer_than_the_token_is_good(clock: Clock) 
         validator = Counting(clock.now_s + 10)
         gate = gate_of(validator)
         for _ in range(5):
-            await gate.admit(Kind.PRODUCER, "t")
+            await gate.authenticate(Kind.PRODUCER, "t")
         assert validator.asked == 1
         clock.now_s += 9.9
-        await gate.admit(Kind.PRODUCER, "t")
+        await gate.authenticate(Kind.PRODUCER, "t")
         assert validator.asked == 1
         validator.is_revoked = True
         clock.now_s += 0.1
         with pytest.raises(Unauthenticated):
-            await gate.admit(Kind.PRODUCER, "t")
+            await gate.authenticate(Kind.PRODUCER, "t")
 
     asyncio.run(scenario())
 
@@ -929,12 +929,12 @@ def test_a_verdict_is_remembered_for_a_minute_at_most(clock: Clock, expires_s: f
     async def scenario() -> None:
         validator = Counting(expires_s)
         gate = gate_of(validator)
-        await gate.admit(Kind.PRODUCER, "t")
+        await gate.authenticate(Kind.PRODUCER, "t")
         clock.now_s += CACHE_S - 1
-        await gate.admit(Kind.PRODUCER, "t")
+        await gate.authenticate(Kind.PRODUCER, "t")
         assert validator.asked == 1
         clock.now_s += 1
-        await gate.admit(Kind.PRODUCER, "t")
+        await gate.authenticate(Kind.PRODUCER, "t")
         assert validator.asked == 2
 
     assert CACHE_S <= 60
@@ -944,11 +944,11 @@ def test_a_verdict_is_remembered_for_a_minute_at_most(clock: Clock, expires_s: f
 def test_a_verdict_for_one_kind_of_route_is_none_for_another(clock: Clock) -> None:
     async def scenario() -> None:
         gate = gate_of(Counting(None))
-        assert (await gate.admit(Kind.PRODUCER, "t")).subject == "t"
+        assert (await gate.authenticate(Kind.PRODUCER, "t")).subject == "t"
         with pytest.raises(Forbidden):
-            await gate.admit(Kind.ADMIN, "t")
+            await gate.authenticate(Kind.ADMIN, "t")
         with pytest.raises(Unauthenticated):
-            await gate.admit(Kind.WORKER, "t")
+            await gate.authenticate(Kind.WORKER, "t")
 
     asyncio.run(scenario())
 
@@ -957,11 +957,11 @@ def test_verdicts_are_forgotten_when_a_key_is_withdrawn(clock: Clock) -> None:
     async def scenario() -> None:
         validator = Counting(None)
         gate = gate_of(validator)
-        await gate.admit(Kind.PRODUCER, "t")
+        await gate.authenticate(Kind.PRODUCER, "t")
         validator.revision += 1
         validator.is_revoked = True
         with pytest.raises(Unauthenticated):
-            await gate.admit(Kind.PRODUCER, "t")
+            await gate.authenticate(Kind.PRODUCER, "t")
 
     asyncio.run(scenario())
 
@@ -972,13 +972,13 @@ def test_refusals_are_not_remembered_and_verdicts_are_bounded(clock: Clock, monk
         gate = gate_of(validator)
         for _ in range(3):
             with pytest.raises(Unauthenticated):
-                await gate.admit(Kind.PRODUCER, "bad")
+                await gate.authenticate(Kind.PRODUCER, "bad")
         assert validator.asked == 3
         for n in range(100):
-            await gate.admit(Kind.PRODUCER, f"t{n}")
+            await gate.authenticate(Kind.PRODUCER, f"t{n}")
         validator.asked = 0
         for n in (99, 90, 0):
-            await gate.admit(Kind.PRODUCER, f"t{n}")
+            await gate.authenticate(Kind.PRODUCER, f"t{n}")
         assert validator.asked == 1, "the last ten are remembered, the first is not"
 
     monkeypatch.setattr(principal, "CACHE_TOKENS_MAX", 10)

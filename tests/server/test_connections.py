@@ -13,7 +13,7 @@ from tests.server.connections import create, head, line, look
 from tests.server.inside import Inside
 from tests.server.running import Server, start_server
 
-from codeq.server.calls import Call
+from codeq.server.request import HttpRequest
 from codeq.wire import paths
 
 MB = 1 << 20
@@ -101,8 +101,8 @@ def test_only_a_few_of_the_requests_sent_ahead_are_in_memory_at_once(tmp_path: P
             client.send("POST", paths.CLAIM, b'{"commands":["work"],"waitSeconds":20}')
             await asyncio.to_thread(client.socket.sendall, look() * 2000)
             await asyncio.sleep(0.1)
-            assert 1 < sum(isinstance(thing, Call) for thing in gc.get_objects()) < 500
-            inside.parts.core.lobby.end_waits()
+            assert 1 < sum(isinstance(thing, HttpRequest) for thing in gc.get_objects()) < 500
+            inside.parts.core.waiters.end_waits()
             assert (await client.answer()).status == 204
             assert {(await client.answer()).status for _ in range(2000)} == {200}
 

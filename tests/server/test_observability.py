@@ -22,19 +22,19 @@ from codeq.domain.queue import QueueCounts, QueueKey
 from codeq.embedded import make_core
 from codeq.server.app import App
 from codeq.server.auth.claims import make_validator
-from codeq.server.auth.principal import Gate
+from codeq.server.auth.principal import Authenticator
 from codeq.server.connection import Connection, Serving
 from codeq.server.dev import auth_config
-from codeq.server.heads import Heads
 from codeq.server.logs import JsonLines, log
 from codeq.server.metrics import QUEUES_MAX, Metrics
-from codeq.server.parts import Parts
 from codeq.server.ratelimit import RateLimiter
+from codeq.server.response_head import ResponseHeads
 from codeq.server.routes import ROUTES
 from codeq.server.settings import Settings
+from codeq.server.state import AppState
 from codeq.server.tracing import Tracing
-from codeq.store.opening import open_rocksdb
-from codeq.usecases.lobby import Lobby
+from codeq.store.data_dir import open_rocksdb
+from codeq.usecases.waiters import Waiters
 from codeq.wire import paths
 
 DONE = {"status": "COMPLETED", "result": {}}
@@ -330,23 +330,23 @@ class Traced:
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        lobby = Lobby()
-        metrics = Metrics(lobby)
+        waiters = Waiters()
+        metrics = Metrics(waiters)
         store = open_rocksdb(
             data, clock=lambda: time.time_ns() // 1_000_000, shards=1, fsync=False, grace_ms=0, listener=metrics
         )
         fixed = auth_config(data)["providers"][0]
         everyone = make_validator(fixed["type"], fixed["config"])
-        self.parts = Parts(
-            core=make_core(store, lobby, Settings().policy()),
+        self.parts = AppState(
+            core=make_core(store, waiters, Settings().policy()),
             settings=Settings(),
-            gate=Gate(everyone, everyone, producers_may_work=False),
+            authenticator=Authenticator(everyone, everyone, producers_may_work=False),
             limiter=RateLimiter({}, {}),
             metrics=metrics,
             tracing=Tracing(provider.get_tracer("codeq"), provider),
         )
         app = App(self.parts, ROUTES, tasks=set(), on_failure=lambda: None)
-        self.serving = Serving(app.begin, Settings().http, Heads(list), set())
+        self.serving = Serving(app.begin, Settings().http, ResponseHeads(list), set())
 
     def run(self, scenario: Callable[[httpx.AsyncClient], Any]) -> dict[str, ReadableSpan]:
         """Run the scenario. Answers its spans by name."""

@@ -104,9 +104,9 @@ def _read(path: Path, number: int) -> ShardKeys:
             shard.events[start + i] = event
     leased = _leased(shard)
     for key, value in shard.of[b"b/"].items():
-        opened = codec.decode_opened(value)
+        opened = codec.decode_created(value)
         kept_value = shard.of[b"t/"].get(key)
-        kept = codec.decode_kept(kept_value) if kept_value is not None else None
+        kept = codec.decode_current(kept_value) if kept_value is not None else None
         records = [codec.decode_task(opened.task)]
         if kept is not None:
             records.append(codec.decode_task(kept.task))

@@ -20,8 +20,8 @@ import codeq
 from codeq.domain.errors import CodeqError, StoreError, StoreFull
 from codeq.domain.requests import Claim, Delivery, Outcome
 from codeq.domain.task import Holder
-from codeq.store.interface import ClaimOrder
-from codeq.usecases import giveback, inspect
+from codeq.store.interface import ClaimRequest
+from codeq.usecases import nack, queries
 from codeq.usecases.claim import claim
 from codeq.usecases.heartbeat import heartbeat
 from codeq.usecases.submit import submit
@@ -127,9 +127,9 @@ class Actor:
             await self.submit([task], codeq.Status.COMPLETED)
         elif fate < 0.65:
             delay_ms = dice.choice((None, 0, 50))
-            acknowledge("nack", await giveback.nack(core, TENANT, task.id, holder, delay_ms=delay_ms, reason="no"))
+            acknowledge("nack", await nack.nack(core, TENANT, task.id, holder, delay_ms=delay_ms, reason="no"))
         elif fate < 0.75:
-            acknowledge("abandon", await giveback.abandon(core, TENANT, task.id, holder))
+            acknowledge("abandon", await nack.abandon(core, TENANT, task.id, holder))
         elif fate < 0.8:
             await self.submit([task], codeq.Status.FAILED)
         elif fate < 0.85:
@@ -158,7 +158,7 @@ class Actor:
             await self.queue.purge_dead("brief", limit=5)
         elif roll < 0.5:
             await self.queue.core.store.trim(before_ms=0, keep_max=3000)
-            await self.queue.core.store.settle()
+            await self.queue.core.store.flush()
         elif roll < 0.6:
             await self.queue.set_policy("brief", BRIEF)
 
@@ -170,7 +170,7 @@ class Actor:
             for task in (await self.queue.list(limit=5)).tasks:
                 acknowledge("look", task)
         elif self.known:
-            for task in await inspect.history(self.core, TENANT, self.dice.choice(self.known)):
+            for task in await queries.history(self.core, TENANT, self.dice.choice(self.known)):
                 acknowledge("look", task)
 
 
@@ -244,7 +244,7 @@ async def _answer(call: Callable[[], Awaitable[object]]) -> str:
 
 
 async def _take(queue: codeq.AsyncQueue) -> list[Delivery]:
-    return await queue.core.store.take(ClaimOrder(queues=[], worker="w", lease_ms=1000, limit=1))
+    return await queue.core.store.take(ClaimRequest(queues=[], worker="w", lease_ms=1000, limit=1))
 
 
 if __name__ == "__main__":

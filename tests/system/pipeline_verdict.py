@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 
 import codeq
 from codeq.cli.main import app
-from codeq.pipeline import make_session, register, shares, silver
-from codeq.pipeline.calling import Connection
-from codeq.pipeline.lake import Lake
-from codeq.pipeline.run import rebuild, run_once
+from codeq.pipeline import make_session, register
+from codeq.pipeline.client import Connection
+from codeq.pipeline.lake import partitions, silver
+from codeq.pipeline.lake.run import rebuild, run_once
+from codeq.pipeline.lake.table import Lake
 from codeq.wire import events as wire
 
 Row = tuple[Any, ...]
@@ -96,7 +97,7 @@ def _judge_silver(found: Verdict, spark: SparkSession, lake: Lake) -> None:
     """Against the same functions over the whole of bronze at once."""
     events = lake.bronze.read(spark)
     for table, make in ((lake.attempts, silver.attempts), (lake.tasks, silver.tasks)):
-        at_once = shares.of_frames(make, spark.createDataFrame([], table.schema), events)
+        at_once = partitions.of_frames(make, spark.createDataFrame([], table.schema), events)
         found.compare(table.folder.name, counted(table.read(spark)), counted(at_once))
 
 
@@ -121,7 +122,7 @@ def _audit(found: Verdict, folder: Path, client: codeq.Client) -> None:
         "--url",
         client.url,
         "--token",
-        client.given["token"],
+        client.options["token"],
     ]
     said = CliRunner().invoke(app, asked)
     if said.exit_code != 0:

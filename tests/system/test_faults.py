@@ -70,8 +70,8 @@ def test_a_nearly_full_disk_refuses_new_tasks_and_lets_running_ones_finish(tmp_p
             queue.complete(job, "done")
             assert queue.get(job.id).task.status is codeq.Status.COMPLETED
             jobs = queue.claim("job", limit=2)
-            assert queue.nack(jobs[0], delay=0) == codeq.GivenBack(is_dead=False)
-            assert queue.abandon(jobs[1]) == codeq.GivenBack(is_dead=False)
+            assert queue.nack(jobs[0], delay=0) == codeq.ReleaseResult(is_dead=False)
+            assert queue.abandon(jobs[1]) == codeq.ReleaseResult(is_dead=False)
             with pytest.raises(StoreFull):
                 queue.enqueue("other", 10)
             assert queue.queues()["job"].pending == 9

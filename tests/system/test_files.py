@@ -61,7 +61,7 @@ def test_a_flipped_byte_in_the_middle_of_the_log_is_refused_and_recovery_keeps_w
 def test_a_log_that_is_shorter_than_was_acknowledged_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("codeq.store.rocksdb.witness._PERIOD_S", 0.0)
+    monkeypatch.setattr("codeq.store.rocksdb.high_water_mark._PERIOD_S", 0.0)
     data = _killed(tmp_path)
     log = _log(data)
     os.truncate(log, log.stat().st_size - 10)
@@ -76,7 +76,7 @@ def test_a_log_that_is_shorter_than_was_acknowledged_is_refused(
 
 
 def test_a_log_that_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("codeq.store.rocksdb.witness._PERIOD_S", 0.0)
+    monkeypatch.setattr("codeq.store.rocksdb.high_water_mark._PERIOD_S", 0.0)
     data = _killed(tmp_path)
     _log(data).unlink()
     with pytest.raises(StoreCorrupt):
@@ -111,7 +111,7 @@ def test_a_refusal_leaves_the_log_as_it_was_even_if_it_ends_in_a_zero(tmp_path: 
             for number in range(300):
                 await queue.enqueue("job", number)
             await queue.core.store.trim(before_ms=0, keep_max=45)  # its last bytes are the number 256
-            await queue.core.store.settle()
+            await queue.core.store.flush()
             shutil.copytree(tmp_path / "living", tmp_path / "data")
 
     asyncio.run(main())

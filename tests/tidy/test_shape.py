@@ -20,19 +20,19 @@ MANY_POSITIONAL = {"server/routes.py _route": "a row of the table of routes, rea
 # Where everything may be caught, and why.
 BROAD = {
     "store/rocksdb/database.py": "rocksdict raises bare Exceptions; they are given their meaning here",
-    "store/rocksdb/groupsync.py": "a failed write stops the store, whatever it raised",
-    "store/rocksdb/shard.py": "half of a change may be in the journal: the store stops, whatever was raised",
-    "pipeline/claimed.py": "a user's function may raise anything; what it raised on is given back with the reason",
-    "sdk/worker/handling.py": "the top of every handler: what it raises is its task's, never the worker's",
+    "store/rocksdb/group_commit.py": "a failed write stops the store, whatever it raised",
+    "store/rocksdb/shard.py": "half of a change may be in the write buffer: the store stops, whatever was raised",
+    "pipeline/worker/claim_loop.py": "a user's function may raise anything; its tasks are nacked with the reason",
+    "sdk/worker/execution.py": "the top of every handler: what it raises is its task's, never the worker's",
     "server/app.py": "the top of every request: what is not foreseen is logged and hidden",
     "sdk/batcher.py": "the top of a sender: whoever waits for the batch is told, and the next one is sent",
 }
 SILENT = {
-    "pipeline/claimed.py",
+    "pipeline/worker/claim_loop.py",
     "sdk/batcher.py",
-    "sdk/worker/handling.py",
+    "sdk/worker/execution.py",
     "server/app.py",
-    "store/rocksdb/groupsync.py",
+    "store/rocksdb/group_commit.py",
 }
 """Those of them that tell whoever waits instead of raising again."""
 

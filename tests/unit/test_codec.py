@@ -44,15 +44,15 @@ def test_a_body_comes_back_byte_for_byte(body: Body) -> None:
 @settings(max_examples=50, deadline=None)
 @given(tasks, bodies)
 def test_what_is_opened_holds_the_task_and_its_body(task: Task, body: Body) -> None:
-    opened = codec.decode_opened(codec.opened(codec.encode(task), body))
-    assert (codec.decode_task(opened.task), codec.decode_body(opened.body)) == (task, body)
+    created_record = codec.decode_created(codec.created_record(codec.encode(task), body))
+    assert (codec.decode_task(created_record.task), codec.decode_body(created_record.body)) == (task, body)
 
 
 @settings(max_examples=50, deadline=None)
 @given(tasks, st.none() | st.binary(max_size=50))
 def test_what_is_kept_holds_the_task_and_its_result(task: Task, result: bytes | None) -> None:
-    kept = codec.decode_kept(codec.kept(codec.encode(task), result))
-    assert (codec.decode_task(kept.task), kept.result) == (task, result)
+    current_record = codec.decode_current(codec.current_record(codec.encode(task), result))
+    assert (codec.decode_task(current_record.task), current_record.result) == (task, result)
 
 
 @settings(max_examples=50, deadline=None)

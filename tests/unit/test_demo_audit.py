@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from codeq.cli.main import app
 from codeq.demo import figures
 from codeq.demo.audit import Evidence, audit
-from codeq.demo.board import Board
 from codeq.demo.ledger import End, Order, Receipt, Repeat
 from codeq.demo.report import print_report
-from codeq.demo.show import Report
+from codeq.demo.run import Report
+from codeq.demo.task_states import Board
 from codeq.domain.requests import NewTask
 from codeq.wire.events import Event
 
@@ -246,7 +246,7 @@ def test_the_report_of_a_good_run_says_so() -> None:
 def test_a_broken_promise_names_the_tasks_and_ends_with_1(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     evidence = good()
     complete_twice(evidence)
-    monkeypatch.setattr("codeq.demo.show.run", lambda *_: report_of(evidence))
+    monkeypatch.setattr("codeq.demo.run.run", lambda *_: report_of(evidence))
     ended = CliRunner().invoke(app, ["demo", *options])
     assert ended.exit_code == 1
     assert "t-late" in ended.output

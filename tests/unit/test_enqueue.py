@@ -27,7 +27,7 @@ from codeq.store.interface import Store
 from codeq.usecases import operate
 from codeq.usecases.core import Core
 from codeq.usecases.enqueue import Enqueued, enqueue
-from codeq.usecases.lobby import Lobby
+from codeq.usecases.waiters import Waiters
 
 NOW = 1_700_000_000_000
 
@@ -54,13 +54,13 @@ class Taker:
     async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None) -> None:
         """Kept nowhere."""
 
-    async def settle(self) -> None:
+    async def flush(self) -> None:
         self.settled = len(self.taken)
 
 
 def core_of(store: Taker) -> Core:
     policy = QueuePolicy(max_attempts=7, max_deliveries=70)
-    return Core(cast("Store", store), Lobby(), policy, IdMint(bytes), lambda: 0.5)
+    return Core(cast("Store", store), Waiters(), policy, IdMint(bytes), lambda: 0.5)
 
 
 def ask(*orders: NewTask, tenant: str = "acme", taker: Taker | None = None) -> list[Enqueued | CodeqError]:

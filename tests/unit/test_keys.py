@@ -73,7 +73,7 @@ def test_an_idempotency_key_belongs_to_one_tenant(a: tuple[str, str], b: tuple[s
 @settings(max_examples=120, deadline=None)
 @given(st.tuples(names, ids), st.tuples(names, ids))
 def test_a_record_belongs_to_one_tenant_and_id(a: tuple[str, str], b: tuple[str, str]) -> None:
-    for make in (keys.body, keys.kept):
+    for make in (keys.body, keys.current_record):
         assert (make(*a) == make(*b)) is (a == b)
     if a[0] != b[0]:
         assert not keys.body(*a).startswith(keys.BODIES + keys.name(b[0]))
@@ -101,7 +101,7 @@ def test_a_scan_up_to_after_sees_all_of_its_prefix_and_nothing_else(
 def test_every_kind_of_key_begins_differently() -> None:
     queue = QueueKey("acme", "mail")
     made = [
-        keys.FORMAT, keys.body("t", "i"), keys.kept("t", "i"), keys.idempotency("t", "k"),
+        keys.FORMAT, keys.body("t", "i"), keys.current_record("t", "i"), keys.idempotency("t", "k"),
         keys.pending_prefix(queue, 0), keys.delayed(1, 1), keys.handout(1), keys.dead_prefix(queue),
         keys.ended(1, 1), keys.events(1), keys.counts(queue), keys.policy(queue),
     ]  # fmt: skip

@@ -10,7 +10,7 @@ from tests.worker.handlers import lines, may_go_on
 from tests.worker.working import AT_ONCE, NEVER, at_work, make_worker, moves
 
 import codeq
-from codeq.sdk.worker import children
+from codeq.sdk.worker import processes
 
 DEATHS = {
     "exit": "Crash: the handler's process ended with exit code 3",
@@ -81,7 +81,7 @@ class Unreadable:
 def test_processes_that_cannot_start_end_the_worker_and_harm_no_task(
     embedded: codeq.Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(children, "STARTS_MAX", 2)
+    monkeypatch.setattr(processes, "STARTS_MAX", 2)
     queue = embedded.for_tenant("broken")
     worker = codeq.Worker(processes=True, concurrency=1)
     worker.task("work")(Unreadable())

@@ -10,7 +10,7 @@ from tests.worker.working import AT_ONCE, NEVER, at_work, is_gone, make_worker, 
 
 import codeq
 from codeq.domain.task import Holder
-from codeq.sdk.worker import running
+from codeq.sdk.worker import runner
 from codeq.testing import QueueForTests
 
 PLACES: dict[str, dict[str, Any]] = {
@@ -120,7 +120,7 @@ def test_a_lost_lease_interrupts_the_handler_and_its_result_is_not_taken(
 def test_a_handler_that_does_not_heed_its_interruption_does_not_keep_others_waiting(
     function: str, embedded: codeq.Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "INTERRUPT_S", 0.3)
+    monkeypatch.setattr(runner, "INTERRUPT_S", 0.3)
     queue = embedded.for_tenant(function)
     worker = make_worker({"work": {"function": function, "timeout": 0.2}, "echo": {}}, concurrency=1)
     task = queue.enqueue("work", str(tmp_path / "file"), backoff=NEVER)
@@ -137,7 +137,7 @@ def test_a_handler_that_does_not_heed_its_interruption_does_not_keep_others_wait
 def test_a_worker_with_nothing_left_to_work_with_says_so_and_ends(
     function: str, embedded: codeq.Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "INTERRUPT_S", 0.2)
+    monkeypatch.setattr(runner, "INTERRUPT_S", 0.2)
     queue = embedded.for_tenant(f"{function}-all")
     worker = make_worker({"work": {"function": function, "timeout": 0.1}}, concurrency=1, grace=0)
     for number in range(3):

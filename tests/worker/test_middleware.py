@@ -103,7 +103,7 @@ def test_log_records_name_the_task_wherever_they_are_made(
         logging.getLogger("elsewhere").warning("in a thread")
 
     @worker.task("awaited")
-    async def awaited(_: object, job: codeq.RunningJob) -> None:
+    async def as_async(_: object, job: codeq.RunningJob) -> None:
         await asyncio.sleep(0.01)
         job.log.warning("on the loop", extra={"command": "my own", "task_id": "too"})
 

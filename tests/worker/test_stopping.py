@@ -14,7 +14,7 @@ from tests.worker.handlers import lines, may_go_on
 from tests.worker.working import Program, Tenant, at_work, make_worker, moves
 
 import codeq
-from codeq.sdk.worker import running
+from codeq.sdk.worker import runner
 
 PLACES: dict[str, dict[str, Any]] = {
     "thread": {"function": "hold_up"},
@@ -155,7 +155,7 @@ def test_the_programs_own_signal_handlers_are_back_when_the_worker_has_ended(emb
 def test_a_worker_whose_server_is_away_still_stops(
     server: Server, tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "LAST_WORDS_S", 1.0)
+    monkeypatch.setattr(runner, "LAST_WORDS_S", 1.0)
     tasks = [tenant.client.enqueue("hold_up", str(tmp_path / str(number))) for number in range(2)]
     worker = make_worker({"hold_up": {}}, grace=1)
     with Cable(server.port) as cable, tenant.at(cable.url) as client, at_work(worker, client) as working:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codeq.cli.plain import Misuse
-from codeq.cli.reaching import Json, ProfileName, TokenFile, TokenText, Url, choose, examples
-from codeq.cli.showing import Output
+from codeq.cli.connect import Json, ProfileName, TokenFile, TokenText, Url, choose, examples
+from codeq.cli.errors import Misuse
+from codeq.cli.output import Output
 from codeq.domain.errors import CodeqError
 
 if TYPE_CHECKING:

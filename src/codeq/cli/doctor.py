@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codeq.cli.plain import Code
-from codeq.cli.reaching import ProfileName, TokenFile, TokenText, Url, choose, local
-from codeq.cli.showing import Output, clean
+from codeq.cli.connect import ProfileName, TokenFile, TokenText, Url, choose, local
+from codeq.cli.errors import Code
+from codeq.cli.output import Output, clean
 
 if TYPE_CHECKING:
-    from codeq.cli.checkups import Finding
+    from codeq.cli.machine_checks import Finding
 
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
 
@@ -32,7 +32,7 @@ def doctor(
 
     Ends with 0 unless there is a problem; warnings are for you to weigh.
     """
-    from codeq.cli import checkups, server_checkups
+    from codeq.cli import machine_checks, server_checks
 
     findings: list[Finding] = []
 
@@ -41,14 +41,14 @@ def doctor(
         if not out.is_json:
             _show(out, finding)
 
-    for finding in checkups.machine(data):
+    for finding in machine_checks.machine(data):
         tell(finding)
     at = choose(url=url, token=token, token_file=token_file, profile=profile)
     if at.is_named:
-        for finding in server_checkups.server(at):
+        for finding in server_checks.server(at):
             tell(finding)
     if redis is not None:
-        for finding in server_checkups.redis(redis):
+        for finding in server_checks.redis(redis):
             tell(finding)
     states = [finding.state for finding in findings]
     problems, warnings = states.count("problem"), states.count("warning")

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codeq.cli.plain import Misuse
-from codeq.cli.reaching import remote
-from codeq.cli.showing import Output, clean, cut
+from codeq.cli.connect import remote
+from codeq.cli.errors import Misuse
+from codeq.cli.output import Output, clean, cut
 from codeq.cli.task_view import FAILING
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def tail(
 
     from codeq.cli.tailing import Tail
 
-    asyncio.run(Tail(client.awaited(), offset, show, is_following=follow).run())
+    asyncio.run(Tail(client.as_async(), offset, show, is_following=follow).run())
 
 
 def _line(event: "Event") -> str:

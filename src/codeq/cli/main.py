@@ -6,23 +6,23 @@ import typer
 
 from codeq.cli import (
     bench,
-    dead,
-    demoing,
-    directories,
+    data_dir,
+    demo,
+    dlq,
     doctor,
+    enqueue,
     events,
-    holding,
-    piping,
-    producing,
+    leases,
+    pipeline,
     profiles,
     queues,
-    serving,
+    serve,
     tasks,
     top,
-    working,
+    worker,
 )
+from codeq.cli.errors import MEANINGS, Commands
 from codeq.cli.pages import reference_app
-from codeq.cli.plain import MEANINGS, Commands
 
 app = typer.Typer(
     cls=Commands,
@@ -31,21 +31,21 @@ app = typer.Typer(
     epilog="Exit codes: " + "; ".join(f"{int(code)} {meaning}" for code, meaning in MEANINGS.items()) + ".",
 )
 
-producing.add_to(app)
-holding.add_to(app)
+enqueue.add_to(app)
+leases.add_to(app)
 app.add_typer(tasks.app, name="task")
 app.add_typer(queues.app, name="queue")
-app.add_typer(dead.app, name="dlq")
+app.add_typer(dlq.app, name="dlq")
 app.add_typer(events.app, name="events")
 top.add_to(app)
 app.add_typer(profiles.app, name="profile")
-serving.add_to(app)
-directories.add_to(app)
+serve.add_to(app)
+data_dir.add_to(app)
 doctor.add_to(app)
 bench.add_to(app)
-demoing.add_to(app)
-app.add_typer(working.app, name="worker")
-app.add_typer(piping.app, name="pipeline")
+demo.add_to(app)
+app.add_typer(worker.app, name="worker")
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(reference_app, name="reference", hidden=True)
 
 _PANELS = {

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from codeq.cli.plain import Missing
+from codeq.cli.errors import Missing
 from codeq.domain.errors import InvalidRequest
 
 _HEADING = "# Written by `codeq profile`; comments are not kept. Tokens in here are secrets.\n"

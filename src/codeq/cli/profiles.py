@@ -9,10 +9,10 @@ import msgspec
 import typer
 
 from codeq.cli import profile_file
-from codeq.cli.plain import Misuse
+from codeq.cli.connect import local
+from codeq.cli.errors import Misuse
+from codeq.cli.output import Output, table
 from codeq.cli.profile_file import Profile
-from codeq.cli.reaching import local
-from codeq.cli.showing import Output, table
 from codeq.domain.errors import InvalidRequest
 
 app = typer.Typer(no_args_is_help=True, help="Servers known by name: --profile NAME, or CODEQ_PROFILE.")

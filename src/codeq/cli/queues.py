@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codeq.cli.measures import duration
-from codeq.cli.plain import Misuse
-from codeq.cli.reaching import remote
-from codeq.cli.showing import Output, span, table
+from codeq.cli.connect import remote
+from codeq.cli.errors import Misuse
+from codeq.cli.output import Output, span, table
+from codeq.cli.parameters import duration
 
 if TYPE_CHECKING:
     from codeq import Client, QueueInfo, QueuePolicy

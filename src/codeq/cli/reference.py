@@ -4,8 +4,8 @@ from typing import Any
 
 import typer
 
-from codeq.cli.plain import MEANINGS
-from codeq.cli.reaching import PANEL
+from codeq.cli.connect import PANEL
+from codeq.cli.errors import MEANINGS
 
 INTRODUCTION = """# The command line
 

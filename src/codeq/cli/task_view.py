@@ -4,11 +4,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from codeq.cli.showing import cut, span, when
+from codeq.cli.output import cut, span, when
 
 if TYPE_CHECKING:
     from codeq.domain.task import Task
-    from codeq.sdk.jobs import Kept
+    from codeq.sdk.jobs import TaskDetails
     from codeq.wire.events import Event
 
 CUT_CHARS = 4000
@@ -32,7 +32,7 @@ def fields(task: "Task") -> dict[str, Any]:
     return {**shown, "dead": task.is_dead, "payloadBytes": task.payload_bytes}
 
 
-def kept_fields(kept: "Kept") -> dict[str, Any]:
+def kept_fields(kept: "TaskDetails") -> dict[str, Any]:
     return {**fields(kept.task), "payload": kept.payload, "result": kept.result}
 
 
@@ -93,7 +93,7 @@ def facts(task: "Task") -> list[tuple[str, str]]:
 
 def timeline(events: "Sequence[Event]") -> list[Sequence[Any]]:
     """Rows: when, how long after the move before, the move, what it made of the task, who, and what was said."""
-    from codeq.wire.reading import moment_ms
+    from codeq.wire.to_domain import moment_ms
 
     rows: list[Sequence[Any]] = []
     before_ms = 0
@@ -106,7 +106,7 @@ def timeline(events: "Sequence[Event]") -> list[Sequence[Any]]:
 
 
 def _remark(event: "Event") -> str:
-    from codeq.wire.reading import moment_ms
+    from codeq.wire.to_domain import moment_ms
 
     said = []
     if event.move == "claim":

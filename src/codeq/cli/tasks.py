@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codeq.cli.measures import duration
-from codeq.cli.plain import Code, complain
-from codeq.cli.reaching import remote
-from codeq.cli.showing import Output, clean
+from codeq.cli.connect import remote
+from codeq.cli.errors import Code, complain
+from codeq.cli.output import Output, clean
+from codeq.cli.parameters import duration
 from codeq.cli.task_view import CUT_CHARS, ROW_COLUMNS, facts, fields, kept_fields, label, row, timeline
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def show(client: "Client", out: Output, task_id: TaskId) -> None:
     if out.is_json:
         out.document({**kept_fields(kept), "history": history})
         return
-    from codeq.cli.showing import table
+    from codeq.cli.output import table
 
     out.show(table(("", ""), facts(kept.task)))
     out.say()

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codeq.cli.measures import duration
+from codeq.cli.connect import remote
+from codeq.cli.output import Output, console, span, stamp, table, when
+from codeq.cli.parameters import duration
 from codeq.cli.queues import fields
-from codeq.cli.reaching import remote
-from codeq.cli.showing import Output, console, span, stamp, table, when
 from codeq.domain.errors import CodeqError
 
 if TYPE_CHECKING:

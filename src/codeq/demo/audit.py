@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from codeq.demo.board import place_of
 from codeq.demo.ledger import End, Receipt, Repeat
+from codeq.demo.task_states import place_of
 from codeq.domain.task import Move, Status
 from codeq.wire.events import Event
 

@@ -5,9 +5,9 @@ import random
 import msgspec
 
 from codeq.demo.audit import Evidence
+from codeq.demo.environment import Stage
 from codeq.demo.handlers import result_of
 from codeq.demo.ledger import End, Receipt
-from codeq.demo.stage import Stage
 from codeq.domain.errors import NotFound
 from codeq.wire.events import Event
 

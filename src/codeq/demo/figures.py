@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from codeq.demo.board import percentile, place_of
+from codeq.demo.task_states import percentile, place_of
 from codeq.domain.task import Move
 from codeq.wire.events import Event
-from codeq.wire.reading import moment_ms
+from codeq.wire.to_domain import moment_ms
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """The worker program of the demo: what each command does, and how it goes wrong.
 
-Started as `python -m codeq.demo.leash codeq.demo.handlers:main NAME`, with the server and the token in CODEQ_URL and
-CODEQ_TOKEN. `--slow` makes it a slow one, `--release 2` the one in which the bug of `file_report` is mended.
+Started as `python -m codeq.demo.die_with_parent codeq.demo.handlers:main NAME`, with the server and the token in
+CODEQ_URL and CODEQ_TOKEN. `--slow` makes it a slow one, `--release 2` the one in which the bug of `file_report` is
+mended.
 """
 
 import argparse

@@ -7,8 +7,8 @@ from time import monotonic
 
 import msgspec
 
+from codeq.demo.environment import Stage, token_of_platform
 from codeq.demo.processes import Child, DemoFailed, until
-from codeq.demo.stage import Stage, token_of_platform
 
 PIPELINE_S_MAX = 300.0
 

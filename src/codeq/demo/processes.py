@@ -38,7 +38,7 @@ class Child:
     def start(self, target: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(  # noqa: S603 - ourselves
-                [sys.executable, "-m", "codeq.demo.leash", target, *arguments],
+                [sys.executable, "-m", "codeq.demo.die_with_parent", target, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

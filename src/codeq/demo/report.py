@@ -9,8 +9,8 @@ from rich.text import Text
 from codeq.demo.audit import IDS_SHOWN, Finding
 from codeq.demo.figures import Figures
 from codeq.demo.lake import LakeFigures
+from codeq.demo.run import Report
 from codeq.demo.screen import note_lines
-from codeq.demo.show import Report
 
 
 def print_report(console: Console, report: Report, *, timeline: bool) -> None:

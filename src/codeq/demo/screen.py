@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from codeq.demo.stage import CALM, COMMANDS, Note, Stage
+from codeq.demo.environment import CALM, COMMANDS, Note, Stage
 
 SPARKS = "▁▂▃▄▅▆▇█"
 TENANT_STYLES = {"acme": "cyan", "globex": "magenta", "initech": "yellow"}

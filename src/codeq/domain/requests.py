@@ -73,7 +73,7 @@ class Page(Struct, frozen=True, gc=False):
     """Where the next page starts; None when there is nothing left."""
 
 
-class Swept(Struct, frozen=True, gc=False):
+class BulkResult(Struct, frozen=True, gc=False):
     """What an operation on many dead tasks has done: how many it met, how many it changed, and the first ids."""
 
     matched: int

@@ -12,11 +12,11 @@ from codeq.domain.limits import RESTART_GRACE_MS
 from codeq.domain.queue import QueuePolicy
 from codeq.embedded.backend import CoreBackend
 from codeq.sdk.verbs import Seconds, Verbs, milliseconds
+from codeq.store.data_dir import back_up, open_rocksdb
 from codeq.store.interface import Clock, Store
-from codeq.store.opening import back_up, open_rocksdb
 from codeq.usecases import sweep
 from codeq.usecases.core import Core
-from codeq.usecases.lobby import Lobby
+from codeq.usecases.waiters import Waiters
 
 EVENTS_KEEP_MS = 7 * 86_400_000
 EVENTS_KEEP_MAX = 100_000_000
@@ -71,7 +71,7 @@ async def open_async(
     """
     if durability not in ("fsync", "process"):
         raise InvalidRequest(f"durability is 'fsync' or 'process', not {durability!r}")
-    lobby = Lobby()
+    waiters = Waiters()
     store = open_rocksdb(
         Path(path),
         clock=clock or _wall_clock_ms,
@@ -79,9 +79,9 @@ async def open_async(
         fsync=durability == "fsync",
         recover=recover,
         grace_ms=milliseconds(grace),
-        listener=lobby,
+        listener=waiters,
     )
-    core = make_core(store, lobby, defaults or QueuePolicy())
+    core = make_core(store, waiters, defaults or QueuePolicy())
     sweeper = None
     if sweeping:
         running = sweep.run(core, events_keep_ms=EVENTS_KEEP_MS, events_keep_max=EVENTS_KEEP_MAX)
@@ -89,11 +89,11 @@ async def open_async(
     return AsyncQueue(core, tenant, sweeper)
 
 
-def make_core(store: Store, lobby: Lobby, defaults: QueuePolicy) -> Core:
+def make_core(store: Store, waiters: Waiters, defaults: QueuePolicy) -> Core:
     # Seeded by the system once. Asking it each time is a system call that gives up the interpreter lock, on every
     # enqueue; and no right hangs on an id that cannot be guessed, because every id is looked up within its tenant.
     dice = random.Random()
-    return Core(store, lobby, defaults, IdMint(dice.randbytes), dice.random)
+    return Core(store, waiters, defaults, IdMint(dice.randbytes), dice.random)
 
 
 def _wall_clock_ms() -> int:

@@ -7,12 +7,12 @@ from typing import Any
 from codeq.domain.errors import CodeqError
 from codeq.domain.limits import CLAIM_WAIT_MS_MAX
 from codeq.domain.queue import QueueKey, QueuePolicy
-from codeq.domain.requests import Claim, Filter, NewTask, Outcome, Page, Swept
+from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page
 from codeq.domain.task import Holder, Task
-from codeq.sdk.jobs import GivenBack, Job, QueueInfo
-from codeq.usecases import checks, giveback, inspect, operate, submit
+from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult
 from codeq.usecases import claim as claiming
-from codeq.usecases import enqueue as enqueuing
+from codeq.usecases import enqueue as prepare_enqueue
+from codeq.usecases import nack, operate, queries, submit, validation
 from codeq.usecases.core import Core
 from codeq.usecases.heartbeat import heartbeat
 from codeq.wire.events import Event, EventPage, event
@@ -23,11 +23,11 @@ class CoreBackend:
         self.core = core
         self.tenant = tenant
 
-    def enqueuing(self, orders: Sequence[NewTask]) -> Callable[[], Coroutine[Any, Any, list[Task | CodeqError]]]:
+    def prepare_enqueue(self, orders: Sequence[NewTask]) -> Callable[[], Coroutine[Any, Any, list[Task | CodeqError]]]:
         return lambda: self._enqueue(orders)
 
     async def _enqueue(self, orders: Sequence[NewTask]) -> list[Task | CodeqError]:
-        answers = await enqueuing.enqueue(self.core, self.tenant, orders)
+        answers = await prepare_enqueue.enqueue(self.core, self.tenant, orders)
         return [answer if isinstance(answer, CodeqError) else answer.task for answer in answers]
 
     async def claim(self, wanted: Claim) -> list[Job]:
@@ -56,15 +56,13 @@ class CoreBackend:
         answers = await submit.submit(self.core, self.tenant, outcomes)
         return [answer if isinstance(answer, CodeqError) else None for answer in answers]
 
-    async def nack(self, job: Job, delay_ms: int | None, reason: str, *, dead: bool = False) -> GivenBack:
+    async def nack(self, job: Job, delay_ms: int | None, reason: str, *, dead: bool = False) -> ReleaseResult:
         return _given_back(
-            await giveback.nack(
-                self.core, self.tenant, job.id, job.holder, delay_ms=delay_ms, reason=reason, is_last=dead
-            )
+            await nack.nack(self.core, self.tenant, job.id, job.holder, delay_ms=delay_ms, reason=reason, is_last=dead)
         )
 
-    async def abandon(self, job: Job) -> GivenBack:
-        return _given_back(await giveback.abandon(self.core, self.tenant, job.id, job.holder))
+    async def abandon(self, job: Job) -> ReleaseResult:
+        return _given_back(await nack.abandon(self.core, self.tenant, job.id, job.holder))
 
     async def cancel(self, task_id: str) -> Task:
         [answer] = await operate.cancel(self.core, self.tenant, [task_id])
@@ -72,12 +70,12 @@ class CoreBackend:
             raise answer
         return answer
 
-    async def replay(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> Swept:
+    async def replay(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
         if ids is None:
             return await operate.replay_matching(self.core, self.tenant, wanted, limit=limit, dry_run=dry_run)
         return await operate.replay_named(self.core, self.tenant, ids, dry_run=dry_run)
 
-    async def purge(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> Swept:
+    async def purge(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
         if ids is None:
             return await operate.purge_matching(self.core, self.tenant, wanted, limit=limit, dry_run=dry_run)
         return await operate.purge_named(self.core, self.tenant, ids, dry_run=dry_run)
@@ -87,14 +85,14 @@ class CoreBackend:
         return await operate.purge_before(self.core, self.tenant, before, limit=limit)
 
     async def get(self, task_id: str, wait_ms: int) -> tuple[Task, str, bytes | None]:
-        record = await inspect.get(self.core, self.tenant, task_id, wait_ms=wait_ms)
+        record = await queries.get(self.core, self.tenant, task_id, wait_ms=wait_ms)
         return record.task, record.body.payload.decode(), record.result
 
     async def history(self, task_id: str) -> list[Event]:
-        return [event(task) for task in await inspect.history(self.core, self.tenant, task_id)]
+        return [event(task) for task in await queries.history(self.core, self.tenant, task_id)]
 
     async def find(self, wanted: Filter, cursor: str | None, limit: int) -> Page:
-        return await inspect.find(self.core, self.tenant, wanted, cursor=cursor, limit=limit)
+        return await queries.find(self.core, self.tenant, wanted, cursor=cursor, limit=limit)
 
     async def queues(self) -> dict[str, QueueInfo]:
         now_ms = self.core.store.now_ms()
@@ -107,21 +105,21 @@ class CoreBackend:
                 oldest_seconds=0.0 if counts.oldest_ms is None else max(0, now_ms - counts.oldest_ms) / 1000,
                 paused=self.core.policy(*key).paused,
             )
-            for key, counts in sorted((await inspect.counts(self.core, self.tenant)).items())
+            for key, counts in sorted((await queries.counts(self.core, self.tenant)).items())
         }
 
     async def policy(self, command: str) -> QueuePolicy | None:
-        return self.core.store.policies().get(QueueKey(self.tenant, checks.name(command, "command")))
+        return self.core.store.policies().get(QueueKey(self.tenant, validation.name(command, "command")))
 
     async def set_policy(self, command: str, policy: QueuePolicy | None) -> None:
         await operate.set_policy(self.core, QueueKey(self.tenant, command), policy)
 
     async def set_paused(self, command: str, paused: bool) -> None:
-        key = QueueKey(self.tenant, checks.name(command, "command"))
+        key = QueueKey(self.tenant, validation.name(command, "command"))
         await operate.set_paused(self.core, key, paused=paused)
 
     async def events(self, shard: int, offset: int, limit: int, wait_ms: int) -> EventPage:
-        found = await inspect.events(self.core, shard, offset, limit, wait_ms=min(wait_ms, CLAIM_WAIT_MS_MAX))
+        found = await queries.events(self.core, shard, offset, limit, wait_ms=min(wait_ms, CLAIM_WAIT_MS_MAX))
         return EventPage(
             shard=shard,
             events=[event(task) for task in found.events if task.tenant == self.tenant],
@@ -138,6 +136,6 @@ class CoreBackend:
         await self.core.store.close()
 
 
-def _given_back(task: Task) -> GivenBack:
+def _given_back(task: Task) -> ReleaseResult:
     waits_ms = task.visible_ms - task.updated_ms if task.visible_ms else 0
-    return GivenBack(task.is_dead, waits_ms / 1000)
+    return ReleaseResult(task.is_dead, waits_ms / 1000)

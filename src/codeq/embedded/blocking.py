@@ -47,8 +47,8 @@ class Bridge:
     def __getattr__(self, name: str) -> Any:
         return partial(self._cross, getattr(self._backend, name))
 
-    def enqueuing(self, orders: Sequence[NewTask]) -> Callable[[], Coroutine[Any, Any, Any]]:
-        return partial(self._cross, self._backend.enqueuing(orders))
+    def prepare_enqueue(self, orders: Sequence[NewTask]) -> Callable[[], Coroutine[Any, Any, Any]]:
+        return partial(self._cross, self._backend.prepare_enqueue(orders))
 
     async def _cross(self, verb: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> Any:
         return await asyncio.wrap_future(self._submit(verb(*args, **kwargs)))
@@ -73,7 +73,7 @@ class Queue(BlockingVerbs):
         """The same store seen as another tenant. Closing is left to the one that was opened."""
         return Queue(self._inner.for_tenant(tenant), self._loop, None)
 
-    def awaited(self) -> Verbs:
+    def as_async(self) -> Verbs:
         """As `aio`: the same queue, to be awaited from any event loop."""
         return self.aio
 

@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from codeq.pipeline.schema import event_schema
+    from codeq.pipeline.connector.schema import event_schema
+    from codeq.pipeline.connector.write_summary import last_write_summary
     from codeq.pipeline.session import make_session
-    from codeq.pipeline.spark_worker import work
-    from codeq.pipeline.summary import last_write_summary
+    from codeq.pipeline.worker.work import work
 
 __all__ = ["event_schema", "last_write_summary", "make_session", "register", "work"]
 
 _HOMES = {
-    "event_schema": "codeq.pipeline.schema",
-    "last_write_summary": "codeq.pipeline.summary",
+    "event_schema": "codeq.pipeline.connector.schema",
+    "last_write_summary": "codeq.pipeline.connector.write_summary",
     "make_session": "codeq.pipeline.session",
-    "work": "codeq.pipeline.spark_worker",
+    "work": "codeq.pipeline.worker.work",
 }
 
 
 def register(spark: "SparkSession") -> None:
     """Make `codeq-events` and `codeq` known to the session, where the packages did not register themselves."""
-    from codeq.pipeline.sink import TaskSink  # noqa: PLC0415 - PySpark takes a second to import
-    from codeq.pipeline.source import EventsSource  # noqa: PLC0415
+    from codeq.pipeline.connector.sink import TaskSink  # noqa: PLC0415 - PySpark takes a second to import
+    from codeq.pipeline.connector.source import EventsSource  # noqa: PLC0415
 
     spark.dataSource.register(EventsSource)
     spark.dataSource.register(TaskSink)

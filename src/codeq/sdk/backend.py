@@ -9,14 +9,16 @@ from typing import Any, Protocol
 
 from codeq.domain.errors import CodeqError
 from codeq.domain.queue import QueuePolicy
-from codeq.domain.requests import Claim, Filter, NewTask, Outcome, Page, Swept
+from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page
 from codeq.domain.task import Task
-from codeq.sdk.jobs import GivenBack, Job, QueueInfo
+from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult
 from codeq.wire.events import Event, EventPage
 
 
 class Backend(Protocol):
-    def enqueuing(self, orders: Sequence[NewTask]) -> Callable[[], Coroutine[Any, Any, Sequence[Task | CodeqError]]]:
+    def prepare_enqueue(
+        self, orders: Sequence[NewTask]
+    ) -> Callable[[], Coroutine[Any, Any, Sequence[Task | CodeqError]]]:
         """Make ready to enqueue. The call that it answers does so: per order, of up to 1000, the task, or why it was
         refused."""
 
@@ -28,16 +30,16 @@ class Backend(Protocol):
     async def submit(self, outcomes: Sequence[Outcome]) -> list[CodeqError | None]:
         """Per outcome, of up to 1000: None if it was accepted, or why not."""
 
-    async def nack(self, job: Job, delay_ms: int | None, reason: str, *, dead: bool = False) -> GivenBack: ...
+    async def nack(self, job: Job, delay_ms: int | None, reason: str, *, dead: bool = False) -> ReleaseResult: ...
 
-    async def abandon(self, job: Job) -> GivenBack: ...
+    async def abandon(self, job: Job) -> ReleaseResult: ...
 
     async def cancel(self, task_id: str) -> Task: ...
 
-    async def replay(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> Swept:
+    async def replay(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
         """Put dead tasks back: those named, or without names those that match."""
 
-    async def purge(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> Swept:
+    async def purge(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
         """Forget dead tasks: those named, or without names those that match."""
 
     async def cleanup(self, before_ms: int | None, limit: int) -> int:

@@ -11,8 +11,8 @@ from codeq.domain.errors import CodeqError, InvalidRequest, StoreClosed
 from codeq.domain.limits import BATCH_BYTES_MAX, BATCH_TASKS_MAX
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Task
-from codeq.sdk.orders import new_order
-from codeq.sdk.taken import Taken
+from codeq.sdk.enqueue_results import EnqueueResults
+from codeq.sdk.new_tasks import new_task
 
 Answers = Sequence[Task | CodeqError]
 
@@ -53,7 +53,7 @@ class Batch:
 
     @property
     def refusals(self) -> list[CodeqError]:
-        if isinstance(self.answers, Taken):
+        if isinstance(self.answers, EnqueueResults):
             return self.answers.refusals
         return [answer for answer in self.answers if isinstance(answer, CodeqError)]
 
@@ -135,7 +135,7 @@ class Batcher:
 
     def enqueue(self, command: str, payload: Any = None, **options: Any) -> Ticket:
         """Put a task into the next batch. Takes the options of `enqueue`."""
-        return self.put(new_order(command, payload, options))
+        return self.put(new_task(command, payload, options))
 
     def put(self, order: NewTask) -> Ticket:
         _check_order(order)
@@ -262,7 +262,7 @@ class AsyncBatcher:
 
     async def enqueue(self, command: str, payload: Any = None, **options: Any) -> AsyncTicket:
         """Put a task into the next batch. Takes the options of `enqueue`."""
-        return await self.put(new_order(command, payload, options))
+        return await self.put(new_task(command, payload, options))
 
     async def put(self, order: NewTask) -> AsyncTicket:
         _check_order(order)

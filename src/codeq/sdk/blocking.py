@@ -59,12 +59,12 @@ class BlockingVerbs:
         """Enqueues that travel together: sent when `size` of them wait, or the first has waited for `linger`."""
 
         def prepare(orders: Sequence[NewTask]) -> Callable[[], Answers]:
-            send = self._verbs.backend.enqueuing(orders)
+            send = self._verbs.backend.prepare_enqueue(orders)
             return lambda: self._run(send())
 
         return Batcher(prepare, size=size, linger_s=milliseconds(linger) / 1000)
 
-    def awaited(self) -> Verbs:
+    def as_async(self) -> Verbs:
         """The same queue, to be awaited."""
         raise NotImplementedError
 
@@ -81,3 +81,13 @@ class BlockingVerbs:
 
     def _run(self, verb: Coroutine[Any, Any, Answer]) -> Answer:
         raise NotImplementedError
+
+
+def run_blocking(verb: Coroutine[Any, Any, Answer]) -> Answer:
+    """Runs a coroutine over a blocking transport, which never suspends, to its end in one step."""
+    try:
+        verb.send(None)
+    except StopIteration as end:
+        answer: Answer = end.value
+        return answer
+    raise AssertionError("a blocking transport never suspends")

@@ -5,8 +5,9 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from codeq.domain.errors import InvalidRequest
-from codeq.sdk.blocking import BlockingVerbs
-from codeq.sdk.http import HttpBackend, Token
+from codeq.sdk.blocking import BlockingVerbs, run_blocking
+from codeq.sdk.http import HttpBackend
+from codeq.sdk.http_client import HttpClient, Token
 from codeq.sdk.transport import Address, AsyncTransport, BlockingTransport, Transport, address_of
 from codeq.sdk.verbs import Seconds, Verbs, milliseconds
 
@@ -31,9 +32,9 @@ class AsyncClient(Verbs):
         asked again when the server refuses the last one. `retry_for` bounds how long a call is repeated while the
         server cannot be reached or is busy; `timeout` bounds one try, on top of what the call itself waits."""
         address, known = _server(url, token, ca_file)
-        self.given: dict[str, Any] = {"token": known, "timeout": timeout, "retry_for": retry_for, "ca_file": ca_file}
+        self.options: dict[str, Any] = {"token": known, "timeout": timeout, "retry_for": retry_for, "ca_file": ca_file}
         self.url = _url(url)
-        super().__init__(_backend(AsyncTransport(address), address, **self.given))
+        super().__init__(_backend(AsyncTransport(address), address, **self.options))
 
 
 class Client(BlockingVerbs):
@@ -49,21 +50,16 @@ class Client(BlockingVerbs):
         ca_file: str | None = None,
     ) -> None:
         address, known = _server(url, token, ca_file)
-        self.given: dict[str, Any] = {"token": known, "timeout": timeout, "retry_for": retry_for, "ca_file": ca_file}
+        self.options: dict[str, Any] = {"token": known, "timeout": timeout, "retry_for": retry_for, "ca_file": ca_file}
         self.url = _url(url)
-        super().__init__(Verbs(_backend(BlockingTransport(address), address, **self.given)))
+        super().__init__(Verbs(_backend(BlockingTransport(address), address, **self.options)))
 
-    def awaited(self) -> AsyncClient:
+    def as_async(self) -> AsyncClient:
         """The same server and token, to be awaited."""
-        return AsyncClient(self.url, **self.given)
+        return AsyncClient(self.url, **self.options)
 
     def _run(self, verb: Coroutine[Any, Any, Done]) -> Done:
-        try:
-            verb.send(None)
-        except StopIteration as end:
-            done: Done = end.value
-            return done
-        raise AssertionError("a blocking transport never suspends")
+        return run_blocking(verb)
 
 
 def _url(given: str | None) -> str:
@@ -83,4 +79,4 @@ def _backend(
     timeout_s, retry_s = milliseconds(timeout) / 1000, milliseconds(retry_for) / 1000
     if timeout_s <= 0 or retry_s < 0:
         raise InvalidRequest(f"timeout is more than 0 seconds, retry_for 0 or more, not {timeout} and {retry_for}")
-    return HttpBackend(transport, address, token, timeout_s=timeout_s, retry_s=retry_s)
+    return HttpBackend(HttpClient(transport, address, token, timeout_s=timeout_s, retry_s=retry_s))

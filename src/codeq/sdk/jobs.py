@@ -45,7 +45,7 @@ class Job(Struct, gc=False, eq=False):
         return f"Job({self.command} {self.id} attempt={self.attempt} token={self.holder.token})"
 
 
-class Kept(Struct, frozen=True):
+class TaskDetails(Struct, frozen=True):
     """A task as it stands, with what its producer sent and its worker left behind."""
 
     task: Task
@@ -65,7 +65,7 @@ class QueueInfo(Struct, frozen=True, kw_only=True, gc=False):
     paused: bool = False
 
 
-class GivenBack(Struct, frozen=True, gc=False):
+class ReleaseResult(Struct, frozen=True, gc=False):
     """What became of a job that was handed back."""
 
     is_dead: bool
@@ -79,16 +79,16 @@ class TaskFailed(CodeqError):
 
     code = "task-failed"
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: TaskDetails) -> None:
         task = kept.task
         super().__init__(f"task {task.id} ended as {task.status}: {task.error or task.last_error or 'no reason given'}")
         self.kept = kept
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Kept]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[TaskDetails]]:
         return type(self), (self.kept,)  # so that it can be sent to another process
 
 
-class WaitedTooLong(CodeqError, TimeoutError):
+class WaitTimeout(CodeqError, TimeoutError):
     """The task that was waited for has not ended yet. It is not affected by the wait."""
 
     code = "timeout"

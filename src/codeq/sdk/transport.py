@@ -120,7 +120,7 @@ class BlockingTransport:
     async def exchange(self, request: bytes, timeout_s: float) -> Answer:
         if self._is_closed:
             raise StoreClosed("this client was closed")
-        kept = self._kept()
+        kept = self._details()
         if kept is not None:
             with contextlib.suppress(Stale):
                 return self._exchange(kept, request, timeout_s)
@@ -163,7 +163,7 @@ class BlockingTransport:
             link.close()
         return answer
 
-    def _kept(self) -> socket.socket | None:
+    def _details(self) -> socket.socket | None:
         if self._pid != os.getpid():  # a forked child must not speak on its parent's connections
             self._pid = os.getpid()
             self._drop_idle()
@@ -205,7 +205,7 @@ class AsyncTransport:
     async def exchange(self, request: bytes, timeout_s: float) -> Answer:
         if self._is_closed:
             raise StoreClosed("this client was closed")
-        kept = self._kept()
+        kept = self._details()
         if kept is not None:
             with contextlib.suppress(Stale):
                 return await self._exchange(kept, request, timeout_s)
@@ -231,7 +231,7 @@ class AsyncTransport:
             link.drop()
         return answer
 
-    def _kept(self) -> "Link | None":
+    def _details(self) -> "Link | None":
         while self._idle:
             link, since_s = self._idle.pop()
             if link.is_usable() and time.monotonic() - since_s < IDLE_S_MAX:

@@ -19,12 +19,12 @@ from codeq.domain.limits import (
     RESULT_WAIT_MS_MAX,
 )
 from codeq.domain.queue import Index, QueuePolicy
-from codeq.domain.requests import Claim, Filter, NewTask, Outcome, Page, Swept
+from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page
 from codeq.domain.task import Status, Task
 from codeq.sdk.backend import Backend
 from codeq.sdk.batcher import AsyncBatcher
-from codeq.sdk.jobs import GivenBack, Job, Kept, QueueInfo, TaskFailed, WaitedTooLong, encode_json
-from codeq.sdk.orders import Seconds, milliseconds, milliseconds_from, new_order, unix_ms
+from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, TaskDetails, TaskFailed, WaitTimeout, encode_json
+from codeq.sdk.new_tasks import Seconds, milliseconds, milliseconds_from, new_task, unix_ms
 from codeq.sdk.tracing import current_trace
 from codeq.wire.errors import error_of
 from codeq.wire.events import Event, EventPage
@@ -79,7 +79,7 @@ class Verbs:
             trace_parent=trace_parent,
             trace_state=trace_state,
         )
-        [answer] = await self.backend.enqueuing([order])()
+        [answer] = await self.backend.prepare_enqueue([order])()
         if isinstance(answer, CodeqError):
             raise answer
         return answer
@@ -90,11 +90,11 @@ class Verbs:
         if parent is not None:
             named = {"trace_parent": parent, "trace_state": state}
             orders = [o if o.trace_parent is not None else msgspec.structs.replace(o, **named) for o in orders]
-        return list(await self.backend.enqueuing(orders)())
+        return list(await self.backend.prepare_enqueue(orders)())
 
     def batcher(self, *, size: int = 500, linger: Seconds = 0.005) -> AsyncBatcher:
         """Enqueues that travel together: sent when `size` of them wait, or the first has waited for `linger`."""
-        return AsyncBatcher(self.backend.enqueuing, size=size, linger_s=milliseconds(linger) / 1000)
+        return AsyncBatcher(self.backend.prepare_enqueue, size=size, linger_s=milliseconds(linger) / 1000)
 
     async def claim(
         self,
@@ -146,13 +146,15 @@ class Verbs:
         ]
         return await self.backend.submit(outcomes)
 
-    async def nack(self, job: Job, reason: str = "", *, delay: Seconds | None = None, dead: bool = False) -> GivenBack:
+    async def nack(
+        self, job: Job, reason: str = "", *, delay: Seconds | None = None, dead: bool = False
+    ) -> ReleaseResult:
         """Report a failed try. The task comes back after its backoff, or after `delay`; at its limit, or with `dead`
         at once, it goes to the dead-letter queue."""
         delay_ms = None if delay is None else milliseconds_from(delay, "a delay", 0, BACKOFF_MS_MAX)
         return await self.backend.nack(job, delay_ms, _reason(reason), dead=dead)
 
-    async def abandon(self, job: Job) -> GivenBack:
+    async def abandon(self, job: Job) -> ReleaseResult:
         """Hand the job back unharmed, for another worker to take at once."""
         return await self.backend.abandon(job)
 
@@ -165,16 +167,16 @@ class Verbs:
 
         Raises TaskFailed when the task ends in another way than with success, WaitedTooLong when the time is over.
         """
-        kept = await self._kept(task_id, milliseconds(timeout))
+        kept = await self._details(task_id, milliseconds(timeout))
         if not kept.task.status.is_final:
-            raise WaitedTooLong(f"task {task_id} is {kept.task.status} after {timeout} seconds")
+            raise WaitTimeout(f"task {task_id} is {kept.task.status} after {timeout} seconds")
         if kept.task.status is not _COMPLETED:
             raise TaskFailed(kept)
         return kept.result
 
-    async def get(self, task_id: str, *, wait: Seconds = 0) -> Kept:
+    async def get(self, task_id: str, *, wait: Seconds = 0) -> TaskDetails:
         """The task with its payload and result. With `wait`, not before it has ended or that time has passed."""
-        return await self._kept(task_id, milliseconds(wait))
+        return await self._details(task_id, milliseconds(wait))
 
     async def history(self, task_id: str) -> list[Event]:
         """Every move of the task, oldest first."""
@@ -218,10 +220,10 @@ class Verbs:
         error: str | None = None,
         limit: int = 10_000,
         dry_run: bool = False,
-    ) -> Swept:
+    ) -> BulkResult:
         """Put dead tasks back into their queues: those named by `ids`, or all that match (all there are)."""
         if ids is not None and not ids:
-            return Swept(0, 0, [])
+            return BulkResult(0, 0, [])
         wanted = _chosen(command, ids, error, limit)
         return await self.backend.replay(ids, wanted, limit=limit, dry_run=dry_run)
 
@@ -233,10 +235,10 @@ class Verbs:
         error: str | None = None,
         limit: int = 10_000,
         dry_run: bool = False,
-    ) -> Swept:
+    ) -> BulkResult:
         """Forget dead tasks: those named by `ids`, or all that match (all there are)."""
         if ids is not None and not ids:
-            return Swept(0, 0, [])
+            return BulkResult(0, 0, [])
         wanted = _chosen(command, ids, error, limit)
         return await self.backend.purge(ids, wanted, limit=limit, dry_run=dry_run)
 
@@ -271,7 +273,7 @@ class Verbs:
         """Let go of connections, or of the data directory. Leaving `with` does so too."""
         await self.backend.close()
 
-    async def _kept(self, task_id: str, wait_ms: int) -> Kept:
+    async def _details(self, task_id: str, wait_ms: int) -> TaskDetails:
         deadline_s = monotonic() + wait_ms / 1000
         while True:
             asked_s = monotonic()
@@ -279,7 +281,7 @@ class Verbs:
             task, payload, result = await self.backend.get(task_id, min(left_ms, RESULT_WAIT_MS_MAX))
             if not left_ms or task.status.is_final:
                 decode = msgspec.json.decode
-                return Kept(task, decode(payload), decode(result) if result is not None else None)
+                return TaskDetails(task, decode(payload), decode(result) if result is not None else None)
             if monotonic() - asked_s < EARLY_S:
                 await self.backend.sleep(EARLY_S)
 
@@ -291,7 +293,7 @@ class Verbs:
 
 def new_tasks(command: str, payloads: Iterable[Any], **options: Any) -> list[NewTask]:
     """Orders for `enqueue_many`, one per payload. Takes the options of `enqueue` and those of `NewTask`."""
-    return [new_order(command, payload, options) for payload in payloads]
+    return [new_task(command, payload, options) for payload in payloads]
 
 
 def _lease_ms(lease: Seconds) -> int:
@@ -320,7 +322,7 @@ def _chosen(command: str | None, ids: Sequence[str] | None, error: str | None, l
     return Filter(command=command, error=error)
 
 
-def _check_swept(task_id: str, swept: Swept) -> None:
+def _check_swept(task_id: str, swept: BulkResult) -> None:
     if not swept.changed:
         code = swept.refused.get(task_id, NotFound.code)
         raise error_of(code, f"task {task_id} is not in the dead-letter queue")

@@ -13,10 +13,10 @@ from urllib.parse import unquote
 
 import httptools
 
-from codeq.server.calls import Call, Reply
-from codeq.server.heads import Heads
-from codeq.server.parts import request_id
+from codeq.server.request import HttpRequest, HttpResponse
+from codeq.server.response_head import ResponseHeads
 from codeq.server.settings import Http
+from codeq.server.state import request_id
 
 HEADER_BYTES_MAX = 16 * 1024
 HEADERS_MAX = 100
@@ -34,10 +34,10 @@ _BETWEEN, _HEAD, _BODY = range(3)
 class Serving:
     """What all connections of a server share."""
 
-    begin: Callable[[Call], None]
-    """Sees to it that the call is answered, now or later, by `reply`. Must not raise."""
+    begin: Callable[[HttpRequest], None]
+    """Sees to it that the call is answered, now or later, by `response`. Must not raise."""
     http: Http
-    heads: Heads
+    heads: ResponseHeads
     connections: set[Any]
     """Those that are open."""
 
@@ -58,11 +58,11 @@ class Connection(asyncio.Protocol):
         self.waiting: asyncio.Task[Any] | None = None
         """The call that waits for something to happen; ended when the client hangs up."""
         self.is_lost = False
-        self._current: Call | None = None
+        self._current: HttpRequest | None = None
         """The request that is being answered."""
-        self._behind: deque[Call] = deque()
+        self._behind: deque[HttpRequest] = deque()
         """Whole requests that wait for their turn."""
-        self._arriving: Call | None = None
+        self._arriving: HttpRequest | None = None
         """The request whose body is not whole yet. It may be the current one."""
         self._unparsed = memoryview(b"")
         self._stage = _BETWEEN
@@ -137,14 +137,16 @@ class Connection(asyncio.Protocol):
         self._is_closing = True
         self._transport.abort()
 
-    def reply(self, call: Call, reply: Reply) -> None:
+    def response(self, request: HttpRequest, response: HttpResponse) -> None:
         """Answer the current call, in one write, and turn to the next."""
         if self._is_closing:
             return
-        is_unread = self._arriving is call
-        is_last = reply.closes or self._is_stopping or not call.keeps_alive or (is_unread and call.expects_continue)
-        head = self._serving.heads.head(reply, call.request_id, closes=is_last)
-        self._transport.write(head if call.method == "HEAD" else head + reply.body)
+        is_unread = self._arriving is request
+        is_last = (
+            response.closes or self._is_stopping or not request.keeps_alive or (is_unread and request.expects_continue)
+        )
+        head = self._serving.heads.head(response, request.request_id, closes=is_last)
+        self._transport.write(head if request.method == "HEAD" else head + response.body)
         self._current = None
         if is_unread:  # the rest of the body is passed over
             self._forget_body()
@@ -153,21 +155,21 @@ class Connection(asyncio.Protocol):
         else:
             self._go_on()
 
-    async def body(self, call: Call, most: int) -> bytes | None:
+    async def body(self, request: HttpRequest, most: int) -> bytes | None:
         """The body of the current call, as soon as all of it is there; None if it is longer than `most`."""
         if self.is_lost:
             raise asyncio.CancelledError
-        if self._arriving is call:
-            if call.expects_continue:
-                call.expects_continue = False
+        if self._arriving is request:
+            if request.expects_continue:
+                request.expects_continue = False
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._body_max = most
             ready = self._body_ready = self._loop.create_future()
             self._go_on()
             await ready
-            if self._arriving is call:
+            if self._arriving is request:
                 return None
-        return call.body if len(call.body) <= most else None
+        return request.body if len(request.body) <= most else None
 
     # -- from the parser -----------------------------------------------------------------------------------------
 
@@ -203,13 +205,13 @@ class Connection(asyncio.Protocol):
         path, query = _split(self._url)
         # A client of HTTP/1.0 that asks to keep the connection says so in a header; we do not keep it all the same.
         keeps = parser.should_keep_alive() and (b"connection" not in headers or parser.get_http_version() != "1.0")
-        call = self._arriving = Call(parser.get_method().decode(), path, headers, query)
-        call.connection = self
-        call.keeps_alive = keeps
+        request = self._arriving = HttpRequest(parser.get_method().decode(), path, headers, query)
+        request.connection = self
+        request.keeps_alive = keeps
         if b"expect" in headers:
-            call.expects_continue = headers[b"expect"].lower() == b"100-continue"
+            request.expects_continue = headers[b"expect"].lower() == b"100-continue"
         if self._repeated:
-            call.repeated = self._repeated
+            request.repeated = self._repeated
 
     def on_body(self, body: bytes) -> None:
         if self._arriving is not None:
@@ -218,17 +220,17 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._stage = _BETWEEN
-        call = self._arriving
-        if call is None:
+        request = self._arriving
+        if request is None:
             return
         pieces = self._pieces
         if pieces:
-            call.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        call.is_whole = True
+            request.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        request.is_whole = True
         if self._body_ready is not None and not self._body_ready.done():
             self._body_ready.set_result(None)
-        if call is not self._current:
-            self._behind.append(call)
+        if request is not self._current:
+            self._behind.append(request)
         self._forget_body()
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -261,9 +263,9 @@ class Connection(asyncio.Protocol):
             elif self._current is not None or self._is_write_paused:
                 break
             elif self._behind or (self._arriving is not None and self._last_words is None):
-                call = self._current = self._behind.popleft() if self._behind else self._arriving
+                request = self._current = self._behind.popleft() if self._behind else self._arriving
                 self._deadline_s, self._timed = _NEVER, _BETWEEN
-                self._serving.begin(call)  # type: ignore[arg-type]
+                self._serving.begin(request)  # type: ignore[arg-type]
             elif self._last_words is not None:
                 self._transport.write(self._last_words)
                 self._close()
@@ -308,7 +310,7 @@ class Connection(asyncio.Protocol):
     def _refuse(self, status: int, body: bytes) -> None:
         """Say so and close, once everything before has been answered."""
         if self._last_words is None:
-            self._last_words = self._serving.heads.head(Reply(status, body), request_id(), closes=True) + body
+            self._last_words = self._serving.heads.head(HttpResponse(status, body), request_id(), closes=True) + body
             self._unparsed = memoryview(b"")
             if self._arriving is self._current:
                 self._current = None  # its body will never be whole, so this is its answer

@@ -20,21 +20,21 @@ from codeq.embedded import make_core
 from codeq.server import dev, logs, openapi, tracing
 from codeq.server.app import App
 from codeq.server.auth.claims import make_validator
-from codeq.server.auth.principal import Gate
+from codeq.server.auth.principal import Authenticator
 from codeq.server.connection import Connection, Serving
-from codeq.server.heads import Heads
 from codeq.server.logs import log
 from codeq.server.metrics import Metrics
-from codeq.server.parts import Parts
 from codeq.server.ratelimit import RateLimiter
+from codeq.server.response_head import ResponseHeads
 from codeq.server.routes import ROUTES
 from codeq.server.settings import Settings
+from codeq.server.state import AppState
 from codeq.server.tracing import Tracing
+from codeq.store.data_dir import open_rocksdb
 from codeq.store.interface import Store
-from codeq.store.opening import open_rocksdb
 from codeq.store.rocksdb.shard import RocksShard
 from codeq.usecases import sweep
-from codeq.usecases.lobby import Lobby
+from codeq.usecases.waiters import Waiters
 
 EXIT_STORE_FAILED = 70
 """What the process exits with after a failed write: start it again, and it comes back with all it acknowledged."""
@@ -70,7 +70,7 @@ def check(settings: Settings, *, is_dev: bool) -> None:
 
 
 async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, banner: bool) -> int:
-    parts = await _assemble(settings, is_dev=is_dev)
+    state = await _assemble(settings, is_dev=is_dev)
     config = uvicorn.Config(
         _no_asgi,
         lifespan="off",
@@ -82,14 +82,15 @@ async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, b
         timeout_graceful_shutdown=max(1, int(settings.http.shutdown_seconds)),
         backlog=2048,
     )
-    server = _Server(config, parts)
-    state = server.server_state
-    app = App(parts, ROUTES, tasks=state.tasks, on_failure=server.store_failed)
-    serving = Serving(app.begin, settings.http, Heads(lambda: state.default_headers), state.connections)
+    server = _Server(config, state)
+    uvicorn_state = server.server_state
+    app = App(state, ROUTES, tasks=uvicorn_state.tasks, on_failure=server.store_failed)
+    heads = ResponseHeads(lambda: uvicorn_state.default_headers)
+    serving = Serving(app.begin, settings.http, heads, uvicorn_state.connections)
     config.http = lambda **_: Connection(serving)  # type: ignore[assignment]
     sweeping = asyncio.create_task(
         sweep.run(
-            parts.core,
+            state.core,
             events_keep_ms=settings.retention.events_seconds * 1000,
             events_keep_max=settings.retention.events_max,
         )
@@ -102,30 +103,30 @@ async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, b
     finally:
         sweeping.cancel()
         await asyncio.gather(sweeping, return_exceptions=True)
-        await parts.gate.close()
+        await state.authenticator.close()
         try:
-            await parts.core.store.close()
+            await state.core.store.close()
         except StoreError:
             if not server.has_failed:  # else it has been said already
                 raise
-        parts.tracing.close()
+        state.tracing.close()
         log(logging.INFO, "stopped")
     return EXIT_STORE_FAILED if server.has_failed else 0
 
 
-async def _assemble(settings: Settings, *, is_dev: bool) -> Parts:
-    lobby = Lobby()
-    metrics = Metrics(lobby)
+async def _assemble(settings: Settings, *, is_dev: bool) -> AppState:
+    waiters = Waiters()
+    metrics = Metrics(waiters)
     data = Path(settings.store.path)
     jwks = dev.prepare(data) if is_dev else None
     store = _open_store(settings, metrics)
     gate = _gate(settings, data, is_dev=is_dev)
     await gate.start()
     limits = settings.rate_limit
-    parts = Parts(
-        core=make_core(store, lobby, settings.policy()),
+    state = AppState(
+        core=make_core(store, waiters, settings.policy()),
         settings=settings,
-        gate=gate,
+        authenticator=gate,
         limiter=RateLimiter(
             {"producer": limits.producer, "worker": limits.worker, "admin": limits.admin},
             {"producer": limits.tenant_producer, "worker": limits.tenant_worker},
@@ -136,9 +137,9 @@ async def _assemble(settings: Settings, *, is_dev: bool) -> Parts:
         jwks=jwks,
     )
     description = openapi.describe(ROUTES, codeq.__version__)
-    parts.spec = msgspec.json.encode(description)
-    parts.docs = openapi.page(description).encode()
-    return parts
+    state.spec = msgspec.json.encode(description)
+    state.docs = openapi.page(description).encode()
+    return state
 
 
 def _open_store(settings: Settings, metrics: Metrics) -> Store:
@@ -158,14 +159,14 @@ def _open_store(settings: Settings, metrics: Metrics) -> Store:
     return store
 
 
-def _gate(settings: Settings, data: Path, *, is_dev: bool) -> Gate:
+def _gate(settings: Settings, data: Path, *, is_dev: bool) -> Authenticator:
     if is_dev:
         both = make_validator("multi", dev.auth_config(data))
-        return Gate(both, both, producers_may_work=False)
+        return Authenticator(both, both, producers_may_work=False)
     auth = settings.auth
     producers = make_validator(auth.producer.provider, auth.producer.config)
     workers = make_validator(auth.worker.provider, auth.worker.config) if auth.worker.provider else producers
-    return Gate(producers, workers, producers_may_work=auth.producers_may_work)
+    return Authenticator(producers, workers, producers_may_work=auth.producers_may_work)
 
 
 def _tracing(settings: Settings) -> Tracing:
@@ -178,9 +179,9 @@ def _tracing(settings: Settings) -> Tracing:
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, parts: Parts) -> None:
+    def __init__(self, config: uvicorn.Config, state: AppState) -> None:
         super().__init__(config)
-        self._parts = parts
+        self._state = state
         self.has_failed = False
 
     @contextlib.contextmanager
@@ -193,8 +194,8 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Calls that wait are answered at once; the others have until the bound."""
-        self._parts.is_stopping = True
-        asyncio.get_running_loop().call_soon(self._parts.core.lobby.end_waits)
+        self._state.is_stopping = True
+        asyncio.get_running_loop().call_soon(self._state.core.waiters.end_waits)
         super().handle_exit(sig, frame)
 
     def store_failed(self) -> None:

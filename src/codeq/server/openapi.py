@@ -10,7 +10,7 @@ import msgspec
 from codeq.domain.limits import NAME_PATTERN
 from codeq.server.auth.principal import Kind
 from codeq.server.routes import Route
-from codeq.wire.queues import Problem
+from codeq.wire.system import Problem
 
 _ANY_JSON: dict[str, Any] = {}
 QUERY: dict[str, dict[str, Any]] = {

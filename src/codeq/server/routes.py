@@ -7,11 +7,12 @@ from msgspec import Struct
 
 from codeq.domain.limits import BATCH_BYTES_MAX, PAYLOAD_BYTES_MAX
 from codeq.server.auth.principal import Kind
-from codeq.server.calls import Handler
-from codeq.server.handlers import events, operating, producing, reading, serving, working
-from codeq.server.lane import Shared
+from codeq.server.handlers import admin, events, producer, queries, system, worker
+from codeq.server.microbatch import BatchedVerb
+from codeq.server.request import Handler
 from codeq.wire import events as wire_events
 from codeq.wire import paths, queues, tasks
+from codeq.wire import system as system_wire
 
 _SMALL = 64 * 1024
 _ONE = 2 * PAYLOAD_BYTES_MAX
@@ -34,7 +35,7 @@ class Route(Struct, frozen=True, kw_only=True):
     query: tuple[str, ...] = ()
     body_max: int = _SMALL
     media: str = "application/json"
-    shared: Shared | None = None
+    shared: BatchedVerb | None = None
     """How calls that arrive together are handled together; None to handle each by itself."""
 
 
@@ -43,71 +44,72 @@ def _route(method: str, path: str, kind: Kind, handler: Handler, summary: str, *
 
 
 ROUTES: Sequence[Route] = (
-    _route("POST", paths.TASKS, _PRODUCER, producing.create, "Create a task",
+    _route("POST", paths.TASKS, _PRODUCER, producer.create, "Create a task",
            takes=tasks.CreateTask, gives=((202, tasks.TaskView),), refuses=(422, 507), body_max=_ONE,
-           shared=producing.CREATING),
-    _route("POST", paths.TASKS_BATCH, _PRODUCER, producing.create_many, "Create up to 1000 tasks",
+           shared=producer.CREATING),
+    _route("POST", paths.TASKS_BATCH, _PRODUCER, producer.create_many, "Create up to 1000 tasks",
            takes=tasks.CreateTasks, gives=((200, tasks.TaskAnswers),), refuses=(507,), body_max=_MANY),
-    _route("GET", paths.TASKS, _ANY, reading.list_tasks, "List tasks, newest first",
+    _route("GET", paths.TASKS, _ANY, queries.list_tasks, "List tasks, newest first",
            gives=((200, tasks.TaskPage),),
            query=("command", "status", "queue", "error", "createdFrom", "createdTo", "cursor", "limit")),
-    _route("POST", paths.CLAIM, _WORKER, working.claim_one, "Claim a task, waiting for one if asked to",
+    _route("POST", paths.CLAIM, _WORKER, worker.claim_one, "Claim a task, waiting for one if asked to",
            takes=tasks.Claim, gives=((200, tasks.TaskView), (204, None)), scope="codeq:claim"),
-    _route("POST", paths.CLAIM_BATCH, _WORKER, working.claim_many, "Claim up to 1000 tasks",
+    _route("POST", paths.CLAIM_BATCH, _WORKER, worker.claim_many, "Claim up to 1000 tasks",
            takes=tasks.ClaimBatch, gives=((200, tasks.ClaimedTasks), (204, None)), scope="codeq:claim"),
-    _route("POST", paths.RESULTS_BATCH, _WORKER, working.submit_many, "Submit up to 1000 results",
+    _route("POST", paths.RESULTS_BATCH, _WORKER, worker.submit_many, "Submit up to 1000 results",
            takes=tasks.SubmitBatch, gives=((200, tasks.SubmitAnswers),), scope="codeq:result", body_max=_MANY),
-    _route("GET", paths.TASK, _ANY, reading.get_task, "Get a task", gives=((200, tasks.TaskView),), refuses=(404,)),
-    _route("GET", paths.RESULT, _ANY, reading.get_result, "Get a task's result, waiting for it if asked to",
+    _route("GET", paths.TASK, _ANY, queries.get_task, "Get a task", gives=((200, tasks.TaskView),), refuses=(404,)),
+    _route("GET", paths.RESULT, _ANY, queries.get_result, "Get a task's result, waiting for it if asked to",
            gives=((200, tasks.TaskAndResult),), refuses=(404,), query=("waitSeconds",)),
-    _route("GET", paths.HISTORY, _ANY, reading.get_history, "Get all moves of a task",
+    _route("GET", paths.HISTORY, _ANY, queries.get_history, "Get all moves of a task",
            gives=((200, wire_events.History),), refuses=(404,)),
-    _route("POST", paths.HEARTBEAT, _WORKER, working.heartbeat, "Extend the lease on a task",
+    _route("POST", paths.HEARTBEAT, _WORKER, worker.heartbeat, "Extend the lease on a task",
            takes=tasks.Heartbeat, gives=((200, tasks.HeartbeatAnswer),), refuses=(404, 409), scope="codeq:heartbeat"),
-    _route("POST", paths.ABANDON, _WORKER, working.abandon, "Hand a task back unharmed",
+    _route("POST", paths.ABANDON, _WORKER, worker.abandon, "Hand a task back unharmed",
            takes=tasks.LeaseCall, gives=((200, tasks.GiveBackAnswer),), refuses=(404, 409), scope="codeq:abandon"),
-    _route("POST", paths.NACK, _WORKER, working.nack, "Report a failed try",
+    _route("POST", paths.NACK, _WORKER, worker.nack, "Report a failed try",
            takes=tasks.Nack, gives=((200, tasks.GiveBackAnswer),), refuses=(404, 409), scope="codeq:nack"),
-    _route("POST", paths.RESULT, _WORKER, working.submit_one, "Submit a task's result",
+    _route("POST", paths.RESULT, _WORKER, worker.submit_one, "Submit a task's result",
            takes=tasks.Submit, gives=((200, tasks.ResultView),), refuses=(404, 409), scope="codeq:result",
-           body_max=_ONE, shared=working.SUBMITTING),
-    _route("POST", paths.CANCEL, _PRODUCER, producing.cancel, "Cancel a task",
+           body_max=_ONE, shared=worker.SUBMITTING),
+    _route("POST", paths.CANCEL, _PRODUCER, producer.cancel, "Cancel a task",
            gives=((200, tasks.TaskView),), refuses=(404, 409)),
-    _route("GET", paths.QUEUES, _ANY, reading.list_queues, "List queues with exact counts",
+    _route("GET", paths.QUEUES, _ANY, queries.list_queues, "List queues with exact counts",
            gives=((200, queues.QueueViews),)),
     _route("GET", paths.EVENTS, _ANY, events.read_events, "Read the event log by shard and offset (JSON or Arrow)",
            gives=((200, wire_events.EventPage),), scope="codeq:events",
            query=events.QUERY),
-    _route("GET", paths.ADMIN_QUEUES, _ADMIN, operating.all_queues, "Counts of all queues as a flat map",
+    _route("GET", paths.ADMIN_QUEUES, _ADMIN, admin.all_queues, "Counts of all queues as a flat map",
            gives=((200, dict[str, int]),)),
-    _route("GET", paths.ADMIN_QUEUE, _ADMIN, operating.one_queue, "Counts of one queue",
+    _route("GET", paths.ADMIN_QUEUE, _ADMIN, admin.one_queue, "Counts of one queue",
            gives=((200, queues.QueueView),)),
-    _route("POST", paths.PAUSE, _ADMIN, operating.pause, "Stop handing out tasks of a queue",
+    _route("POST", paths.PAUSE, _ADMIN, admin.pause, "Stop handing out tasks of a queue",
            gives=((200, queues.QueueView),)),
-    _route("POST", paths.RESUME, _ADMIN, operating.resume, "Hand out tasks of a queue again",
+    _route("POST", paths.RESUME, _ADMIN, admin.resume, "Hand out tasks of a queue again",
            gives=((200, queues.QueueView),)),
-    _route("POST", paths.CLEANUP, _ADMIN, operating.cleanup, "Forget ended tasks before their time",
+    _route("POST", paths.CLEANUP, _ADMIN, admin.cleanup, "Forget ended tasks before their time",
            takes=queues.Cleanup, gives=((200, queues.Cleaned),)),
-    _route("PUT", paths.TOPIC, _ADMIN, operating.put_topic, "Set the policy of a queue",
+    _route("PUT", paths.TOPIC, _ADMIN, admin.put_topic, "Set the policy of a queue",
            takes=queues.PutTopic, gives=((200, queues.Topic), (201, queues.Topic))),
-    _route("GET", paths.TOPIC, _ADMIN, operating.get_topic, "Get the policy of a queue",
+    _route("GET", paths.TOPIC, _ADMIN, admin.get_topic, "Get the policy of a queue",
            gives=((200, queues.Topic),), refuses=(404,)),
-    _route("DELETE", paths.TOPIC, _ADMIN, operating.delete_topic, "Forget the policy of a queue",
+    _route("DELETE", paths.TOPIC, _ADMIN, admin.delete_topic, "Forget the policy of a queue",
            gives=((204, None),), query=("deletionPolicy",)),
-    _route("GET", paths.DLQ, _ADMIN, operating.list_dead, "List dead tasks, oldest first",
+    _route("GET", paths.DLQ, _ADMIN, admin.list_dead, "List dead tasks, oldest first",
            gives=((200, tasks.TaskPage),), query=("command", "error", "cursor", "limit")),
-    _route("POST", paths.DLQ_REPLAY, _ADMIN, operating.replay_dead, "Put dead tasks back into their queues",
+    _route("POST", paths.DLQ_REPLAY, _ADMIN, admin.replay_dead, "Put dead tasks back into their queues",
            takes=queues.Selection, gives=((200, queues.Selected),)),
-    _route("POST", paths.DLQ_PURGE, _ADMIN, operating.purge_dead, "Forget dead tasks",
+    _route("POST", paths.DLQ_PURGE, _ADMIN, admin.purge_dead, "Forget dead tasks",
            takes=queues.Selection, gives=((200, queues.Selected),)),
-    _route("GET", paths.HEALTHZ, _NONE, serving.healthz, "Whether the process is alive", gives=((200, queues.Health),)),
-    _route("GET", paths.READYZ, _NONE, serving.readyz, "Whether a write reaches the disk",
-           gives=((200, queues.Health), (503, queues.Health))),
-    _route("GET", paths.METRICS, _NONE, serving.metrics, "Metrics for Prometheus", gives=((200, None),),
+    _route("GET", paths.HEALTHZ, _NONE, system.healthz, "Whether the process is alive",
+           gives=((200, system_wire.Health),)),
+    _route("GET", paths.READYZ, _NONE, system.readyz, "Whether a write reaches the disk",
+           gives=((200, system_wire.Health), (503, system_wire.Health))),
+    _route("GET", paths.METRICS, _NONE, system.metrics, "Metrics for Prometheus", gives=((200, None),),
            media="text/plain"),
-    _route("GET", paths.OPENAPI, _NONE, serving.openapi, "This description", gives=((200, None),)),
-    _route("GET", paths.DOCS, _NONE, serving.docs, "This description, for people", gives=((200, None),),
+    _route("GET", paths.OPENAPI, _NONE, system.openapi, "This description", gives=((200, None),)),
+    _route("GET", paths.DOCS, _NONE, system.docs, "This description, for people", gives=((200, None),),
            media="text/html"),
-    _route("GET", paths.JWKS, _NONE, serving.jwks, "Keys of a development server", gives=((200, None),),
+    _route("GET", paths.JWKS, _NONE, system.jwks, "Keys of a development server", gives=((200, None),),
            refuses=(404,)),
 )  # fmt: skip

@@ -15,14 +15,14 @@ FORMAT = 1
 """The layout of everything on disk. A store written by a newer format is refused, never overwritten."""
 
 
-class Opened(Struct, frozen=True, array_like=True, gc=False):
+class CreatedRecord(Struct, frozen=True, array_like=True, gc=False):
     """What is written once: the task as it was enqueued, and its body."""
 
     task: Raw
     body: Raw
 
 
-class Kept(Struct, frozen=True, array_like=True, gc=False):
+class CurrentRecord(Struct, frozen=True, array_like=True, gc=False):
     """What is written at every later move but the claim: the task, and its result once it has one."""
 
     task: Raw
@@ -36,8 +36,8 @@ decode_tasks = msgspec.msgpack.Decoder(list[Task]).decode
 split_tasks = msgspec.msgpack.Decoder(list[Raw]).decode
 """What `joined` has joined, each task by itself and still encoded."""
 decode_body = msgspec.msgpack.Decoder(Body).decode
-decode_opened = msgspec.msgpack.Decoder(Opened).decode
-decode_kept = msgspec.msgpack.Decoder(Kept).decode
+decode_created = msgspec.msgpack.Decoder(CreatedRecord).decode
+decode_current = msgspec.msgpack.Decoder(CurrentRecord).decode
 decode_policy = msgspec.msgpack.Decoder(QueuePolicy).decode
 decode_pairs = msgspec.msgpack.Decoder(list[tuple[str, str]]).decode
 
@@ -51,13 +51,13 @@ def stamp(task: Task, version: int) -> bytes:
     return encode(task)
 
 
-def opened(task: bytes, body: Body) -> bytes:
-    """An `Opened` around a task that is encoded already."""
+def created_record(task: bytes, body: Body) -> bytes:
+    """An `CreatedRecord` around a task that is encoded already."""
     return b"\x92" + task + encode(body)
 
 
-def kept(task: bytes, result: bytes | None) -> bytes:
-    """A `Kept` around a task that is encoded already."""
+def current_record(task: bytes, result: bytes | None) -> bytes:
+    """A `CurrentRecord` around a task that is encoded already."""
     return b"\x92" + task + encode(result)
 
 

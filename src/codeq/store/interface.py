@@ -3,7 +3,7 @@
 Engines obey, they do not decide. They compare versions, file records by `lifecycle.position`, append one event per
 change, and never look at a status otherwise. Verbs are batches; an empty batch is legal and does nothing.
 
-Verbs act at once and are visible to the next verb at once, but an effect is promised to nobody until `settle` has
+Verbs act at once and are visible to the next verb at once, but an effect is promised to nobody until `flush` has
 returned: every use case settles before it answers.
 """
 
@@ -28,7 +28,7 @@ class Record(Struct, frozen=True, gc=False):
     """The JSON its worker left behind, if any."""
 
 
-class ClaimOrder(Struct, frozen=True, kw_only=True, gc=False):
+class ClaimRequest(Struct, frozen=True, kw_only=True, gc=False):
     """Who wants how many tasks of which queues. `limits` caps a queue's tasks in progress; absent means no cap."""
 
     queues: Sequence[QueueKey]
@@ -80,17 +80,17 @@ class Store(Protocol):
         A heartbeat extends the lease in memory and is written lazily. The changes of one shard are applied in order.
         """
 
-    async def take(self, order: ClaimOrder) -> list[Delivery]:
+    async def take(self, order: ClaimRequest) -> list[Delivery]:
         """Lease up to `limit` ready tasks, by `lifecycle.claim`: highest priority first over all queues, equal
         priorities in rotation over the queues, first in first out inside one. No task is given to two callers.
 
         Costs the same whatever the backlog and however many tasks were served before.
         """
 
-    async def load(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
+    async def get_tasks(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
         """The tasks as they stand; None for an id that does not exist or belongs to another tenant."""
 
-    async def read(self, tenant: str, ids: Sequence[str]) -> list[Record | None]:
+    async def get_records(self, tenant: str, ids: Sequence[str]) -> list[Record | None]:
         """As `load`, with body and result. Stops early, answering None for the rest, at BATCH_BYTES_MAX of payload."""
 
     async def due(self, index: Index, now_ms: int, limit: int) -> list[Task]:
@@ -124,7 +124,7 @@ class Store(Protocol):
     async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None) -> None:
         """Store the policy, or with None forget it."""
 
-    async def settle(self) -> None:
+    async def flush(self) -> None:
         """Return once everything that any verb has done or shown is on disk. At once if it already is.
 
         Raises StoreFailed if it may not be: then nothing is known of the calls that waited, and the store

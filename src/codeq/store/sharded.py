@@ -13,7 +13,7 @@ from codeq.domain.ids import is_task_id, shard_of
 from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
 from codeq.domain.requests import Delivery, Filter, Page
 from codeq.domain.task import Change, Task
-from codeq.store.interface import ClaimOrder, Events, Listener, Record, Store
+from codeq.store.interface import ClaimRequest, Events, Listener, Record, Store
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -55,7 +55,7 @@ class ShardedStore:
     async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
         return await self._route(changes, lambda change: change.after.id, lambda shard, part: shard.commit(part))
 
-    async def take(self, order: ClaimOrder) -> list[Delivery]:
+    async def take(self, order: ClaimRequest) -> list[Delivery]:
         """Shards are visited in turn, each claim starting one further: highest priority first holds inside a shard."""
         self._turn += 1
         taken: list[Delivery] = []
@@ -67,11 +67,11 @@ class ShardedStore:
                 break
         return taken
 
-    async def load(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
-        return await self._route(ids, str, lambda shard, part: shard.load(tenant, part))
+    async def get_tasks(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
+        return await self._route(ids, str, lambda shard, part: shard.get_tasks(tenant, part))
 
-    async def read(self, tenant: str, ids: Sequence[str]) -> list[Record | None]:
-        return await self._route(ids, str, lambda shard, part: shard.read(tenant, part))
+    async def get_records(self, tenant: str, ids: Sequence[str]) -> list[Record | None]:
+        return await self._route(ids, str, lambda shard, part: shard.get_records(tenant, part))
 
     async def due(self, index: Index, now_ms: int, limit: int) -> list[Task]:
         found: list[Task] = []
@@ -115,8 +115,8 @@ class ShardedStore:
     async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None) -> None:
         await self._shards[0].set_policy(queue, policy)
 
-    async def settle(self) -> None:
-        await asyncio.gather(*(shard.settle() for shard in self._shards))
+    async def flush(self) -> None:
+        await asyncio.gather(*(shard.flush() for shard in self._shards))
 
     async def checkpoint(self, target: Path) -> None:
         for number, shard in enumerate(self._shards):
@@ -146,7 +146,7 @@ class ShardedStore:
                 answers[place] = answer
         return answers
 
-    def _limits(self, order: ClaimOrder, shard: Shard) -> Mapping[QueueKey, int]:
+    def _limits(self, order: ClaimRequest, shard: Shard) -> Mapping[QueueKey, int]:
         """A queue's limit holds over all shards: what the others have in progress is taken off."""
         if not order.limits:
             return order.limits

@@ -9,10 +9,10 @@ from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, CLAIM_WAIT_
 from codeq.domain.queue import QueueKey
 from codeq.domain.requests import Claim, Delivery
 from codeq.domain.task import Holder, Task
-from codeq.store.interface import ClaimOrder
-from codeq.usecases import checks, sweep
+from codeq.store.interface import ClaimRequest
+from codeq.usecases import sweep, validation
 from codeq.usecases.core import Core
-from codeq.usecases.lobby import EVERY
+from codeq.usecases.waiters import EVERY
 
 
 async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
@@ -22,17 +22,17 @@ async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
     """
     _check(tenant, wanted)
     await sweep.before_claim(core, INSPECT_TASKS_MAX)
-    await core.lobby.serve()  # those who waited before come first
+    await core.waiters.serve()  # those who waited before come first
     deliveries = await _take(core, tenant, wanted)
     if not deliveries and wanted.wait_ms:
-        deliveries = await core.lobby.wait(
+        deliveries = await core.waiters.wait(
             [QueueKey(tenant, command) for command in wanted.commands or [EVERY]],
             lambda: _take(core, tenant, wanted),
             lambda unwanted: _hand_back(core, unwanted),
             wanted.wait_ms,
         )
     try:
-        await core.store.settle()
+        await core.store.flush()
     except asyncio.CancelledError:
         await _hand_back(core, deliveries)
         raise
@@ -44,7 +44,7 @@ async def _take(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
     if not queues:
         return []
     policies = {queue: core.policy(*queue) for queue in queues}
-    order = ClaimOrder(
+    order = ClaimRequest(
         queues=queues,
         worker=wanted.worker,
         lease_ms=wanted.lease_ms or policies[queues[0]].lease_ms,
@@ -70,15 +70,15 @@ def _holder(task: Task) -> Holder:
 
 
 def _check(tenant: str, wanted: Claim) -> None:
-    checks.name(tenant, "tenant")
-    checks.worker(wanted.worker)
-    checks.whole(wanted.limit, "limit", 1, BATCH_TASKS_MAX)
+    validation.name(tenant, "tenant")
+    validation.worker(wanted.worker)
+    validation.whole(wanted.limit, "limit", 1, BATCH_TASKS_MAX)
     if wanted.wait_ms:
-        checks.whole(wanted.wait_ms, "wait in milliseconds", 0, CLAIM_WAIT_MS_MAX)
+        validation.whole(wanted.wait_ms, "wait in milliseconds", 0, CLAIM_WAIT_MS_MAX)
     if wanted.lease_ms is not None:
-        checks.lease_ms(wanted.lease_ms)
+        validation.lease_ms(wanted.lease_ms)
     if wanted.commands is not None:
         if not 1 <= len(wanted.commands) <= CLAIM_COMMANDS_MAX or len(set(wanted.commands)) < len(wanted.commands):
             raise InvalidRequest(f"a claim names 1 to {CLAIM_COMMANDS_MAX} different commands")
         for command in wanted.commands:
-            checks.name(command, "command")
+            validation.name(command, "command")

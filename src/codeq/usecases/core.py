@@ -10,7 +10,7 @@ from codeq.domain.ids import IdMint
 from codeq.domain.queue import OnExpiry, QueueKey, QueuePolicy
 from codeq.domain.task import Task
 from codeq.store.interface import Store
-from codeq.usecases.lobby import Lobby
+from codeq.usecases.waiters import Waiters
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
@@ -19,7 +19,7 @@ Answer = TypeVar("Answer")
 @dataclass(frozen=True, slots=True)
 class Core:
     store: Store
-    lobby: Lobby
+    waiters: Waiters
     defaults: QueuePolicy
     ids: IdMint
     random: Callable[[], float]
@@ -46,7 +46,7 @@ class Core:
     def freed(self, task: Task) -> None:
         """A place in the task's queue is free: where places are limited, that is as good as a new task."""
         if self.store.policies() and self.policy(task.tenant, task.command).max_consumers:
-            self.lobby.ready(QueueKey(task.tenant, task.command), 1)
+            self.waiters.ready(QueueKey(task.tenant, task.command), 1)
 
 
 def durable(
@@ -61,6 +61,6 @@ def durable(
         except asyncio.CancelledError:
             raise
         finally:
-            await core.store.settle()
+            await core.store.flush()
 
     return settled

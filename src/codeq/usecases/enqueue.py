@@ -21,7 +21,7 @@ from codeq.domain.limits import (
 )
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Body, Change, Task
-from codeq.usecases import checks
+from codeq.usecases import validation
 from codeq.usecases.core import Core, durable
 
 
@@ -36,7 +36,7 @@ class Enqueued(Struct, frozen=True, gc=False):
 async def enqueue(core: Core, tenant: str, orders: Sequence[NewTask]) -> list[Enqueued | CodeqError]:
     """Per order: the task, or why it was refused. One order's refusal leaves the others alone."""
     _check_batch(orders)
-    checks.name(tenant, "tenant")
+    validation.name(tenant, "tenant")
     now_ms = core.store.now_ms()
     answers: list[Enqueued | CodeqError | None] = [_refusal(order, now_ms) for order in orders]
     places = [place for place, refusal in enumerate(answers) if refusal is None]
@@ -88,7 +88,7 @@ def _changes(core: Core, tenant: str, orders: Sequence[NewTask]) -> list[Change]
 
 async def _replayed(core: Core, change: Change, stored: Task | None) -> Enqueued | CodeqError:
     asked = change.after
-    [record] = await core.store.read(asked.tenant, [stored.id]) if stored else [None]
+    [record] = await core.store.get_records(asked.tenant, [stored.id]) if stored else [None]
     if record is None or change.body is None:
         return StoreFailed(f"the task that holds the idempotency key of {asked.id} cannot be read")
     if record.task.command != asked.command or record.body.payload != change.body.payload:
@@ -108,7 +108,7 @@ def _refusal(order: NewTask, now_ms: int) -> CodeqError | None:
 
 
 def _check(order: NewTask, now_ms: int) -> None:
-    checks.name(order.command, "command")
+    validation.name(order.command, "command")
     if not isinstance(order.payload, bytes):
         raise InvalidRequest(f"a payload is JSON in bytes, not {type(order.payload).__name__}")
     if len(order.payload) > PAYLOAD_BYTES_MAX:
@@ -117,24 +117,26 @@ def _check(order: NewTask, now_ms: int) -> None:
             "and send a reference"
         )
     if type(order.priority) is not int or order.priority:
-        checks.whole(order.priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
+        validation.whole(order.priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
     if order.delay_ms:
-        checks.whole(order.delay_ms, "delay in milliseconds", 0, DELAY_MS_MAX)
+        validation.whole(order.delay_ms, "delay in milliseconds", 0, DELAY_MS_MAX)
     if order.run_at_ms is not None:
-        checks.whole(order.run_at_ms, "run time in Unix milliseconds (a year ahead at most)", 0, now_ms + DELAY_MS_MAX)
+        validation.whole(
+            order.run_at_ms, "run time in Unix milliseconds (a year ahead at most)", 0, now_ms + DELAY_MS_MAX
+        )
     if order.max_attempts is not None:
-        checks.whole(order.max_attempts, "max attempts", ATTEMPTS_MIN, ATTEMPTS_MAX)
+        validation.whole(order.max_attempts, "max attempts", ATTEMPTS_MIN, ATTEMPTS_MAX)
     if order.backoff is not None:
-        checks.backoff(order.backoff)
+        validation.backoff(order.backoff)
     _check_texts(order)
 
 
 def _check_texts(order: NewTask) -> None:
     if order.idempotency_key is not None:
-        checks.text(order.idempotency_key, "idempotency key", IDEMPOTENCY_KEY_CHARS_MAX, least=1)
+        validation.text(order.idempotency_key, "idempotency key", IDEMPOTENCY_KEY_CHARS_MAX, least=1)
     if order.webhook is not None:
-        checks.web_address(order.webhook, "webhook")
+        validation.web_address(order.webhook, "webhook")
     if order.trace_parent is not None:
-        checks.text(order.trace_parent, "trace parent", TRACE_CHARS_MAX)
+        validation.text(order.trace_parent, "trace parent", TRACE_CHARS_MAX)
     if order.trace_state is not None:
-        checks.text(order.trace_state, "trace state", TRACE_CHARS_MAX)
+        validation.text(order.trace_state, "trace state", TRACE_CHARS_MAX)

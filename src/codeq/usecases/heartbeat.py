@@ -3,9 +3,9 @@
 from codeq.domain import lifecycle
 from codeq.domain.limits import PROGRESS_CHARS_MAX
 from codeq.domain.task import Holder, Task
-from codeq.usecases import checks
+from codeq.usecases import validation
 from codeq.usecases.core import Core
-from codeq.usecases.moving import move_one
+from codeq.usecases.moves import move_one
 
 
 async def heartbeat(
@@ -24,9 +24,9 @@ async def heartbeat(
     """
     now_ms = core.store.now_ms()
     if extend_ms is not None:
-        checks.lease_ms(extend_ms)
+        validation.lease_ms(extend_ms)
     if progress is not None:
-        checks.text(progress, "progress", PROGRESS_CHARS_MAX)
+        validation.text(progress, "progress", PROGRESS_CHARS_MAX)
     return await move_one(
         core,
         tenant,

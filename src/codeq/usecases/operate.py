@@ -15,11 +15,11 @@ from codeq.domain.limits import (
     RETENTION_MS_MAX,
 )
 from codeq.domain.queue import Index, OnExpiry, QueueKey, QueuePolicy
-from codeq.domain.requests import Filter, Swept
+from codeq.domain.requests import BulkResult, Filter
 from codeq.domain.task import Change, Task
-from codeq.usecases import checks
+from codeq.usecases import validation
 from codeq.usecases.core import Core, durable
-from codeq.usecases.moving import move_each
+from codeq.usecases.moves import move_each
 
 
 @durable
@@ -56,24 +56,24 @@ async def purge_dead(core: Core, tenant: str, ids: Sequence[str]) -> list[Task |
     return await move_each(core, tenant, ids, lambda _, task: lifecycle.purge_dead(task, now_ms))
 
 
-async def replay_named(core: Core, tenant: str, ids: Sequence[str], *, dry_run: bool = False) -> Swept:
+async def replay_named(core: Core, tenant: str, ids: Sequence[str], *, dry_run: bool = False) -> BulkResult:
     """Replay these tasks, if they are dead."""
     return await (_look_dead(core, tenant, ids) if dry_run else _named(core, tenant, ids, replay))
 
 
-async def purge_named(core: Core, tenant: str, ids: Sequence[str], *, dry_run: bool = False) -> Swept:
+async def purge_named(core: Core, tenant: str, ids: Sequence[str], *, dry_run: bool = False) -> BulkResult:
     """Forget these tasks, if they are dead."""
     return await (_look_dead(core, tenant, ids) if dry_run else _named(core, tenant, ids, purge_dead))
 
 
 @durable
-async def replay_matching(core: Core, tenant: str, wanted: Filter, *, limit: int, dry_run: bool = False) -> Swept:
+async def replay_matching(core: Core, tenant: str, wanted: Filter, *, limit: int, dry_run: bool = False) -> BulkResult:
     """Replay up to `limit` dead tasks that match."""
     return await _each_dead(core, tenant, wanted, lifecycle.replay, limit=limit, dry_run=dry_run)
 
 
 @durable
-async def purge_matching(core: Core, tenant: str, wanted: Filter, *, limit: int, dry_run: bool = False) -> Swept:
+async def purge_matching(core: Core, tenant: str, wanted: Filter, *, limit: int, dry_run: bool = False) -> BulkResult:
     """Forget up to `limit` dead tasks that match."""
     return await _each_dead(core, tenant, wanted, lifecycle.purge, limit=limit, dry_run=dry_run)
 
@@ -89,7 +89,7 @@ async def purge_before(core: Core, tenant: str, before_ms: int, *, limit: int) -
         ripe = [task.id for task in page.tasks if task.status.is_final and task.purge_ms <= before_ms]
         moved = await move_each(core, tenant, ripe[: limit - purged], lambda _, task: lifecycle.purge(task, now_ms))
         purged += sum(isinstance(answer, Task) for answer in moved)
-        await core.store.settle()
+        await core.store.flush()
         cursor = page.cursor
         if cursor is None:
             break
@@ -99,12 +99,12 @@ async def purge_before(core: Core, tenant: str, before_ms: int, *, limit: int) -
 @durable
 async def set_policy(core: Core, queue: QueueKey, policy: QueuePolicy | None) -> None:
     """Change the rules of a queue from now on; None for the defaults. Workers that wait look again."""
-    checks.name(queue.tenant, "tenant")
-    checks.name(queue.command, "command")
+    validation.name(queue.tenant, "tenant")
+    validation.name(queue.command, "command")
     if policy is not None:
         _check_policy(policy)
     await core.store.set_policy(queue, policy)
-    core.lobby.ready(queue, 1)
+    core.waiters.ready(queue, 1)
 
 
 async def set_paused(core: Core, queue: QueueKey, *, paused: bool) -> None:
@@ -117,9 +117,9 @@ async def set_paused(core: Core, queue: QueueKey, *, paused: bool) -> None:
 
 
 @durable
-async def _look_dead(core: Core, tenant: str, ids: Sequence[str]) -> Swept:
-    found = [task.id for task in await core.store.load(tenant, ids) if task is not None and task.is_dead]
-    return Swept(len(found), 0, found)
+async def _look_dead(core: Core, tenant: str, ids: Sequence[str]) -> BulkResult:
+    found = [task.id for task in await core.store.get_tasks(tenant, ids) if task is not None and task.is_dead]
+    return BulkResult(len(found), 0, found)
 
 
 async def _named(
@@ -127,7 +127,7 @@ async def _named(
     tenant: str,
     ids: Sequence[str],
     move: Callable[[Core, str, Sequence[str]], Awaitable[list[Task | CodeqError]]],
-) -> Swept:
+) -> BulkResult:
     moved = []
     refused = {}
     for task_id, answer in zip(ids, await move(core, tenant, ids), strict=True):
@@ -135,12 +135,12 @@ async def _named(
             refused[task_id] = answer.code
         else:
             moved.append(task_id)
-    return Swept(len(moved), len(moved), moved, refused)
+    return BulkResult(len(moved), len(moved), moved, refused)
 
 
 async def _each_dead(
     core: Core, tenant: str, wanted: Filter, move: Callable[[Task, int], Change], *, limit: int, dry_run: bool
-) -> Swept:
+) -> BulkResult:
     now_ms = core.store.now_ms()
     dead = msgspec.structs.replace(wanted, index=Index.DEAD)
     matched: list[str] = []
@@ -152,22 +152,22 @@ async def _each_dead(
         if not dry_run and page.tasks:
             moved = await move_each(core, tenant, [t.id for t in page.tasks], lambda _, task: move(task, now_ms))
             changed += sum(isinstance(answer, Task) for answer in moved)
-            await core.store.settle()
+            await core.store.flush()
         cursor = page.cursor
         if cursor is None:
             break
-    return Swept(len(matched), changed, matched[:LIST_TASKS_MAX])
+    return BulkResult(len(matched), changed, matched[:LIST_TASKS_MAX])
 
 
 def _check_policy(policy: QueuePolicy) -> None:
     """What is stored here is read again at every start, so it must be right."""
-    checks.whole(policy.max_attempts, "max attempts", ATTEMPTS_MIN, ATTEMPTS_MAX)
-    checks.whole(policy.max_deliveries, "max deliveries", 1, DELIVERIES_MAX)
-    checks.lease_ms(policy.lease_ms)
-    checks.backoff(policy.backoff)
-    checks.whole(policy.retention_ms, "retention in milliseconds", 0, RETENTION_MS_MAX)
-    checks.whole(policy.dead_retention_ms, "dead retention in milliseconds", 0, RETENTION_MS_MAX)
-    checks.whole(policy.max_consumers, "max consumers", 0, CONSUMERS_MAX)
+    validation.whole(policy.max_attempts, "max attempts", ATTEMPTS_MIN, ATTEMPTS_MAX)
+    validation.whole(policy.max_deliveries, "max deliveries", 1, DELIVERIES_MAX)
+    validation.lease_ms(policy.lease_ms)
+    validation.backoff(policy.backoff)
+    validation.whole(policy.retention_ms, "retention in milliseconds", 0, RETENTION_MS_MAX)
+    validation.whole(policy.dead_retention_ms, "dead retention in milliseconds", 0, RETENTION_MS_MAX)
+    validation.whole(policy.max_consumers, "max consumers", 0, CONSUMERS_MAX)
     if policy.on_expiry not in list(OnExpiry):
         raise InvalidRequest(f"on_expiry must be one of {', '.join(OnExpiry)}")
     if not isinstance(policy.paused, bool):

@@ -9,9 +9,9 @@ from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.limits import BATCH_BYTES_MAX, RESULT_BYTES_MAX
 from codeq.domain.requests import Outcome
 from codeq.domain.task import Change, Status, Task
-from codeq.usecases import checks
+from codeq.usecases import validation
 from codeq.usecases.core import Core, durable
-from codeq.usecases.moving import move_each
+from codeq.usecases.moves import move_each
 
 _COMPLETED, _FAILED = Status.COMPLETED, Status.FAILED
 
@@ -46,7 +46,7 @@ async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[S
             answers.append(Submitted(task, outcome.result))
             core.freed(task)
     if repeats:
-        stored = await core.store.read(tenant, [outcomes[place].task_id for place in repeats])
+        stored = await core.store.get_records(tenant, [outcomes[place].task_id for place in repeats])
         for place, record in zip(repeats, stored, strict=True):
             if record is not None:
                 answers[place] = Submitted(record.task, record.result)
@@ -63,7 +63,7 @@ def _change(core: Core, task: Task, outcome: Outcome, now_ms: int) -> Change:
     if outcome.status is _COMPLETED:
         return lifecycle.complete(task, outcome.holder, now_ms, keep_ms=keep_ms, result=result)
     if outcome.status is _FAILED:
-        error = checks.message(outcome.error or "")
+        error = validation.message(outcome.error or "")
         if not error:
             raise InvalidRequest("a failed task needs an error")
         return lifecycle.fail(task, outcome.holder, now_ms, error=error, keep_ms=keep_ms, result=result)

@@ -71,7 +71,7 @@ async def _every(period_s: float, role: Callable[[Core, int], Awaitable[int]], c
     try:
         while True:
             found = await role(core, SWEEP_TASKS_MAX)
-            await core.store.settle()
+            await core.store.flush()
             # A full batch means there is more: go on at once, but let waiting calls run in between.
             await asyncio.sleep(0 if found >= SWEEP_TASKS_MAX else period_s)
     except StoreError:

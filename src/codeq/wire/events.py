@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from codeq.domain.ids import shard_of
 from codeq.domain.task import Task
 from codeq.wire import times
-from codeq.wire.tasks import Wire
+from codeq.wire.message import Wire
 
 if TYPE_CHECKING:
     import pyarrow as pa

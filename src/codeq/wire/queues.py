@@ -7,7 +7,8 @@ from msgspec import UNSET, Meta, UnsetType
 from codeq.domain.limits import BATCH_TASKS_MAX
 from codeq.domain.queue import QueueCounts, QueueKey, QueuePolicy
 from codeq.wire import times
-from codeq.wire.tasks import Backoff, Name, Request, Wire
+from codeq.wire.message import Name, Request, Wire
+from codeq.wire.tasks import Backoff
 
 
 class QueueView(Wire, frozen=True, kw_only=True, gc=False):
@@ -86,24 +87,6 @@ class Selected(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     ids: list[str]
     refused: dict[str, str] = {}
     """By id, the code of what was refused."""
-
-
-class Health(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
-    status: str
-    durability: str | None = None
-    error: str | None = None
-
-
-class Problem(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
-    """What every refusal looks like."""
-
-    error: str
-    code: str
-    field: str | None = None
-    scope: str | None = None
-    operation: str | None = None
-    retry_after_seconds: int | None = None
-    request_id: str | None = None
 
 
 def queue_view(key: QueueKey, counts: QueueCounts, *, now_ms: int, paused: bool) -> QueueView:

@@ -7,26 +7,14 @@ holds JSON, so that neither side decodes it on the way.
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Raw
 
 from codeq.domain import lifecycle
-from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, NAME_PATTERN, TRACE_CHARS_MAX
+from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, TRACE_CHARS_MAX
 from codeq.domain.queue import Index
 from codeq.domain.task import Body, Status, Task
 from codeq.wire import times
-
-Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=f"^{NAME_PATTERN}$")]
-Seconds = Annotated[float, Meta(ge=0, le=31_622_400)]
-
-
-class Wire(Struct, rename="camel", frozen=True, kw_only=True, gc=False):
-    """What all messages share."""
-
-
-class Request(
-    Wire, rename="camel", forbid_unknown_fields=True, omit_defaults=True, frozen=True, kw_only=True, gc=False
-):
-    """What all requests share: a field that we do not know is a mistake, and said to be one."""
+from codeq.wire.message import Name, Request, Seconds, Wire
 
 
 class Backoff(Request, omit_defaults=False, frozen=True, kw_only=True, gc=False):

@@ -60,7 +60,7 @@ ADVICE: dict[type[CodeqError], str] = {
     wire.Unreachable: "The SDK has tried for `retry_for` seconds. Check address and server, then repeat the call.",
     wire.Unexpected: "Look at what stands between client and server; `code` is what was answered.",
     public.TaskFailed: "Look at `fault.kept`: the task with its error, payload and result.",
-    public.WaitedTooLong: "Wait again, or ask later with `get`. The task is not affected.",
+    public.WaitTimeout: "Wait again, or ask later with `get`. The task is not affected.",
 }
 
 _LINE = re.compile(r"[│├└─ ]+([A-Z]\w+) +(?:(\d{3}) )?([a-z-]+)? {2,}(.*)")
@@ -70,7 +70,7 @@ def page() -> str:
     groups = {
         "Of the queue": [kind for kind in ADVICE if kind.__module__ == domain.__name__],
         "Of the way there": [kind for kind in ADVICE if kind.__module__ == wire.__name__],
-        "Of waiting for a result": [public.TaskFailed, public.WaitedTooLong],
+        "Of waiting for a result": [public.TaskFailed, public.WaitTimeout],
     }
     sections = [f"## {title}\n\n{_table(kinds)}\n" for title, kinds in groups.items()]
     return "\n".join([INTRODUCTION, *sections])

@@ -11,7 +11,7 @@ from codeq.cli.pages.sentences import field_notes, paragraphs, table
 from codeq.server.auth.principal import Kind
 from codeq.server.openapi import QUERY
 from codeq.server.routes import ROUTES, Route
-from codeq.wire import queues, tasks
+from codeq.wire import message, system, tasks
 from codeq.wire.errors import STATUS
 
 INTRODUCTION = """# The HTTP API
@@ -51,7 +51,7 @@ def page() -> str:
     for route in ROUTES:
         for kind in (route.takes, _ITEMS.get(route.takes), *[given for _, given in route.gives]):
             _gather(kind, messages)
-    _gather(queues.Problem, messages)
+    _gather(system.Problem, messages)
     shown_above = {route.takes for route in ROUTES} - set(_ITEMS.values())
     rows = [(r.method, f"[`{r.path}`](#{_anchor(r)})", _WHO[r.kind], r.summary) for r in ROUTES]
     parts = [INTRODUCTION.format(codes=_codes(), overview=table("method", "path", "who", "what", rows=rows))]
@@ -122,7 +122,7 @@ def _message(name: str, kind: Any) -> str:
 
 def _fields(kind: Any) -> str:
     notes = field_notes(kind)
-    is_request = issubclass(kind, tasks.Request)
+    is_request = issubclass(kind, message.Request)
     rows = []
     for field in inspect.type_info(kind).fields:  # type: ignore[attr-defined]
         shown = _shown(field.type)

@@ -10,7 +10,7 @@ import msgspec
 import codeq
 from codeq import testing
 from codeq.cli.pages.sentences import field_notes, paragraphs, table
-from codeq.domain.requests import Page, Swept
+from codeq.domain.requests import BulkResult, Page
 from codeq.sdk.batcher import AsyncBatcher, AsyncTicket, Batcher, Ticket
 from codeq.sdk.verbs import Verbs
 from codeq.wire.events import Event, EventPage
@@ -50,15 +50,15 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "What calls answer": (
         codeq.Task,
         codeq.Job,
-        codeq.Kept,
-        codeq.GivenBack,
+        codeq.TaskDetails,
+        codeq.ReleaseResult,
         codeq.QueueInfo,
         Page,
-        Swept,
+        BulkResult,
         Event,
         EventPage,
         codeq.TaskFailed,
-        codeq.WaitedTooLong,
+        codeq.WaitTimeout,
         codeq.Status,
         codeq.Move,
     ),

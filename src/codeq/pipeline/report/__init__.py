@@ -2,9 +2,9 @@
 
 import msgspec
 
-from codeq.pipeline.report.collecting import collect
 from codeq.pipeline.report.data import ReportData
 from codeq.pipeline.report.page import render
+from codeq.pipeline.report.query import collect
 
 __all__ = ["ReportData", "collect", "render", "to_json"]
 

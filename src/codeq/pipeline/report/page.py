@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
-from codeq.pipeline.report import wording
+from codeq.pipeline.report import formatting
+from codeq.pipeline.report.charts import Series, bar, columns, figure, range_plot, stacked_bar, table, time_plot
 from codeq.pipeline.report.data import DeadLetter, Latency, Percentiles, ReportData
-from codeq.pipeline.report.drawing import Series, bar, columns, figure, range_plot, stacked_bar, table, time_plot
-from codeq.pipeline.report.wording import UNKNOWN, count, duration, exact, percent
+from codeq.pipeline.report.formatting import UNKNOWN, count, duration, exact, percent
 
 _MEASURES = {
     "wait": "Wait, from ready to claimed",
@@ -49,15 +49,15 @@ def render(data: ReportData) -> str:
         '<meta name="color-scheme" content="light dark">'
         f"<title>{escape(data.title)}</title><style>{style}</style></head><body>"
         f'<a class="skip" href="#flow">To the figures</a>{_header(data)}<nav aria-label="Sections">{links}</nav>'
-        f"<main>{body}</main><footer>Made {wording.day_and_time(data.made_at)} UTC from the gold tables of the lake. "
-        f"Times are in UTC.</footer><script>{script}</script></body></html>\n"
+        f"<main>{body}</main><footer>Made {formatting.day_and_time(data.made_at)} UTC from the gold tables of the "
+        f"lake. Times are in UTC.</footer><script>{script}</script></body></html>\n"
     )
 
 
 def _header(data: ReportData) -> str:
     span = "no events yet"
     if data.first_at and data.last_at:
-        span = f"{wording.day_and_time(data.first_at)} to {wording.day_and_time(data.last_at)} UTC"
+        span = f"{formatting.day_and_time(data.first_at)} to {formatting.day_and_time(data.last_at)} UTC"
     name = f'<div><h1>{escape(data.title)}</h1><p class="span">{span}</p></div>'
     return f'<header><div class="head">{name}{_verdict(data)}</div>{_tiles(data)}</header>'
 
@@ -83,7 +83,7 @@ def _tiles(data: ReportData) -> str:
     done = percent(totals.completed / ended if ended else None)
     each = f"{totals.deliveries / totals.enqueued:.2f} per task" if totals.enqueued else "none"
     tiles = [
-        ("Enqueued", totals.enqueued, f"{wording.size(totals.payload_bytes)} of payloads", "blue"),
+        ("Enqueued", totals.enqueued, f"{formatting.size(totals.payload_bytes)} of payloads", "blue"),
         ("Completed", totals.completed, f"{done} of those that ended", "green"),
         ("Failed", totals.failed, "by a worker's verdict", "amber"),
         ("Dead", totals.dead, "out of tries, and not replayed", "red"),
@@ -116,7 +116,7 @@ def _flow(data: ReportData) -> str:
     def shown(value: float | None) -> str:
         return count(value or 0)
 
-    first = time_plot(f"Tasks per {wording.period(data.step_seconds)}", times, flow, show=shown)
+    first = time_plot(f"Tasks per {formatting.period(data.step_seconds)}", times, flow, show=shown)
     return first + time_plot("Backlog", times, backlog, show=shown)
 
 
@@ -183,7 +183,7 @@ def _letter(letter: DeadLetter, most: int) -> str:
 
     errors = "".join(f"<pre>{escape(error)}</pre>" for error in letter.errors)
     tasks = "".join(f"<li><code>{escape(task)}</code></li>" for task in letter.task_ids)
-    first, last = wording.day_and_time(letter.first_at), wording.day_and_time(letter.last_at)
+    first, last = formatting.day_and_time(letter.first_at), formatting.day_and_time(letter.last_at)
     return (
         f'<details class="letter"><summary><strong>{exact(letter.deaths)}</strong>'
         f'<code>{escape(letter.signature)}</code><span class="when">last {last}</span>'
@@ -231,7 +231,7 @@ def _tenants(data: ReportData) -> str:
     for of in data.tenants:
         counts = [exact(number) for number in (of.tasks, of.completed, of.deliveries)]
         run = duration(of.run_seconds * 1000) + bar(of.run_seconds / most)
-        rows.append([escape(of.tenant), *counts, wording.size(of.payload_bytes), run])
+        rows.append([escape(of.tenant), *counts, formatting.size(of.payload_bytes), run])
     return table(["Tenant", "Tasks", "Completed", "Deliveries", "Payloads", "Run"], rows)
 
 
@@ -258,7 +258,7 @@ def _capacity(data: ReportData) -> str:
         badge = f'<span class="badge {"bad" if is_short else "good"}">{needed}</span>'
         load = UNKNOWN if of.load is None else f"{of.load:.2f}"
         rows.append([
-            escape(of.command), wording.day_and_time(of.hour), f"{of.arrivals_per_second:.2f}/s",
+            escape(of.command), formatting.day_and_time(of.hour), f"{of.arrivals_per_second:.2f}/s",
             duration(of.service_ms), load, percent(of.utilisation, 0), exact(of.workers), badge,
         ])  # fmt: skip
     heads = ["Command", "Busiest hour", "Arrivals", "Mean run", "Load", "Utilisation", "Workers seen", "Workers needed"]

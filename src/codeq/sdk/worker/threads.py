@@ -8,33 +8,33 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 
 from codeq.sdk.jobs import Job
-from codeq.sdk.worker.handling import End, Ended, Held, Interrupted, perform
+from codeq.sdk.worker.execution import InFlightJob, Interrupted, JobOutcome, OutcomeKind, run_handler
 from codeq.sdk.worker.running_job import RunningJob
 
-Done = Callable[[Ended], None]
+Done = Callable[[JobOutcome], None]
 """Told of every end, from the thread in which it happened."""
 Report = Callable[[Job, str], None]
 
 
-class ThreadCrew:
+class ThreadPool:
     def __init__(self, size: int, done: Done, report: Report) -> None:
-        self._inbox: SimpleQueue[Held | None] = SimpleQueue()
+        self._inbox: SimpleQueue[InFlightJob | None] = SimpleQueue()
         self._size = size
         self._done = done
         self._report = report
         self._hands = [self._make(number) for number in range(size)]
         self._stuck: list[_Hand] = []
 
-    def give(self, held: Held) -> None:
+    def give(self, held: InFlightJob) -> None:
         self._inbox.put(held)
 
-    def interrupt(self, held: Held) -> None:
+    def interrupt(self, held: InFlightJob) -> None:
         """Raise Interrupted in the thread that works on the job, at the next step it takes in Python."""
         for hand in self._hands:
             if hand.interrupt(held):
                 return
 
-    def write_off(self, held: Held) -> None:
+    def write_off(self, held: InFlightJob) -> None:
         """Put another thread in the place of one that does not heed its interruption. It ends when its handler does."""
         for hand in self._hands:
             if hand.write_off(held):
@@ -49,7 +49,7 @@ class ThreadCrew:
     def fault(self) -> str | None:
         return None if self._hands else "every thread is stuck in a handler that does not heed its interruption"
 
-    def take_back(self) -> list[Held]:
+    def take_back(self) -> list[InFlightJob]:
         """The jobs that have not begun, which will not begin any more."""
         jobs = []
         with contextlib.suppress(Empty):
@@ -57,7 +57,7 @@ class ThreadCrew:
                 jobs.append(held)
         return jobs
 
-    def running(self) -> list[tuple[Held, float]]:
+    def running(self) -> list[tuple[InFlightJob, float]]:
         found = [(hand.current, hand.started_s) for hand in self._hands]
         return [(held, started_s) for held, started_s in found if held is not None]
 
@@ -71,13 +71,13 @@ class ThreadCrew:
 
 
 class _Hand(threading.Thread):
-    def __init__(self, inbox: "SimpleQueue[Held | None]", done: Done, report: Report, number: int) -> None:
+    def __init__(self, inbox: "SimpleQueue[InFlightJob | None]", done: Done, report: Report, number: int) -> None:
         super().__init__(name=f"codeq-worker-{number}", daemon=True)
         self._inbox = inbox
         self._done = done
         self._report = report
         self._turn = threading.Lock()
-        self.current: Held | None = None
+        self.current: InFlightJob | None = None
         self.started_s = 0.0
         self._running: RunningJob | None = None
         self._is_interrupted = False
@@ -86,19 +86,19 @@ class _Hand(threading.Thread):
 
     def run(self) -> None:
         while not self._is_written_off and (held := self._inbox.get()) is not None:
-            ended = Ended(held.job, End.DROP)
+            ended = JobOutcome(held.job, OutcomeKind.DROP)
             try:
                 try:
                     running = self._begin(held)
                     if not held.is_settled:
-                        ended = perform(held.handler, running)
+                        ended = run_handler(held.handler, running)
                 finally:
                     self._leave()
             except Interrupted:
                 self._leave()  # each job is interrupted once at most, so nothing can reach into this
             self._done(ended)
 
-    def interrupt(self, held: Held) -> bool:
+    def interrupt(self, held: InFlightJob) -> bool:
         with self._turn:
             if self.current is not held or self._running is None:
                 return False
@@ -107,12 +107,12 @@ class _Hand(threading.Thread):
             _raise_in(self.ident, Interrupted)
             return True
 
-    def write_off(self, held: Held) -> bool:
+    def write_off(self, held: InFlightJob) -> bool:
         with self._turn:
             self._is_written_off = self.current is held
             return self._is_written_off
 
-    def _begin(self, held: Held) -> RunningJob:
+    def _begin(self, held: InFlightJob) -> RunningJob:
         running = self._running = RunningJob(held.job, self._report)
         self.started_s = monotonic()
         self.current = held  # from here on it can be interrupted; what was settled before is seen next

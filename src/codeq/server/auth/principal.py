@@ -36,17 +36,18 @@ class Principal(Struct, frozen=True, kw_only=True, gc=False):
     tenant: str
     subject: str
     scopes: frozenset[str]
-    event_types: frozenset[str]
+    commands: frozenset[str]
+    """The token's `eventTypes`: which commands a worker may touch."""
     is_worker: bool
     is_admin: bool
     is_platform: bool
     """An admin of the platform, who sees every tenant."""
 
     def may_see(self, command: str) -> bool:
-        return not self.is_worker or EVERY_COMMAND in self.event_types or command in self.event_types
+        return not self.is_worker or EVERY_COMMAND in self.commands or command in self.commands
 
 
-class Gate:
+class Authenticator:
     """Turns tokens into principals. Verdicts are kept for a minute at most, and never longer than the token."""
 
     def __init__(self, producers: Validator, workers: Validator, *, producers_may_work: bool) -> None:
@@ -70,7 +71,7 @@ class Gate:
     def is_ready(self) -> bool:
         return self._producers.is_ready and self._workers.is_ready
 
-    def known(self, kind: Kind, token: str) -> Principal | None:
+    def cached(self, kind: Kind, token: str) -> Principal | None:
         """The verdict, if it is remembered and still good."""
         revision = self._producers.revision
         if self._workers is not self._producers:
@@ -81,10 +82,10 @@ class Gate:
         known = self._verdicts.get((kind, token))
         return known[0] if known is not None and time.time() < known[1] else None
 
-    async def admit(self, kind: Kind, token: str) -> Principal:
-        known = self.known(kind, token)
-        if known is not None:
-            return known
+    async def authenticate(self, kind: Kind, token: str) -> Principal:
+        cached = self.cached(kind, token)
+        if cached is not None:
+            return cached
         now_s = time.time()
         principal, expires_s = await self._judge(kind, token)
         until_s = min(now_s + CACHE_S, expires_s if expires_s is not None else now_s + CACHE_S)
@@ -144,7 +145,7 @@ def principal_of(claims: Claims, *, is_worker: bool) -> Principal:
         tenant=tenant_of(claims),
         subject=claims.subject,
         scopes=claims.scopes,
-        event_types=frozenset(claims.event_types),
+        commands=frozenset(claims.event_types),
         is_worker=is_worker,
         is_admin=is_admin,
         is_platform="codeq:platform" in claims.scopes,

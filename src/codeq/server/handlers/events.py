@@ -27,17 +27,17 @@ from codeq.domain.limits import (
 )
 from codeq.domain.task import Task
 from codeq.server.auth.principal import EVERY_COMMAND
-from codeq.server.calls import Call, Reply, whole_number
-from codeq.server.parts import Parts
+from codeq.server.request import HttpRequest, HttpResponse, whole_number
+from codeq.server.state import AppState
 from codeq.store.interface import Events
-from codeq.usecases import inspect
+from codeq.usecases import queries
 from codeq.wire import events as wire
 from codeq.wire import times
 
 QUERY = ("shard", "offset", "limit", "waitSeconds", "tenant", "command", "includePayload", "at")
 COMMANDS_MAX = 256
 PAYLOADS_AT_ONCE = 64
-_COLUMNS = "codeq.store.columns"
+_COLUMNS = "codeq.store.arrow"
 
 _NAME = re.compile(NAME_PATTERN)
 
@@ -55,34 +55,34 @@ class Asked(Struct, frozen=True, kw_only=True):
     at_ms: int | None
 
 
-async def read_events(parts: Parts, call: Call) -> Reply:
-    asked = _asked(parts, call)
+async def read_events(state: AppState, request: HttpRequest) -> HttpResponse:
+    asked = _asked(state, request)
     if asked.at_ms is not None:
-        span, found = await inspect.first_event_at(parts.core, asked.shard, asked.at_ms)
-        return call.answer(200, _page(parts, asked, span, [], next_offset=found))
-    wants_arrow = wire.ARROW.encode() in call.headers.get(b"accept", b"")
+        span, found = await queries.first_event_at(state.core, asked.shard, asked.at_ms)
+        return request.respond(200, _page(state, asked, span, [], next_offset=found))
+    wants_arrow = wire.ARROW.encode() in request.headers.get(b"accept", b"")
     if wants_arrow and _COLUMNS not in sys.modules:
         await asyncio.to_thread(import_module, _COLUMNS)  # and numpy and pyarrow with it: takes a while, once
-    pile = (ArrowPile if wants_arrow else JsonPile)(parts, call, asked)
-    reading = inspect.scan(
-        parts.core, asked.shard, asked.offset, asked.limit, each=pile.add, piece=pile.piece, wait_ms=asked.wait_ms
+    pile = (ArrowEventsBuilder if wants_arrow else JsonEventsBuilder)(state, request, asked)
+    reading = queries.scan(
+        state.core, asked.shard, asked.offset, asked.limit, each=pile.add, piece=pile.piece, wait_ms=asked.wait_ms
     )
-    span, next_offset = await call.unless_gone(reading)
-    return await pile.reply(span, next_offset)
+    span, next_offset = await request.unless_gone(reading)
+    return await pile.response(span, next_offset)
 
 
-class Pile(ABC):
+class EventsBuilder(ABC):
     """What a read has found so far and its caller may see."""
 
     piece = EVENTS_PIECE_MAX
     """How many events to add at once."""
 
-    def __init__(self, parts: Parts, call: Call, asked: Asked) -> None:
-        self.parts = parts
-        self.call = call
+    def __init__(self, state: AppState, request: HttpRequest, asked: Asked) -> None:
+        self.state = state
+        self.request = request
         self.asked = asked
         self._payload_bytes = 0
-        limited = call.principal.is_worker and EVERY_COMMAND not in call.principal.event_types
+        limited = request.principal.is_worker and EVERY_COMMAND not in request.principal.commands
         self._hides = bool(asked.tenant or asked.commands or limited)
 
     @property
@@ -107,14 +107,14 @@ class Pile(ABC):
         """Keep these events, with their payloads where they were asked for."""
 
     @abstractmethod
-    async def reply(self, span: Events, next_offset: int) -> Reply: ...
+    async def response(self, span: Events, next_offset: int) -> HttpResponse: ...
 
     def _may_see(self, task: Task) -> bool:
         tenant, commands = self.asked.tenant, self.asked.commands
         return (
             (not tenant or task.tenant == tenant)
             and (not commands or task.command in commands)
-            and self.call.principal.may_see(task.command)
+            and self.request.principal.may_see(task.command)
         )
 
     def _fitting(self, tasks: list[Task | None]) -> int:
@@ -134,26 +134,26 @@ class Pile(ABC):
         for tenant, repeated in by_tenant.items():
             ids = list(dict.fromkeys(repeated))
             for i in range(0, len(ids), PAYLOADS_AT_ONCE):
-                for record in await self.parts.core.store.read(tenant, ids[i : i + PAYLOADS_AT_ONCE]):
+                for record in await self.state.core.store.get_records(tenant, ids[i : i + PAYLOADS_AT_ONCE]):
                     if record is not None:
                         found[record.task.id] = record.body.payload.decode()
                 await asyncio.sleep(0)
         return [found.get(task.id) for task in tasks]
 
 
-class ArrowPile(Pile):
-    def __init__(self, parts: Parts, call: Call, asked: Asked) -> None:
-        super().__init__(parts, call, asked)
+class ArrowEventsBuilder(EventsBuilder):
+    def __init__(self, state: AppState, request: HttpRequest, asked: Asked) -> None:
+        super().__init__(state, request, asked)
         self._schema = wire.arrow_schema(payload=asked.with_payload)
         self._batches: list[Any] = []
         if self.is_plain:
             self.piece = EVENTS_COLUMNS_PIECE_MAX
 
     async def add(self, found: Events) -> int:
-        from codeq.store.columns import OddRecord, columns  # noqa: PLC0415 - large, and loaded by now
+        from codeq.store.arrow import UnexpectedEncoding, columns  # noqa: PLC0415 - large, and loaded by now
 
         if self.is_plain:
-            with suppress(OddRecord):
+            with suppress(UnexpectedEncoding):
                 self._batch(columns(found.records, wire.TASK_FIELDS))
                 return len(found.records)
         return await super().add(found)
@@ -165,23 +165,23 @@ class ArrowPile(Pile):
     def _batch(self, fields: dict[str, Any], payloads: list[str | None] | None = None) -> None:
         self._batches.append(wire.arrow_batch(fields, self.asked.shard, self._schema, payloads))
 
-    async def reply(self, span: Events, next_offset: int) -> Reply:
+    async def response(self, span: Events, next_offset: int) -> HttpResponse:
         said = {
             wire.NEXT_OFFSET: next_offset,
             wire.FIRST_OFFSET: span.first,
             wire.END_OFFSET: span.next,
-            wire.SHARDS: self.parts.core.store.shards,
+            wire.SHARDS: self.state.core.store.shards,
         }
         headers = [(name, str(value).encode()) for name, value in said.items()]
-        compressed = wire.ARROW_LZ4.encode() in self.call.headers[b"accept"].replace(b" ", b"")
+        compressed = wire.ARROW_LZ4.encode() in self.request.headers[b"accept"].replace(b" ", b"")
         writing = partial(wire.arrow_stream, self._batches, self._schema, compressed=compressed)
         body = await asyncio.to_thread(writing)  # which frees the interpreter while it copies
-        return Reply(200, body, wire.ARROW, headers)
+        return HttpResponse(200, body, wire.ARROW, headers)
 
 
-class JsonPile(Pile):
-    def __init__(self, parts: Parts, call: Call, asked: Asked) -> None:
-        super().__init__(parts, call, asked)
+class JsonEventsBuilder(EventsBuilder):
+    def __init__(self, state: AppState, request: HttpRequest, asked: Asked) -> None:
+        super().__init__(state, request, asked)
         self._events: list[wire.Event] = []
 
     def put(self, tasks: list[Task], payloads: list[str | None] | None) -> None:
@@ -190,26 +190,26 @@ class JsonPile(Pile):
         else:
             self._events += [wire.event(task, payload) for task, payload in zip(tasks, payloads, strict=True)]
 
-    async def reply(self, span: Events, next_offset: int) -> Reply:
-        return self.call.answer(200, _page(self.parts, self.asked, span, self._events, next_offset=next_offset))
+    async def response(self, span: Events, next_offset: int) -> HttpResponse:
+        return self.request.respond(200, _page(self.state, self.asked, span, self._events, next_offset=next_offset))
 
 
-def _page(parts: Parts, asked: Asked, span: Events, events: list[wire.Event], *, next_offset: int) -> wire.EventPage:
+def _page(state: AppState, asked: Asked, span: Events, events: list[wire.Event], *, next_offset: int) -> wire.EventPage:
     return wire.EventPage(
         shard=asked.shard,
         events=events,
         next_offset=next_offset,
         first_offset=span.first,
         end_offset=span.next,
-        shards=parts.core.store.shards,
+        shards=state.core.store.shards,
     )
 
 
-def _asked(parts: Parts, call: Call) -> Asked:
-    given = call.query(QUERY, repeated=("command",))
+def _asked(state: AppState, request: HttpRequest) -> Asked:
+    given = request.query(QUERY, repeated=("command",))
     wait_s = whole_number(given.get("waitSeconds", "0"), "waitSeconds", 0, 3600)
-    tenant = call.tenant
-    if call.principal.is_platform:
+    tenant = request.tenant
+    if request.principal.is_platform:
         tenant = given.get("tenant", "")
     elif "tenant" in given:
         raise InvalidRequest("tenant is for admins of the platform; others see their own events")
@@ -220,7 +220,7 @@ def _asked(parts: Parts, call: Call) -> Asked:
         shard=whole_number(given.get("shard", "0"), "shard", 0, 65_535),
         offset=whole_number(given.get("offset", "1"), "offset", 0, 1 << 62),
         limit=whole_number(given.get("limit", "1000"), "limit", 1, EVENTS_READ_MAX),
-        wait_ms=parts.wait_ms(min(wait_s * 1000, CLAIM_WAIT_MS_MAX)),
+        wait_ms=state.wait_ms(min(wait_s * 1000, CLAIM_WAIT_MS_MAX)),
         tenant=tenant,
         commands=_commands(given["command"]) if "command" in given else frozenset(),
         with_payload=with_payload == "true",

@@ -17,7 +17,7 @@ from rocksdict import (
 )
 
 from codeq.domain.errors import StoreCorrupt, StoreError, StoreFailed, StoreLocked
-from codeq.store.rocksdb.tail import without_zeros
+from codeq.store.rocksdb.wal_repair import without_zeros
 
 
 class Database:

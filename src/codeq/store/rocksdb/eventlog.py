@@ -6,11 +6,11 @@ from codeq.domain.limits import EVENTS_READ_MAX
 from codeq.store.codec import decode_task, split_tasks
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.database import Database
-from codeq.store.rocksdb.journal import Journal
+from codeq.store.rocksdb.write_buffer import WriteBuffer
 
 
 class EventLog:
-    journal: Journal
+    buffer: WriteBuffer
 
     def __init__(self, database: Database) -> None:
         floor = database.get(keys.EVENTS_FIRST)
@@ -25,13 +25,13 @@ class EventLog:
         """The encoded events from `start` on."""
         start = max(start, self.first)
         limit = min(limit, EVENTS_READ_MAX)
-        if limit <= 0 or start >= self.journal.next_version:
+        if limit <= 0 or start >= self.buffer.next_version:
             return []
-        holding = self.journal.last(keys.EVENTS, keys.events(start + 1))
+        holding = self.buffer.last(keys.EVENTS, keys.events(start + 1))
         if holding is None:
             return []
         found: list[Raw] = []
-        for key, value in self.journal.scan(holding[0], keys.after(keys.EVENTS)):
+        for key, value in self.buffer.scan(holding[0], keys.after(keys.EVENTS)):
             found += split_tasks(value)[max(start - _first(key), 0) :]
             if len(found) >= limit:
                 break
@@ -40,16 +40,16 @@ class EventLog:
     def trim(self, *, before_ms: int, keep_max: int) -> int:
         """Forget whole keys of events from the front. What shares a key with an event to keep is kept as well."""
         cut = self.first
-        for key, value in self.journal.scan(keys.events(self.first), keys.after(keys.EVENTS)):
+        for key, value in self.buffer.scan(keys.events(self.first), keys.after(keys.EVENTS)):
             events = split_tasks(value)
             end = _first(key) + len(events)
-            if decode_task(events[-1]).updated_ms >= before_ms and self.journal.next_version - end < keep_max:
+            if decode_task(events[-1]).updated_ms >= before_ms and self.buffer.next_version - end < keep_max:
                 break
             cut = end
         trimmed = cut - self.first
         if trimmed:
-            self.journal.delete_range(keys.EVENTS, keys.events(cut))
-            self.journal.put(keys.EVENTS_FIRST, keys.number(cut))
+            self.buffer.delete_range(keys.EVENTS, keys.events(cut))
+            self.buffer.put(keys.EVENTS_FIRST, keys.number(cut))
             self.first = cut
         return trimmed
 

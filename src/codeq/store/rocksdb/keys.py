@@ -53,7 +53,7 @@ def body(tenant: str, task_id: str) -> bytes:
     return b"b/" + name(tenant) + task_id.encode()
 
 
-def kept(tenant: str, task_id: str) -> bytes:
+def current_record(tenant: str, task_id: str) -> bytes:
     return b"t/" + name(tenant) + task_id.encode()
 
 

@@ -3,16 +3,16 @@
 import heapq
 
 from codeq.domain.task import Task
-from codeq.store.codec import encode, joined, kept
+from codeq.store.codec import current_record, encode, joined
 from codeq.store.rocksdb import keys
-from codeq.store.rocksdb.journal import Journal
+from codeq.store.rocksdb.write_buffer import WriteBuffer
 
 
 class Leases:
     """A claim writes all it leased under one key, its hand-out. The key goes when the last of those tasks has left."""
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, buffer: WriteBuffer) -> None:
+        self._buffer = buffer
         self._held: dict[str, Task] = {}
         self._handout: dict[str, int] = {}
         self._left: dict[int, int] = {}
@@ -30,7 +30,7 @@ class Leases:
 
     def hand_out(self, tasks: list[Task], data: list[bytes]) -> None:
         handout = tasks[0].version
-        self._journal.put(keys.handout(handout), joined(data))
+        self._buffer.put(keys.handout(handout), joined(data))
         self.restore(handout, tasks)
 
     def restore(self, handout: int, tasks: list[Task]) -> None:
@@ -57,7 +57,7 @@ class Leases:
             self._left[handout] = left
         else:
             del self._left[handout]
-            self._journal.delete(keys.handout(handout))
+            self._buffer.delete(keys.handout(handout))
 
     def expired(self, now_ms: int, limit: int) -> list[Task]:
         found: dict[str, Task] = {}
@@ -77,5 +77,5 @@ class Leases:
     def save_extended(self) -> None:
         """Write the leases that heartbeats have extended since the last call, to be forced to disk when convenient."""
         for task in self._extended.values():
-            self._journal.put(keys.kept(task.tenant, task.id), kept(encode(task), None))
+            self._buffer.put(keys.current_record(task.tenant, task.id), current_record(encode(task), None))
         self._extended.clear()

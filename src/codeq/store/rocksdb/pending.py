@@ -13,7 +13,7 @@ from codeq.domain.queue import QueueKey
 from codeq.domain.task import Body, Task
 from codeq.store.codec import decode_task
 from codeq.store.rocksdb import keys
-from codeq.store.rocksdb.journal import Journal
+from codeq.store.rocksdb.write_buffer import WriteBuffer
 
 Entry = tuple[Task, Body | None]
 
@@ -23,7 +23,7 @@ class Window:
 
     __slots__ = ("budget", "count", "entries", "floor", "prefix", "priority", "queue", "sees_end")
 
-    def __init__(self, queue: "Queue", priority: int) -> None:
+    def __init__(self, queue: "QueueState", priority: int) -> None:
         self.queue = queue
         self.priority = priority
         self.budget = queue.budget
@@ -54,14 +54,14 @@ class Window:
         """Whether `limit` pops will have to read from disk."""
         return len(self.entries) < min(limit, self.count)
 
-    def pop(self, journal: Journal, limit: int) -> list[Entry]:
+    def pop(self, buffer: WriteBuffer, limit: int) -> list[Entry]:
         """Take out the first `limit` tasks, or all there are."""
         popped: list[Entry] = []
         pop_first = self.entries.popitem
         wanted = min(limit, self.count)
         while len(popped) < wanted:
             if not self.entries:
-                self._read_ahead(journal, WINDOW_TASKS_MAX)
+                self._read_ahead(buffer, WINDOW_TASKS_MAX)
                 if not self.entries:
                     raise StoreCorrupt(f"{self.queue.key} counts {self.count} pending tasks that are not there")
             popped += [pop_first(False)[1] for _ in range(min(wanted - len(popped), len(self.entries)))]
@@ -70,9 +70,9 @@ class Window:
         self._shrink(wanted)
         return popped
 
-    def peek(self, journal: Journal) -> Task:
+    def peek(self, buffer: WriteBuffer) -> Task:
         if not self.entries:
-            self._read_ahead(journal, 16)
+            self._read_ahead(buffer, 16)
         return next(iter(self.entries.values()))[0]
 
     def head(self) -> int:
@@ -94,10 +94,10 @@ class Window:
             del self.queue.windows[self.priority]
             self.budget.forget(self)
 
-    def _read_ahead(self, journal: Journal, limit: int) -> None:
+    def _read_ahead(self, buffer: WriteBuffer, limit: int) -> None:
         last = self.floor - 1
         found = 0
-        for key, value in journal.scan(self.prefix + keys.number(self.floor), keys.after(self.prefix)):
+        for key, value in buffer.scan(self.prefix + keys.number(self.floor), keys.after(self.prefix)):
             last = int.from_bytes(key[-8:], "big")
             task = decode_task(value)
             self.entries[last] = (task, None)
@@ -145,7 +145,7 @@ class Budget:
             self.body_bytes -= entry[0].payload_bytes
 
 
-class Queue:
+class QueueState:
     """What one shard knows of one queue, whatever its length."""
 
     __slots__ = ("budget", "dead", "delayed", "in_progress", "key", "served", "windows")

@@ -8,8 +8,8 @@ from msgspec import Struct
 from codeq.domain.queue import QueueCounts, QueueKey
 from codeq.store.codec import encode
 from codeq.store.rocksdb import keys
-from codeq.store.rocksdb.journal import Journal
-from codeq.store.rocksdb.pending import Budget, Queue
+from codeq.store.rocksdb.pending import Budget, QueueState
+from codeq.store.rocksdb.write_buffer import WriteBuffer
 
 
 class _Saved(Struct, frozen=True, array_like=True, gc=False):
@@ -24,18 +24,18 @@ _decode = msgspec.msgpack.Decoder(_Saved).decode
 
 
 class Queues:
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, buffer: WriteBuffer) -> None:
+        self._buffer = buffer
         self._budget = Budget()
         self.turn = 0
-        self._queues: dict[tuple[str, str], Queue] = {}
+        self._queues: dict[tuple[str, str], QueueState] = {}
         self._commands: defaultdict[str, set[QueueKey]] = defaultdict(set)
-        self._changed: set[Queue] = set()
-        for key, value in journal.scan(keys.COUNTS, keys.after(keys.COUNTS)):
+        self._changed: set[QueueState] = set()
+        for key, value in buffer.scan(keys.COUNTS, keys.after(keys.COUNTS)):
             self._load(QueueKey(*keys.split_names(key[len(keys.COUNTS) :])), _decode(value))
-        journal.before_write(self._save)
+        buffer.before_write(self._save)
 
-    def get(self, tenant: str, command: str) -> Queue:
+    def get(self, tenant: str, command: str) -> QueueState:
         """The queue, about to be changed: its counts go with the next write."""
         queue = self._queues.get((tenant, command))  # a plain tuple equals the key and is quicker to make
         if queue is None:
@@ -43,10 +43,10 @@ class Queues:
         self._changed.add(queue)
         return queue
 
-    def changed(self, queue: Queue) -> None:
+    def changed(self, queue: QueueState) -> None:
         self._changed.add(queue)
 
-    def peek(self, key: QueueKey) -> Queue | None:
+    def peek(self, key: QueueKey) -> QueueState | None:
         return self._queues.get(key)
 
     def of_tenant(self, tenant: str) -> set[QueueKey]:
@@ -57,8 +57,8 @@ class Queues:
         wanted = [self._queues[key] for key in keys_]  # a copy: to look at ages writes, which removes empty queues
         return {queue.key: self._count(queue, ages=ages) for queue in wanted if not queue.is_empty}
 
-    def _count(self, queue: Queue, *, ages: bool) -> QueueCounts:
-        heads = [window.peek(self._journal) for window in queue.windows.values()] if ages else []
+    def _count(self, queue: QueueState, *, ages: bool) -> QueueCounts:
+        heads = [window.peek(self._buffer) for window in queue.windows.values()] if ages else []
         return QueueCounts(
             pending=queue.pending,
             delayed=queue.delayed,
@@ -67,8 +67,8 @@ class Queues:
             oldest_ms=min((task.updated_ms for task in heads), default=None),
         )
 
-    def _add(self, key: QueueKey) -> Queue:
-        queue = self._queues[key] = Queue(self._budget, key)
+    def _add(self, key: QueueKey) -> QueueState:
+        queue = self._queues[key] = QueueState(self._budget, key)
         queue.served = self.turn
         self._commands[key.tenant].add(key)
         return queue
@@ -84,7 +84,7 @@ class Queues:
         for queue in self._changed:
             key = queue.key
             if queue.is_empty:
-                self._journal.delete(keys.counts(key))
+                self._buffer.delete(keys.counts(key))
                 del self._queues[key]
                 self._commands[key.tenant].discard(key)
                 if not self._commands[key.tenant]:
@@ -92,5 +92,5 @@ class Queues:
             else:
                 pending = [(priority, window.count, window.head()) for priority, window in queue.windows.items()]
                 saved = _Saved(queue.delayed, queue.in_progress, queue.dead, pending)
-                self._journal.put(keys.counts(key), encode(saved))
+                self._buffer.put(keys.counts(key), encode(saved))
         self._changed.clear()

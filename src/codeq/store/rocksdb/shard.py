@@ -13,19 +13,19 @@ from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
 from codeq.domain.requests import Delivery, Filter, Page
 from codeq.domain.task import Body, Change, Move, Task
 from codeq.store import codec
-from codeq.store.interface import ClaimOrder, Clock, Events, Listener, Record
+from codeq.store.interface import ClaimRequest, Clock, Events, Listener, Record
 from codeq.store.rocksdb import keys
-from codeq.store.rocksdb.choosing import Chosen, choose
 from codeq.store.rocksdb.database import Database
 from codeq.store.rocksdb.eventlog import EventLog
-from codeq.store.rocksdb.find import find
-from codeq.store.rocksdb.groupsync import GroupSync
-from codeq.store.rocksdb.journal import Journal
+from codeq.store.rocksdb.group_commit import GroupCommit
+from codeq.store.rocksdb.high_water_mark import HighWaterMark
 from codeq.store.rocksdb.leases import Leases
-from codeq.store.rocksdb.pending import Queue
+from codeq.store.rocksdb.listing import find
+from codeq.store.rocksdb.pending import QueueState
 from codeq.store.rocksdb.queues import Queues
-from codeq.store.rocksdb.timed import Delayed, Retention
-from codeq.store.rocksdb.witness import Witness
+from codeq.store.rocksdb.selection import Chosen, choose
+from codeq.store.rocksdb.time_index import Delayed, Retention
+from codeq.store.rocksdb.write_buffer import WriteBuffer
 
 _PENDING, _DELAYED, _IN_PROGRESS, _DEAD, _ = Index
 _HEARTBEAT, _PURGE = Move.HEARTBEAT, Move.PURGE
@@ -53,23 +53,23 @@ class RocksShard:
         self._database = Database(path / "rocksdb", recover=recover)
         try:
             _check_format(self._database)
-            self._witness = Witness(path / "witness")
+            self._high_water_mark = HighWaterMark(path / "witness")
             if not recover:
-                self._witness.verify(self._database.sequence())
+                self._high_water_mark.verify(self._database.sequence())
             self._events = EventLog(self._database)
-            self._journal = Journal(self._database, self._events.next_version)
-            self._events.journal = self._journal
-            self._queues = Queues(self._journal)
-            self._leases = Leases(self._journal)
-            self._delayed = Delayed(self._journal)
-            self._retention = Retention(self._journal)
+            self._buffer = WriteBuffer(self._database, self._events.next_version)
+            self._events.buffer = self._buffer
+            self._queues = Queues(self._buffer)
+            self._leases = Leases(self._buffer)
+            self._delayed = Delayed(self._buffer)
+            self._retention = Retention(self._buffer)
             self._policies = dict(_stored_policies(self._database))
             self._restore_leases(grace_ms)
         except BaseException:
             self._database.close()
             raise
-        self.sync = GroupSync(self._database, self._journal, self._witness, fsync=fsync)
-        self._readied: defaultdict[Queue, int] = defaultdict(int)
+        self.sync = GroupCommit(self._database, self._buffer, self._high_water_mark, fsync=fsync)
+        self._readied: defaultdict[QueueState, int] = defaultdict(int)
         self._moved: list[Task] = []
         self._is_released = False
 
@@ -88,7 +88,7 @@ class RocksShard:
         finally:
             self._tell()
 
-    async def take(self, order: ClaimOrder) -> list[Delivery]:
+    async def take(self, order: ClaimRequest) -> list[Delivery]:
         self.sync.check(growing=False)
         try:
             chosen = self._choose(order)
@@ -97,11 +97,11 @@ class RocksShard:
             self.sync.fail(fault)
             raise
 
-    async def load(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
+    async def get_tasks(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
         self.sync.check(growing=False)
         return [self._current(tenant, task_id) for task_id in ids]
 
-    async def read(self, tenant: str, ids: Sequence[str]) -> list[Record | None]:
+    async def get_records(self, tenant: str, ids: Sequence[str]) -> list[Record | None]:
         self.sync.check(growing=False)
         records: list[Record | None] = []
         size = 0
@@ -125,7 +125,7 @@ class RocksShard:
 
     async def find(self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
         self.sync.check(growing=False)
-        return find(self._journal, self._current, tenant, wanted, cursor=cursor, limit=limit)
+        return find(self._buffer, self._current, tenant, wanted, cursor=cursor, limit=limit)
 
     async def counts(self, tenant: str | None, *, ages: bool = False) -> dict[QueueKey, QueueCounts]:
         self.sync.check(growing=False)
@@ -135,7 +135,7 @@ class RocksShard:
         self.sync.check(growing=False)
         if shard:
             raise InvalidRequest(f"there is no shard {shard}; there is only shard 0")
-        return Events(self._events.read(start, limit), self._events.first, self._journal.next_version)
+        return Events(self._events.read(start, limit), self._events.first, self._buffer.next_version)
 
     async def trim(self, *, before_ms: int, keep_max: int) -> int:
         self.sync.check(growing=False)
@@ -148,17 +148,17 @@ class RocksShard:
         self.sync.check(growing=False)
         if policy is None:
             self._policies.pop(queue, None)
-            self._journal.delete(keys.policy(queue))
+            self._buffer.delete(keys.policy(queue))
         else:
             self._policies[queue] = policy
-            self._journal.put(keys.policy(queue), codec.encode(policy))
+            self._buffer.put(keys.policy(queue), codec.encode(policy))
 
-    async def settle(self) -> None:
-        await self.sync.settle()
+    async def flush(self) -> None:
+        await self.sync.flush()
 
     async def checkpoint(self, target: Path) -> None:
         self.sync.check(growing=False)
-        self._journal.write()
+        self._buffer.write()
         target.mkdir(mode=0o700, parents=True)
         await asyncio.to_thread(self._database.checkpoint, target / "rocksdb")
 
@@ -176,7 +176,7 @@ class RocksShard:
             return
         self._is_released = True
         self.sync.stop()
-        self._witness.close()
+        self._high_water_mark.close()
         self._database.close()
 
     def in_progress(self, queue: QueueKey) -> int:
@@ -192,7 +192,7 @@ class RocksShard:
             for change in changes
             if change.body is not None and change.body.idempotency_key is not None
         ]
-        return dict(zip(asked, self._journal.get_many(asked), strict=True)) if asked else {}
+        return dict(zip(asked, self._buffer.get_many(asked), strict=True)) if asked else {}
 
     def _apply(self, change: Change, holders: dict[bytes, bytes | None]) -> Task | None:
         before, after, move = change.before, change.after, change.move
@@ -204,13 +204,13 @@ class RocksShard:
         if move is _HEARTBEAT:
             self._leases.extend(after)
             return after
-        data = self._journal.event(after)
+        data = self._buffer.event(after)
         self._moved.append(after)
         self._leave(before)
         if move is _PURGE:
             self._forget(after)
             return after
-        self._journal.put(keys.kept(after.tenant, after.id), codec.kept(data, change.result))
+        self._buffer.put(keys.current_record(after.tenant, after.id), codec.current_record(data, change.result))
         self._enter(after, data, None)
         return after
 
@@ -224,10 +224,10 @@ class RocksShard:
             if existing is not None:
                 return existing
             holders[key] = task.id.encode()  # for the same key later in this batch
-            self._journal.put(key, task.id.encode())
-        data = self._journal.event(task)
+            self._buffer.put(key, task.id.encode())
+        data = self._buffer.event(task)
         self._moved.append(task)
-        self._journal.put(keys.body(task.tenant, task.id), codec.opened(data, body))
+        self._buffer.put(keys.body(task.tenant, task.id), codec.created_record(data, body))
         self._enter(task, data, body)
         return task
 
@@ -239,21 +239,21 @@ class RocksShard:
             self._leases.remove(task.id)
         elif place is _PENDING:
             window = queue.window(task.priority)
-            self._journal.delete(window.prefix + keys.number(task.version))
+            self._buffer.delete(window.prefix + keys.number(task.version))
             window.remove(task.version)
         elif place is _DELAYED:
             queue.delayed -= 1
             self._delayed.remove(task)
         elif place is _DEAD:
             queue.dead -= 1
-            self._journal.delete(keys.dead_prefix(queue.key) + keys.number(task.version))
+            self._buffer.delete(keys.dead_prefix(queue.key) + keys.number(task.version))
 
     def _enter(self, task: Task, data: bytes, body: Body | None) -> None:
         queue = self._queues.get(task.tenant, task.command)
         place = lifecycle.position(task)
         if place is _PENDING:
             window = queue.window(task.priority)
-            self._journal.put(window.prefix + keys.number(task.version), data)
+            self._buffer.put(window.prefix + keys.number(task.version), data)
             window.append(task, body)
             self._readied[queue] += 1
         elif place is _DELAYED:
@@ -262,17 +262,17 @@ class RocksShard:
         else:
             if place is _DEAD:
                 queue.dead += 1
-                self._journal.put(keys.dead_prefix(queue.key) + keys.number(task.version), task.id.encode())
+                self._buffer.put(keys.dead_prefix(queue.key) + keys.number(task.version), task.id.encode())
             self._retention.add(task)
 
     def _forget(self, task: Task) -> None:
-        opened = self._journal.get(keys.body(task.tenant, task.id))
-        if opened is not None:
-            key = codec.decode_body(codec.decode_opened(opened).body).idempotency_key
+        created = self._buffer.get(keys.body(task.tenant, task.id))
+        if created is not None:
+            key = codec.decode_body(codec.decode_created(created).body).idempotency_key
             if key is not None:
-                self._journal.delete(keys.idempotency(task.tenant, key))
-        self._journal.delete(keys.body(task.tenant, task.id))
-        self._journal.delete(keys.kept(task.tenant, task.id))
+                self._buffer.delete(keys.idempotency(task.tenant, key))
+        self._buffer.delete(keys.body(task.tenant, task.id))
+        self._buffer.delete(keys.current_record(task.tenant, task.id))
 
     def _tell(self) -> None:
         if self._readied:
@@ -285,28 +285,28 @@ class RocksShard:
 
     # -- claims --------------------------------------------------------------------------------------------------
 
-    def _choose(self, order: ClaimOrder) -> list[Chosen]:
+    def _choose(self, order: ClaimRequest) -> list[Chosen]:
         queues = [queue for key in order.queues if (queue := self._queues.peek(key)) and queue.windows]
         queues.sort(key=lambda queue: queue.served)
-        chosen = choose(self._journal, order, queues)
+        chosen = choose(self._buffer, order, queues)
         if len(order.queues) > 1:
             for window, _ in chosen:
                 self._queues.turn += 1
                 window.queue.served = self._queues.turn
         return chosen
 
-    def _lease(self, order: ClaimOrder, chosen: list[Chosen]) -> list[Delivery]:
+    def _lease(self, order: ClaimRequest, chosen: list[Chosen]) -> list[Delivery]:
         now_ms = self.now_ms()
-        journal = self._journal
+        buffer = self._buffer
         tasks: list[Task] = []
         data: list[bytes] = []
         bodies: list[Body | None] = []
         for window, (before, body) in chosen:
             after = lifecycle.claim(before, order.worker, now_ms, lease_ms=order.lease_ms).after
-            data.append(journal.event(after))
+            data.append(buffer.event(after))
             tasks.append(after)
             bodies.append(body)
-            journal.delete(window.prefix + keys.number(before.version))
+            buffer.delete(window.prefix + keys.number(before.version))
             window.queue.in_progress += 1
             self._queues.changed(window.queue)
         self._leases.hand_out(tasks, data)
@@ -316,10 +316,10 @@ class RocksShard:
     def _with_bodies(self, tasks: list[Task], bodies: list[Body | None]) -> list[Delivery]:
         missing = [i for i, body in enumerate(bodies) if body is None]
         if missing:
-            read = self._journal.get_many([keys.body(tasks[i].tenant, tasks[i].id) for i in missing])
-            for i, opened in zip(missing, read, strict=True):
-                assert opened is not None, f"task {tasks[i].id} has no body"  # noqa: S101 - written with the task
-                bodies[i] = codec.decode_body(codec.decode_opened(opened).body)
+            read = self._buffer.get_many([keys.body(tasks[i].tenant, tasks[i].id) for i in missing])
+            for i, created in zip(missing, read, strict=True):
+                assert created is not None, f"task {tasks[i].id} has no body"  # noqa: S101 - written with the task
+                bodies[i] = codec.decode_body(codec.decode_created(created).body)
         return [Delivery(task, body) for task, body in zip(tasks, bodies, strict=True) if body is not None]
 
     # -- reads ---------------------------------------------------------------------------------------------------
@@ -330,20 +330,20 @@ class RocksShard:
             return held if held.tenant == tenant else None
         if not is_task_id(task_id):
             return None
-        kept = self._journal.get(keys.kept(tenant, task_id))
-        if kept is not None:
-            return codec.decode_task(codec.decode_kept(kept).task)
-        opened = self._journal.get(keys.body(tenant, task_id))
-        return codec.decode_task(codec.decode_opened(opened).task) if opened is not None else None
+        current = self._buffer.get(keys.current_record(tenant, task_id))
+        if current is not None:
+            return codec.decode_task(codec.decode_current(current).task)
+        created = self._buffer.get(keys.body(tenant, task_id))
+        return codec.decode_task(codec.decode_created(created).task) if created is not None else None
 
     def _record(self, tenant: str, task_id: str) -> Record | None:
         task = self._current(tenant, task_id)
         if task is None:
             return None
-        kept, opened = self._journal.get_many([keys.kept(tenant, task_id), keys.body(tenant, task_id)])
-        assert opened is not None, f"task {task_id} has no body"  # noqa: S101 - written with the task
-        body = codec.decode_body(codec.decode_opened(opened).body)
-        return Record(task, body, codec.decode_kept(kept).result if kept is not None else None)
+        current, created = self._buffer.get_many([keys.current_record(tenant, task_id), keys.body(tenant, task_id)])
+        assert created is not None, f"task {task_id} has no body"  # noqa: S101 - written with the task
+        body = codec.decode_body(codec.decode_created(created).body)
+        return Record(task, body, codec.decode_current(current).result if current is not None else None)
 
     # -- opening -------------------------------------------------------------------------------------------------
 
@@ -357,12 +357,12 @@ class RocksShard:
                 self._leases.restore(int.from_bytes(key[2:], "big"), patient)
 
     def _still_leased(self, claimed: Task) -> Task | None:
-        kept, opened = self._database.get_many(
-            [keys.kept(claimed.tenant, claimed.id), keys.body(claimed.tenant, claimed.id)]
+        current, created = self._database.get_many(
+            [keys.current_record(claimed.tenant, claimed.id), keys.body(claimed.tenant, claimed.id)]
         )
-        if opened is None:
+        if created is None:
             return None  # purged since
-        task = codec.decode_task(codec.decode_kept(kept).task) if kept is not None else claimed
+        task = codec.decode_task(codec.decode_current(current).task) if current is not None else claimed
         if task.version > claimed.version:
             return None  # moved on since
         return task if task.version == claimed.version else claimed
@@ -371,7 +371,7 @@ class RocksShard:
 def _check_format(database: Database) -> None:
     stored = database.get(keys.FORMAT)
     if stored is None:
-        first = Journal(database, 1)
+        first = WriteBuffer(database, 1)
         first.put(keys.FORMAT, keys.number(codec.FORMAT))
         first.write()
     elif int.from_bytes(stored, "big") > codec.FORMAT:

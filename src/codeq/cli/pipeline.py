@@ -1,0 +1,318 @@
+"""`codeq pipeline`: bring a lake up to date, audit it, report on it, replay from it. Needs the extra `codeq[spark]`."""
+
+import os
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from codeq.cli.connect import KeptToken, remote
+from codeq.cli.errors import Code, Missing, Misuse
+from codeq.cli.output import Output
+from codeq.cli.parameters import duration
+from codeq.wire.errors import Unreachable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from codeq import Client
+    from codeq.pipeline.client import Connection
+    from codeq.pipeline.lake.table import Lake
+
+app = typer.Typer(no_args_is_help=True, help="The data pipeline: events on Spark, and the lake made from them.")
+
+TIDY_EVERY_S = 3600
+_TOKEN = "CODEQ_PIPELINE_TOKEN"  # noqa: S105 - the name of a variable
+
+LakeFolder = Annotated[Path, typer.Option("--lake", help="Folder of the lake.")]
+Master = Annotated[str, typer.Option(help="Where Spark runs, such as spark://host:7077.")]
+Keep = Annotated[
+    float | None,
+    typer.Option(parser=duration, metavar="DURATION", help="Forget events and ended tasks older than this."),
+]
+Where = Annotated[str, typer.Option("--where", help="Which dead tasks, in SQL over the columns of silver_tasks.")]
+
+
+def run(
+    client: "Client",
+    out: Output,
+    lake: LakeFolder = Path("./lake"),
+    once: Annotated[bool, typer.Option("--once", help="Run once, as it does without --every.")] = False,
+    every: Annotated[
+        float | None, typer.Option(parser=duration, metavar="DURATION", help="Run again and again, this far apart.")
+    ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's events; for admins of the platform.")] = None,
+    keep: Keep = None,
+    and_audit: Annotated[bool, typer.Option("--audit", help="Then audit the lake; fails if a rule is broken.")] = False,
+    and_report: Annotated[Path | None, typer.Option("--report", help="Then write the page of the lake here.")] = None,
+    master: Master = "local[*]",
+) -> None:
+    """Take in what is new and bring every table of the lake up to date: once, or --every so often until Ctrl-C.
+
+    With --every the lake is tidied once an hour too.
+    """
+    if once and every is not None:
+        raise Misuse("--once or --every, not both")
+    spark, connection, tables = _start(client, lake, master)
+    from codeq.pipeline.lake.maintenance import tidy as put_in_order
+    from codeq.pipeline.lake.table import Lake, LakeConflict
+
+    if every is None:
+        if keep is not None:  # what this run takes in is looked at by the next
+            put_in_order(spark, tables, forget_before=_before(keep), say=out.note)
+        _run(spark, tables, connection, out=out, tenant=tenant, and_audit=and_audit, and_report=and_report)
+        return
+    tidied_s = time.monotonic()
+    while True:
+        started_s = time.monotonic()
+        try:
+            tables = Lake(lake)
+            _run(spark, tables, connection, out=out, tenant=tenant, and_audit=and_audit, and_report=and_report)
+            if started_s - tidied_s > TIDY_EVERY_S:
+                tidied_s = started_s
+                put_in_order(spark, tables, forget_before=_before(keep), say=out.note)
+        except (Unreachable, LakeConflict) as fault:  # the server is away, or another run was faster
+            print(f"codeq: {fault}; trying again in {every:g} s", file=sys.stderr)
+        time.sleep(max(0.0, every - (time.monotonic() - started_s)))
+
+
+def _run(
+    spark: "SparkSession",
+    tables: "Lake",
+    connection: "Connection",
+    *,
+    out: Output,
+    tenant: str | None,
+    and_audit: bool,
+    and_report: Path | None,
+) -> None:
+    from codeq.pipeline.lake.run import run_once
+
+    done = run_once(spark, tables, connection, say=out.note, tenant=tenant)
+    took = {layer: round(seconds, 2) for layer, seconds in done.seconds.items()}
+    told: dict[str, Any] = {"events": done.events, "batches": done.batches, "seconds": took}
+    if not out.is_json:
+        print(f"{done.events:,} events taken in; " + ", ".join(f"{name} {s} s" for name, s in took.items()))
+    is_sound = _look_at(spark, tables, out, told, audit=and_audit, report_to=and_report)
+    if out.is_json:
+        out.line(told)
+    if not is_sound:
+        raise typer.Exit(Code.REFUSED)
+
+
+def _look_at(
+    spark: "SparkSession", tables: "Lake", out: Output, told: dict[str, Any], *, audit: bool, report_to: Path | None
+) -> bool:
+    """Audit and report after a run, as far as asked for. Answers whether every promise was kept."""
+    if not audit and report_to is None:
+        return True
+    from codeq.pipeline.audit import is_clean, to_text
+
+    verdicts = _audited(spark, tables, None)
+    if report_to is not None:
+        _write_report(spark, tables, verdicts, to=report_to, title="codeQ")
+        told["report"] = str(report_to)
+    if audit:
+        told["audit"] = {verdict.rule: verdict.word for verdict in verdicts}
+    if not out.is_json:
+        print((to_text(verdicts) if audit else "") + (f"wrote {report_to}" if report_to else ""))
+    return not audit or is_clean(verdicts)
+
+
+def audit(
+    client: "Client",
+    out: Output,
+    lake: LakeFolder = Path("./lake"),
+    live: Annotated[
+        bool, typer.Option("--live", help="Compare with the tasks that the server has for the token's tenant.")
+    ] = False,
+    master: Master = "local[*]",
+) -> None:
+    """Check the promises of the queue over the whole history. Fails if any was broken, and shows where."""
+    spark, _, tables = _start(client, lake, master, must_exist=True)
+    from codeq.pipeline.audit import is_clean, to_json, to_text
+
+    verdicts = _audited(spark, tables, client if live else None)
+    print(to_json(verdicts).decode() if out.is_json else to_text(verdicts), end="")
+    if not is_clean(verdicts):
+        raise typer.Exit(Code.REFUSED)
+
+
+def report(
+    client: "Client",
+    out: Output,
+    lake: LakeFolder = Path("./lake"),
+    to: Annotated[Path, typer.Option(help="The page to write.")] = Path("codeq-report.html"),
+    title: Annotated[str, typer.Option(help="Its title.")] = "codeQ",
+    master: Master = "local[*]",
+) -> None:
+    """Write one page that shows the lake: flow, latency, failures, tenants, workers, capacity, and the audit."""
+    spark, _, tables = _start(client, lake, master, must_exist=True)
+    from codeq.pipeline.report import to_json
+
+    verdicts = _audited(spark, tables, None)
+    if out.is_json:
+        print(to_json(_collected(spark, tables, verdicts, title)).decode())
+        return
+    _write_report(spark, tables, verdicts, to=to, title=title)
+    print(f"wrote {to}")
+
+
+def _collected(spark: "SparkSession", tables: "Lake", verdicts: list[Any], title: str) -> Any:
+    from codeq.pipeline.report import collect
+
+    rows = {figures.table.name: table.read(spark) for figures, table in tables.gold}
+    return collect(rows, made_at=datetime.now(UTC), title=title, verdicts=verdicts)
+
+
+def _write_report(spark: "SparkSession", tables: "Lake", verdicts: list[Any], *, to: Path, title: str) -> None:
+    from codeq.pipeline.report import render
+
+    to.write_text(render(_collected(spark, tables, verdicts, title)))
+
+
+def rebuild(client: "Client", out: Output, lake: LakeFolder = Path("./lake"), master: Master = "local[*]") -> None:
+    """Make the silver and gold tables anew from bronze."""
+    spark, _, tables = _start(client, lake, master, must_exist=True)
+    from codeq.pipeline.lake.run import rebuild as again
+
+    again(spark, tables, say=out.note)
+    out.note("made anew")
+    if out.is_json:
+        out.document({"batch": tables.bronze.batch})
+
+
+def tidy(
+    client: "Client",
+    out: Output,
+    lake: LakeFolder = Path("./lake"),
+    keep: Keep = None,
+    keep_figures: Annotated[
+        float | None, typer.Option(parser=duration, metavar="DURATION", help="Forget figures of days older than this.")
+    ] = None,
+    master: Master = "local[*]",
+) -> None:
+    """Put small files together, forget what is too old, and remove files that no table has named for a day."""
+    spark, _, tables = _start(client, lake, master, must_exist=True)
+    from codeq.pipeline.lake.maintenance import tidy as put_in_order
+
+    figures = _before(keep_figures)
+    done = put_in_order(
+        spark,
+        tables,
+        forget_before=_before(keep),
+        forget_figures_before=figures.date() if figures else None,
+        say=out.note,
+    )
+    if out.is_json:
+        out.document(
+            {
+                "putTogether": done.put_together,
+                "forgottenRows": done.forgotten_rows,
+                "removedFiles": done.removed_files,
+            }
+        )
+    else:
+        print(
+            f"{done.put_together:,} small files put together, {done.forgotten_rows:,} rows forgotten, "
+            f"{done.removed_files:,} unused files removed"
+        )
+
+
+def replay(
+    client: "Client",
+    out: Output,
+    where: Where,
+    lake: LakeFolder = Path("./lake"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which.")] = False,
+    master: Master = "local[*]",
+) -> None:
+    """Put dead tasks that the lake knows of back into their queues, chosen by SQL. Those not dead any more are left."""
+    spark, _, tables = _start(client, lake, master, must_exist=True)
+    from pyspark.errors import AnalysisException, ParseException
+
+    try:
+        chosen = tables.tasks.read(spark).where("outcome = 'dead'").where(where).select("task_id").collect()
+    except (AnalysisException, ParseException) as fault:
+        raise Misuse(f"--where: {str(fault).splitlines()[0]}") from None
+    ids = [row.task_id for row in chosen]
+    changed = 0
+    for start in range(0, len(ids), 1000):
+        changed += client.replay_dead(ids=ids[start : start + 1000], dry_run=dry_run).changed
+    if out.is_json:
+        out.document({"matched": len(ids), "changed": changed, "dryRun": dry_run, "ids": ids[:1000]})
+    else:
+        print(f"{len(ids):,} dead tasks match" + ("; nothing was changed" if dry_run else f"; {changed:,} put back"))
+
+
+def _before(keep_s: float | None) -> datetime | None:
+    return datetime.now(UTC) - timedelta(seconds=keep_s) if keep_s is not None else None
+
+
+def _start(
+    client: "Client", folder: Path, master: str, *, must_exist: bool = False
+) -> "tuple[SparkSession, Connection, Lake]":
+    try:
+        from codeq.pipeline import make_session, register
+        from codeq.pipeline.client import Connection
+        from codeq.pipeline.lake.table import Lake
+    except ModuleNotFoundError as fault:
+        raise Missing(f"{fault.name} is not installed: pip install 'codeq[spark]'") from None
+    lake = Lake(folder)
+    if must_exist and not lake.bronze.exists:
+        raise Missing(f"there is no lake at {folder}; make one with `codeq pipeline run --lake {folder}`")
+    if master.startswith("sc://"):
+        raise Misuse(
+            "--master: a server of Spark Connect cannot get the token of this command; see docs/guides/spark.md"
+        )
+    given = client.options["token"]
+    token = given() if callable(given) else given
+    os.environ[_TOKEN] = token  # before Java starts, which hands it on
+    spark = make_session(master, secrets={_TOKEN: token})  # executors of a cluster are not started by that Java
+    register(spark)
+    # On this machine a file can be read again when its token has been renewed.
+    kept = given if isinstance(given, KeptToken) and master.startswith("local") else None
+    tokens = {"token_file": str(kept.file)} if kept else {"token_env": _TOKEN}
+    return spark, Connection(endpoint=client.url, ca_file=client.options["ca_file"], **tokens), lake
+
+
+def _audited(spark: "SparkSession", tables: "Lake", client: "Client | None") -> list[Any]:
+    from codeq.pipeline import audit as auditing
+
+    events = tables.bronze.read(spark)
+    verdicts = auditing.audit(events)
+    if client is None:
+        return verdicts
+    settled = {shard: offset for shard in range(4096) if (offset := tables.bronze.offset(shard)) is not None}
+    listing = _listing(client)
+    tenants = {tenant for tenant, _, _ in listing}
+    rows = spark.createDataFrame(listing, "tenant string, task_id string, status string")
+    mine = auditing.audit(events.where(events.tenant.isin(sorted(tenants))), rows, settled=settled)
+    checked = {verdict.rule: verdict for verdict in mine if verdict.checked}
+    return [verdict if verdict.checked else checked.get(verdict.rule, verdict) for verdict in verdicts]
+
+
+def _listing(client: "Client") -> list[tuple[str, str, str]]:
+    found = []
+    cursor = None
+    while True:
+        page = client.list(cursor=cursor, limit=1000)
+        found += [(task.tenant, task.id, task.status.value) for task in page.tasks]
+        cursor = page.cursor
+        if cursor is None:
+            return found
+
+
+remote(app, "run", example="codeq pipeline run --lake ./lake --every 1m")(run)
+remote(app, "audit", example="codeq pipeline audit --lake ./lake")(audit)
+remote(app, "report", example="codeq pipeline report --lake ./lake --to report.html")(report)
+remote(app, "rebuild", example="codeq pipeline rebuild --lake ./lake")(rebuild)
+remote(app, "tidy", example="codeq pipeline tidy --lake ./lake --keep 90d")(tidy)
+remote(
+    app,
+    "replay",
+    example="codeq pipeline replay --where \"command = 'mail' and last_error like '%timeout%'\" --dry-run",
+)(replay)

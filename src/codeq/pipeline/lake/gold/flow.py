@@ -1,0 +1,135 @@
+"""Gold of what flows through: throughput, use by tenant and by worker, and the capacity that it takes."""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from codeq.pipeline.lake.gold.batch import Batch, Goals, start_of
+from codeq.pipeline.lake.gold.merge import Gold, number_when, share
+from codeq.pipeline.lake.tables import GOLD_CAPACITY, GOLD_THROUGHPUT, GOLD_USAGE, GOLD_WORKERS
+
+_DEATH = "status_after = 'FAILED' and move in ('nack', 'expire', 'abandon')"
+_LIVE = "('PENDING', 'IN_PROGRESS')"
+
+
+def _throughput(batch: Batch) -> DataFrame:
+    return batch.move_sums.select(
+        "tenant", "command", "priority", "minute", "day",
+        *number_when(
+            enqueues="move = 'enqueue'",
+            claims="move = 'claim'",
+            completes="move = 'complete'",
+            fails="move = 'fail'",
+            nacks="move = 'nack'",
+            expiries="move = 'expire'",
+            abandons="move = 'abandon'",
+            promotes="move = 'promote'",
+            cancels="move = 'cancel'",
+            replays="move = 'replay'",
+            purges="move = 'purge'",
+            deaths=_DEATH,
+            entered=f"status_after in {_LIVE} and not coalesce(status_before, '') in {_LIVE}",
+            left=f"status_before in {_LIVE} and not status_after in {_LIVE}",
+            began="move = 'claim'",
+            stopped="status_before = 'IN_PROGRESS'",
+        ),
+        f.expr("if(move = 'enqueue', payload_bytes, 0)").alias("payload_bytes"),
+    )  # fmt: skip
+
+
+def _usage(batch: Batch) -> DataFrame:
+    enqueued = batch.move_sums.where("move = 'enqueue'")
+    return enqueued.select("tenant", "day", f.col("number").alias("tasks"), "payload_bytes").unionByName(
+        batch.delivery_sums.select(
+            "tenant",
+            "day",
+            f.col("number").alias("deliveries"),
+            "run_ms",
+            *number_when(completes="ended_by = 'complete'"),
+        ),
+        allowMissingColumns=True,
+    )
+
+
+def _usage_in_seconds(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG001
+    return rows.withColumn("run_seconds", f.col("run_ms") / 1000)
+
+
+def _workers(batch: Batch) -> DataFrame:
+    return batch.delivery_sums.where("worker_id is not null").select(
+        "tenant", "worker_id", "hour", "day",
+        f.col("number").alias("deliveries"),
+        *number_when(
+            completes="ended_by = 'complete'",
+            failures="ended_by in ('fail', 'nack')",
+            expiries="ended_by = 'expire'",
+            abandons="ended_by = 'abandon'",
+        ),
+        f.col("run_ms").alias("busy_ms"),
+        f.col("first_claimed_at").alias("first_at"),
+        f.col("last_ended_at").alias("last_at"),
+    )  # fmt: skip
+
+
+def _workers_in_shares(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG001
+    bad = f.col("failures") + f.col("expiries")
+    return rows.withColumns(
+        {"busy_seconds": f.col("busy_ms") / 1000, "failure_share": f.try_divide(bad.cast("double"), "deliveries")}
+    )
+
+
+def _capacity(batch: Batch) -> DataFrame:
+    arrived = batch.move_sums.where("status_after = 'PENDING' and move <> 'promote'")
+    arrivals = arrived.select(
+        "tenant", "command", start_of("minute", 3600).alias("hour"), "day",
+        f.col("number").alias("arrivals"), "first_at", "last_at",
+    )  # fmt: skip
+    served = batch.delivery_sums.where("is_timed").groupBy("tenant", "command", "hour", "day")
+    return arrivals.unionByName(
+        served.agg(
+            f.sum("number").alias("deliveries"),
+            f.sum("run_ms").alias("run_ms"),
+            f.min("first_ended_at").alias("first_at"),
+            f.max("last_ended_at").alias("last_at"),
+            f.hll_sketch_agg("worker_id").alias("worker_sketch"),
+        ),
+        allowMissingColumns=True,
+    )
+
+
+def _plan(rows: DataFrame, goals: Goals) -> DataFrame:
+    span = (f.unix_millis("last_at") - f.unix_millis("first_at")) / 1000
+    rows = rows.withColumns({
+        "workers": f.hll_sketch_estimate("worker_sketch"),
+        "seconds": f.greatest(f.lit(60.0), span),
+        "service_ms": share("run_ms", "deliveries"),
+        "wait_target_ms": f.lit(goals.wait_ms),
+    })  # fmt: skip
+    rows = rows.withColumn("arrivals_per_second", f.col("arrivals") / f.col("seconds"))
+    rows = rows.withColumn("load", f.col("arrivals_per_second") * f.col("service_ms") / 1000)
+    busy = f.col("run_ms") / 1000 / f.col("seconds")
+    return rows.withColumns({
+        "utilisation": f.try_divide(busy, f.col("workers").cast("double")),
+        "workers_needed": workers_needed("load", "service_ms", goals.wait_ms),
+    })  # fmt: skip
+
+
+def workers_needed(load: str, service_ms: str, wait_ms: int) -> Column:
+    """Fewest servers with a mean wait of at most `wait_ms` in an M/M/c queue; null where the load is not known.
+
+    Erlang B is computed up from one server, B(c) = a B(c-1) / (c + a B(c-1)); Erlang C follows from it,
+    C = B / (1 - (a/c)(1 - B)), and the mean wait is C s / (c - a). Five deviations above the load is always enough.
+    """
+    most = f"cast(least(ceil({load} + 5 * sqrt({load}) + 10), 100000) as int)"
+    blocked = f"{load} * seen.b / (c + {load} * seen.b)"
+    wait = f"(next.b / (1 - {load} / c * (1 - next.b))) * {service_ms} / (c - {load})"
+    step = f"""transform(array(named_struct('b', {blocked})), next -> named_struct(
+        'b', next.b, 'needed', coalesce(seen.needed, if(c > {load} and {wait} <= {wait_ms}, c, null))))[0]"""
+    none = "named_struct('b', 1.0D, 'needed', cast(null as int))"
+    found = f"aggregate(sequence(1, {most}), {none}, (seen, c) -> {step}, seen -> coalesce(seen.needed, {most}))"
+    return f.expr(f"case when {load} is null then null when {load} = 0 then 0 else {found} end").cast("bigint")
+
+
+THROUGHPUT = Gold(GOLD_THROUGHPUT, _throughput)
+USAGE = Gold(GOLD_USAGE, _usage, _usage_in_seconds)
+WORKERS = Gold(GOLD_WORKERS, _workers, _workers_in_shares)
+CAPACITY = Gold(GOLD_CAPACITY, _capacity, _plan)

@@ -1,0 +1,148 @@
+"""What producers call: create, batch create, cancel."""
+
+import re
+from typing import Any
+
+from codeq.domain.errors import CodeqError, InvalidRequest
+from codeq.domain.limits import DELAY_MS_MAX, PRIORITY_MAX, PRIORITY_MIN
+from codeq.domain.requests import NewTask
+from codeq.server.microbatch import BatchedVerb
+from codeq.server.request import BatchParser, HttpRequest, HttpResponse, Parser, json_value
+from codeq.server.state import AppState
+from codeq.usecases import operate
+from codeq.usecases.enqueue import Enqueued, enqueue
+from codeq.wire import tasks as wire
+from codeq.wire import times
+from codeq.wire.to_domain import domain_backoff
+
+CREATE = Parser(wire.CreateTask, wire.PackedTask)
+CREATE_MANY = BatchParser(
+    Parser(wire.CreateTasks),
+    CREATE,
+    Parser(wire.ReadTasks, wire.ReadPackedTasks),
+    nested=lambda asked: bytes(asked.payload),
+)
+
+_TRACE_PARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_REPLAYED = [(b"idempotent-replay", b"true")]
+
+
+async def create(state: AppState, request: HttpRequest) -> HttpResponse:
+    order = _asked(state, request)
+    with state.tracing.verb("create", command=order.command, tenant_id=request.tenant, priority=order.priority):
+        [answer] = await enqueue(state.core, request.tenant, [order])
+    if isinstance(answer, CodeqError):
+        raise answer
+    return _created(request, answer)
+
+
+def _asked(state: AppState, request: HttpRequest) -> NewTask:
+    asked = request.read(CREATE)
+    state.limiter.spend("producer", "create_task", token=_token(request), tenant=request.tenant)
+    return _order(state, request, asked, request.headers.get(b"idempotency-key"))
+
+
+def _created(request: HttpRequest, answer: Enqueued) -> HttpResponse:
+    response = request.respond(202, wire.view(answer.task, answer.body))
+    if answer.is_replay:
+        response.headers = _REPLAYED
+    return response
+
+
+CREATING = BatchedVerb(read=_asked, size=lambda order: len(order.payload), verb=enqueue, answer=_created)
+
+
+async def create_many(state: AppState, request: HttpRequest) -> HttpResponse:
+    items = CREATE_MANY.read(request)
+    state.limiter.spend("producer", "create_task", token=_token(request), tenant=request.tenant, items=len(items))
+    orders: list[NewTask] = []
+    answers: list[wire.TaskAnswer | None] = []
+    for asked in items:
+        try:
+            if isinstance(asked, CodeqError):
+                raise asked
+            orders.append(_order(state, request, asked, None))
+            answers.append(None)
+        except CodeqError as refusal:
+            answers.append(_refused(refusal))
+    with state.tracing.verb("create", tenant_id=request.tenant, batch=len(orders)):
+        enqueued = iter(await enqueue(state.core, request.tenant, orders))
+    results = [answer or _task_answer(next(enqueued)) for answer in answers]
+    return request.respond(200, wire.TaskAnswers(results=results))
+
+
+def _task_answer(done: Enqueued | CodeqError) -> wire.TaskAnswer:
+    if isinstance(done, CodeqError):
+        return _refused(done)
+    return wire.TaskAnswer(wire.view(done.task, done.body), replayed=done.is_replay)
+
+
+def _refused(refusal: CodeqError) -> wire.TaskAnswer:
+    return wire.TaskAnswer(error=str(refusal), code=refusal.code)
+
+
+async def cancel(state: AppState, request: HttpRequest) -> HttpResponse:
+    task_id = request.params["id"]
+    [answer] = await operate.cancel(state.core, request.tenant, [task_id])
+    if isinstance(answer, CodeqError):
+        raise answer
+    [record] = await state.core.store.get_records(request.tenant, [task_id])
+    if record is None:
+        raise InvalidRequest("the task was purged while it was cancelled")
+    return request.respond(200, wire.view(record.task, record.body))
+
+
+def _order(state: AppState, request: HttpRequest, asked: Any, key_header: bytes | None) -> NewTask:
+    trace_parent, trace_state = state.tracing.context()
+    given = request.headers.get(b"traceparent")
+    if asked.trace_parent and _TRACE_PARENT.fullmatch(asked.trace_parent.encode()):
+        trace_parent, trace_state = asked.trace_parent, asked.trace_state
+    elif given is not None and trace_parent is None and _TRACE_PARENT.fullmatch(given):
+        trace_parent, trace_state = _header(request, b"traceparent"), _header(request, b"tracestate")
+    key = asked.idempotency_key or None
+    if key is None and key_header is not None:
+        key = key_header.decode("latin-1")
+    return NewTask(
+        command=asked.command,
+        payload=_payload(asked.payload),
+        priority=min(max(asked.priority, PRIORITY_MIN), PRIORITY_MAX),
+        delay_ms=min(round(asked.delay_seconds * 1000), DELAY_MS_MAX) if asked.delay_seconds else 0,
+        run_at_ms=_run_at(asked.run_at) if asked.run_at else None,
+        max_attempts=asked.max_attempts if asked.max_attempts > 0 else None,
+        idempotency_key=key,
+        webhook=asked.webhook or None,
+        backoff=_backoff(asked.backoff) if asked.backoff else None,
+        trace_parent=trace_parent,
+        trace_state=trace_state,
+    )
+
+
+def _payload(raw: Any) -> bytes:
+    payload = bytes(raw)
+    # In JSON an absent payload and null look alike to many clients; a byte string that says null was meant.
+    if not payload or (payload == b"null" and not isinstance(raw, bytes)):
+        raise InvalidRequest("payload is required and must not be null")
+    return json_value(payload, "payload")
+
+
+def _run_at(value: str) -> int:
+    try:
+        return max(0, times.parse(value))
+    except (ValueError, OverflowError) as fault:
+        raise InvalidRequest(f"runAt is {fault}") from None
+
+
+def _backoff(asked: wire.Backoff) -> Any:
+    try:
+        return domain_backoff(asked)
+    except ValueError as fault:
+        raise InvalidRequest(f"backoff: {fault}") from None
+
+
+def _header(request: HttpRequest, name: bytes) -> str | None:
+    value = request.headers.get(name)
+    return value.decode("latin-1")[:512] if value else None
+
+
+def _token(request: HttpRequest) -> str:
+    return request.headers[b"authorization"].decode("latin-1")

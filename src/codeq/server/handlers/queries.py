@@ -1,0 +1,92 @@
+"""What everyone may look at: a task, its result and history, lists of tasks, queues."""
+
+from codeq.domain.errors import InvalidRequest, NotFound
+from codeq.domain.limits import LIST_TASKS_MAX, RESULT_WAIT_MS_MAX
+from codeq.domain.queue import Index
+from codeq.domain.requests import Filter
+from codeq.domain.task import Status
+from codeq.server.auth.principal import EVERY_COMMAND
+from codeq.server.request import HttpRequest, HttpResponse, whole_number
+from codeq.server.state import AppState
+from codeq.store.interface import Record
+from codeq.usecases import queries
+from codeq.wire import queues as wire_queues
+from codeq.wire import tasks as wire
+from codeq.wire import times
+from codeq.wire.errors import Forbidden
+from codeq.wire.events import History, event
+
+
+async def get_task(state: AppState, request: HttpRequest) -> HttpResponse:
+    record = await _seen(state, request, 0)
+    return request.respond(200, wire.view(record.task, record.body))
+
+
+async def get_result(state: AppState, request: HttpRequest) -> HttpResponse:
+    given = request.query(("waitSeconds",)).get("waitSeconds", "0")
+    wait_ms = 0
+    if given.isascii() and given.isdigit():  # as in the original, what is no number is no wait
+        wait_ms = min(int(given[:9]) * 1000, RESULT_WAIT_MS_MAX)
+    record = await _seen(state, request, state.wait_ms(wait_ms))
+    if not record.task.status.is_final:
+        raise NotFound("result not found: the task has not ended")
+    packed = request.wants_packed
+    view = wire.view(record.task, record.body)
+    return request.respond(
+        200, wire.TaskAndResult(task=view, result=wire.result_view(record.task, record.result, packed=packed))
+    )
+
+
+async def get_history(state: AppState, request: HttpRequest) -> HttpResponse:
+    record = await _seen(state, request, 0)
+    moves = await queries.history(state.core, request.tenant, record.task.id)
+    return request.respond(200, History(task_id=record.task.id, events=[event(task) for task in moves]))
+
+
+async def list_tasks(state: AppState, request: HttpRequest) -> HttpResponse:
+    given = request.query(("command", "status", "queue", "error", "createdFrom", "createdTo", "cursor", "limit"))
+    command = given.get("command")
+    if not request.principal.may_see(command or EVERY_COMMAND):
+        raise Forbidden("a worker lists the tasks of a command that its token names")
+    try:
+        wanted = Filter(
+            command=command,
+            status=Status(given["status"]) if "status" in given else None,
+            index=Index(given["queue"]) if "queue" in given else None,
+            error=given.get("error"),
+            created_from_ms=times.parse(given["createdFrom"]) if "createdFrom" in given else 0,
+            created_to_ms=times.parse(given["createdTo"]) if "createdTo" in given else 1 << 62,
+        )
+    except (ValueError, OverflowError) as fault:
+        raise InvalidRequest(f"a filter cannot be read: {fault}") from None
+    limit = whole_number(given.get("limit", "100"), "limit", 1, LIST_TASKS_MAX)
+    return await page_of(state, request, wanted, given.get("cursor"), limit=limit)
+
+
+async def page_of(
+    state: AppState, request: HttpRequest, wanted: Filter, cursor: str | None, *, limit: int
+) -> HttpResponse:
+    page = await queries.find(state.core, request.tenant, wanted, cursor=cursor, limit=limit)
+    records = await state.core.store.get_records(request.tenant, [task.id for task in page.tasks])
+    views = [wire.view(record.task, record.body) for record in records if record is not None]
+    return request.respond(200, wire.TaskPage(tasks=views, cursor=page.cursor))
+
+
+async def list_queues(state: AppState, request: HttpRequest) -> HttpResponse:
+    counts = await queries.counts(state.core, request.tenant)
+    now_ms = state.core.store.now_ms()
+    views = [
+        wire_queues.queue_view(key, counted, now_ms=now_ms, paused=state.core.policy(*key).paused)
+        for key, counted in sorted(counts.items())
+        if request.principal.may_see(key.command)
+    ]
+    return request.respond(200, wire_queues.QueueViews(queues=views))
+
+
+async def _seen(state: AppState, request: HttpRequest, wait_ms: int) -> Record:
+    task_id = request.params["id"]
+    reading = queries.get(state.core, request.tenant, task_id, wait_ms=wait_ms)
+    record = await (request.unless_gone(reading) if wait_ms else reading)
+    if not request.principal.may_see(record.task.command):
+        raise NotFound(f"there is no task {task_id[:64]!r}")
+    return record

@@ -1,0 +1,207 @@
+"""What workers call: claim, heartbeat, abandon, nack, result."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from codeq.domain.errors import CodeqError, InvalidRequest
+from codeq.domain.limits import BACKOFF_MS_MAX, CLAIM_WAIT_MS_MAX, LEASE_MS_MIN
+from codeq.domain.requests import Claim, Outcome
+from codeq.domain.task import Holder, Status, Task
+from codeq.server.auth.principal import EVERY_COMMAND
+from codeq.server.microbatch import BatchedVerb
+from codeq.server.request import BatchParser, HttpRequest, HttpResponse, Parser, json_value
+from codeq.server.state import AppState
+from codeq.usecases import nack as nacks
+from codeq.usecases.claim import claim
+from codeq.usecases.heartbeat import heartbeat as extend
+from codeq.usecases.submit import Submitted, submit
+from codeq.wire import tasks as wire
+from codeq.wire import times
+from codeq.wire.errors import Forbidden
+
+
+def _nested(asked: wire.SubmitOf) -> bytes:
+    result = bytes(asked.result)
+    return result if not asked.artifacts else b"[%b]%b" % (b",".join([bytes(raw) for raw in asked.artifacts]), result)
+
+
+CLAIM = Parser(wire.Claim)
+CLAIM_MANY = Parser(wire.ClaimBatch)
+HEARTBEAT = Parser(wire.Heartbeat)
+LEASE_CALL = Parser(wire.LeaseCall)
+NACK = Parser(wire.Nack)
+SUBMIT = Parser(wire.Submit, wire.PackedSubmit)
+SUBMIT_MANY = BatchParser(
+    Parser(wire.SubmitBatch),
+    Parser(wire.SubmitOf, wire.PackedSubmitOf),
+    Parser(wire.ReadSubmits, wire.ReadPackedSubmits),
+    nested=_nested,
+)
+
+_NOTHING = HttpResponse(204)
+_STATUSES = {status.value: status for status in Status}
+
+
+async def claim_one(state: AppState, request: HttpRequest) -> HttpResponse:
+    views = await _claim(state, request, request.read(CLAIM), 1)
+    return request.respond(200, views[0]) if views else _NOTHING
+
+
+async def claim_many(state: AppState, request: HttpRequest) -> HttpResponse:
+    asked = request.read(CLAIM_MANY)
+    views = await _claim(state, request, asked, asked.count)
+    return request.respond(200, wire.ClaimedTasks(tasks=views)) if views else _NOTHING
+
+
+async def heartbeat(state: AppState, request: HttpRequest) -> HttpResponse:
+    asked = request.read(HEARTBEAT)
+    task_id = request.params["id"]
+    await _check_commands(state, request, [task_id])
+    with state.tracing.verb("heartbeat", task_id=task_id, worker_id=request.principal.subject):
+        task = await extend(
+            state.core,
+            request.tenant,
+            task_id,
+            _holder(request, asked),
+            extend_ms=_ms(asked.extend_seconds) or None,
+            progress=asked.progress,
+        )
+    return request.respond(200, wire.HeartbeatAnswer(ok=True, lease_until=times.text(task.lease_until_ms)))
+
+
+async def abandon(state: AppState, request: HttpRequest) -> HttpResponse:
+    asked = request.read(LEASE_CALL)
+    task_id = request.params["id"]
+    await _check_commands(state, request, [task_id])
+    with state.tracing.verb("abandon", task_id=task_id, worker_id=request.principal.subject):
+        task = await nacks.abandon(state.core, request.tenant, task_id, _holder(request, asked))
+    return request.respond(200, wire.GiveBackAnswer(status="dlq" if task.is_dead else "requeued"))
+
+
+async def nack(state: AppState, request: HttpRequest) -> HttpResponse:
+    asked = request.read(NACK)
+    task_id = request.params["id"]
+    await _check_commands(state, request, [task_id])
+    delay_ms = None if asked.delay_seconds is None else min(_ms(asked.delay_seconds), BACKOFF_MS_MAX)
+    with state.tracing.verb("nack", task_id=task_id, worker_id=request.principal.subject):
+        task = await nacks.nack(
+            state.core,
+            request.tenant,
+            task_id,
+            _holder(request, asked),
+            delay_ms=delay_ms,
+            reason=asked.reason,
+            is_last=asked.dead,
+        )
+    waits_ms = task.visible_ms - task.updated_ms if task.visible_ms else 0
+    status = "dlq" if task.is_dead else "requeued"
+    return request.respond(200, wire.GiveBackAnswer(status=status, delay_seconds=waits_ms / 1000))
+
+
+async def submit_one(state: AppState, request: HttpRequest) -> HttpResponse:
+    asked = request.read(SUBMIT)
+    task_id = request.params["id"]
+    await _check_commands(state, request, [task_id])
+    with state.tracing.verb("submit_result", task_id=task_id, worker_id=request.principal.subject):
+        [answer] = await submit(state.core, request.tenant, [_outcome(request, asked, task_id)])
+    if isinstance(answer, CodeqError):
+        raise answer
+    return _submitted(request, answer)
+
+
+def _submitting(_: AppState, request: HttpRequest) -> Outcome | None:
+    if EVERY_COMMAND not in request.principal.commands:
+        return None  # the task has to be looked at first
+    return _outcome(request, request.read(SUBMIT), request.params["id"])
+
+
+def _submitted(request: HttpRequest, answer: Submitted) -> HttpResponse:
+    return request.respond(200, wire.result_view(answer.task, answer.result, packed=request.wants_packed))
+
+
+SUBMITTING = BatchedVerb(
+    read=_submitting, size=lambda outcome: len(outcome.result or b""), verb=submit, answer=_submitted
+)
+
+
+async def submit_many(state: AppState, request: HttpRequest) -> HttpResponse:
+    wants_packed = request.wants_packed
+    answers: list[wire.SubmitAnswer | None] = []
+    outcomes: list[Outcome] = []
+    for asked in SUBMIT_MANY.read(request):
+        if isinstance(asked, CodeqError):
+            raise asked
+        try:
+            outcomes.append(_outcome(request, asked, asked.task_id))
+            answers.append(None)
+        except CodeqError as refusal:
+            answers.append(wire.SubmitAnswer(task_id=asked.task_id, error=str(refusal), code=refusal.code))
+    await _check_commands(state, request, [outcome.task_id for outcome in outcomes])
+    with state.tracing.verb("submit_result", batch=len(outcomes), worker_id=request.principal.subject):
+        submitted = iter(await submit(state.core, request.tenant, outcomes))
+    asked_ids = iter([outcome.task_id for outcome in outcomes])
+    results = []
+    for answer in answers:
+        if answer is not None:
+            results.append(answer)
+            continue
+        done, task_id = next(submitted), next(asked_ids)
+        if isinstance(done, CodeqError):
+            results.append(wire.SubmitAnswer(task_id=task_id, error=str(done), code=done.code))
+        else:
+            view = wire.result_view(done.task, done.result, packed=wants_packed)
+            results.append(wire.SubmitAnswer(task_id, view))
+    return request.respond(200, wire.SubmitAnswers(results=results))
+
+
+async def _claim(state: AppState, request: HttpRequest, asked: Any, count: int) -> list[wire.TaskView]:
+    authorization = request.headers[b"authorization"].decode("latin-1")
+    state.limiter.spend("worker", "claim", token=authorization, tenant=request.tenant, items=count)
+    wait_ms = state.wait_ms(min(_ms(asked.wait_seconds), CLAIM_WAIT_MS_MAX))
+    wanted = Claim(
+        worker=request.principal.subject,
+        commands=_commands(request, asked.commands),
+        limit=count,
+        lease_ms=max(_ms(asked.lease_seconds), LEASE_MS_MIN) if asked.lease_seconds > 0 else None,
+        wait_ms=wait_ms,
+    )
+    with state.tracing.verb("claim", worker_id=wanted.worker, tenant_id=request.tenant):
+        claiming = claim(state.core, request.tenant, wanted)
+        deliveries = await (request.unless_gone(claiming) if wait_ms else claiming)
+    return [wire.view(delivery.task, delivery.body) for delivery in deliveries]
+
+
+def _commands(request: HttpRequest, asked: list[str] | None) -> Sequence[str] | None:
+    allowed = request.principal.commands
+    if EVERY_COMMAND in allowed:
+        return list(dict.fromkeys(asked)) if asked else None
+    if asked and not allowed.issuperset(asked):
+        raise Forbidden("event type not allowed: the token's eventTypes do not include every command asked for")
+    return list(dict.fromkeys(asked)) if asked else sorted(allowed)
+
+
+async def _check_commands(state: AppState, request: HttpRequest, ids: list[str]) -> None:
+    """A token that is limited to some commands is limited to their tasks on every verb."""
+    if EVERY_COMMAND in request.principal.commands:
+        return
+    for task in await state.core.store.get_tasks(request.tenant, ids):
+        if isinstance(task, Task) and task.command not in request.principal.commands:
+            raise Forbidden("event type not allowed: the token's eventTypes do not include the task's command")
+
+
+def _outcome(request: HttpRequest, asked: Any, task_id: str) -> Outcome:
+    status = _STATUSES.get(asked.status)
+    if status is None:
+        raise InvalidRequest("invalid status: COMPLETED or FAILED")
+    if asked.artifacts:
+        raise InvalidRequest("artifacts are not taken by this server yet; send a link inside the result")
+    result = json_value(bytes(asked.result), "result") if asked.result else None
+    return Outcome(task_id=task_id, holder=_holder(request, asked), status=status, result=result, error=asked.error)
+
+
+def _holder(request: HttpRequest, asked: Any) -> Holder:
+    return Holder(request.principal.subject, asked.lease_token)
+
+
+def _ms(seconds: float) -> int:
+    return round(min(max(0.0, seconds), 1e9) * 1000)

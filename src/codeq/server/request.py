@@ -1,0 +1,220 @@
+"""One HTTP call on its way through the server: what was asked, by whom, and the answer."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import Struct
+
+from codeq.domain.errors import InvalidRequest
+from codeq.server.auth.principal import Principal
+from codeq.wire.errors import WrongMedia
+
+if TYPE_CHECKING:
+    from codeq.server.state import AppState
+
+JSON, MSGPACK = "application/json", "application/msgpack"
+DEPTH_MAX = 32
+
+Message = TypeVar("Message")
+Handler = Callable[["AppState", "HttpRequest"], Awaitable["HttpResponse"]]
+
+_json_encode = msgspec.json.Encoder().encode
+_msgpack_encode = msgspec.msgpack.Encoder().encode
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_NONE: Mapping[str, str] = {}
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class HttpResponse(Struct, gc=False):
+    status: int
+    body: bytes = b""
+    content_type: str = JSON
+    headers: list[tuple[bytes, bytes]] = []
+    closes: bool = False
+    """Whether the connection ends with this answer."""
+
+
+class Parser:
+    """Reads one kind of message from JSON or MessagePack, with decoders built once."""
+
+    def __init__(self, plain: Any, packed: Any = None) -> None:
+        self.message = plain
+        self._json = msgspec.json.Decoder(plain).decode
+        self._msgpack = msgspec.msgpack.Decoder(packed or plain).decode
+
+    def read(self, body: bytes | msgspec.Raw, *, packed: bool) -> Any:
+        try:
+            return self._msgpack(body) if packed else self._json(body)
+        except msgspec.ValidationError as fault:
+            raise InvalidRequest(str(fault)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as fault:
+            raise InvalidRequest(f"the body cannot be read: {fault}") from None
+
+
+class BatchParser:
+    """Reads a batch in one pass. Where that fails, item by item, so that only the bad ones are refused."""
+
+    def __init__(self, items: Parser, item: Parser, whole: Parser, nested: Callable[[Any], bytes]) -> None:
+        self._items = items
+        self._item = item
+        self._whole = whole
+        self._nested = nested
+
+    def read(self, request: "HttpRequest") -> list[Any]:
+        """Per item the message, or why it is none."""
+        packed = request.is_packed
+        body = request.body or (b"\x80" if packed else b"{}")
+        try:
+            [messages] = msgspec.structs.astuple(self._whole.read(body, packed=packed))
+        except InvalidRequest:
+            [items] = msgspec.structs.astuple(self._items.read(body, packed=packed))
+            return [self._read_item(item, packed=packed) for item in items]
+        return messages if packed else [self._checked(message) for message in messages]
+
+    def _read_item(self, item: msgspec.Raw, *, packed: bool) -> Any:
+        try:
+            if not packed:
+                check_depth(bytes(item))
+            return self._item.read(item, packed=packed)
+        except InvalidRequest as refusal:
+            return refusal
+
+    def _checked(self, message: Any) -> Any:
+        try:
+            check_depth(self._nested(message), DEPTH_MAX - 1)
+        except InvalidRequest as refusal:
+            return refusal
+        return message
+
+
+class HttpRequest:
+    """What a handler needs to know. Made once per request, so it stays small."""
+
+    __slots__ = (
+        "body", "connection", "expects_continue", "headers", "is_whole", "keeps_alive", "method", "params", "path",
+        "principal", "query_string", "repeated", "request_id", "route", "started_s",
+    )  # fmt: skip
+
+    def __init__(self, method: str, path: str, headers: dict[bytes, bytes], query_string: bytes) -> None:
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self.query_string = query_string
+        self.params: Mapping[str, str] = _NONE
+        self.repeated: Sequence[bytes] = ()
+        """Names of headers that were given more than once; `headers` has the last of each."""
+        self.body = b""
+        self.is_whole = False
+        """Whether all of the body has arrived."""
+        self.keeps_alive = True
+        self.expects_continue = False
+        self.request_id = ""
+        self.started_s = 0.0
+        self.connection: Any = None
+        self.route: Any = None
+        self.principal: Principal = NOBODY
+
+    @property
+    def tenant(self) -> str:
+        return self.principal.tenant
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the body is MessagePack."""
+        kind = self.headers.get(b"content-type")
+        if kind is None or kind.startswith((b"application/json", b"text/", b"application/x-www-form-urlencoded")):
+            return False  # curl -d says "form"; what counts is that it is JSON
+        if kind.startswith((b"application/msgpack", b"application/x-msgpack", b"application/vnd.msgpack")):
+            return True
+        raise WrongMedia(f"send {JSON} or {MSGPACK}")
+
+    @property
+    def wants_packed(self) -> bool:
+        accept = self.headers.get(b"accept")
+        return accept is not None and b"msgpack" in accept
+
+    def read(self, parser: Parser) -> Any:
+        packed = self.is_packed
+        if not packed:
+            check_depth(self.body)
+        return parser.read(self.body or (b"\x80" if packed else b"{}"), packed=packed)
+
+    def respond(self, status: int, message: Any) -> HttpResponse:
+        if self.wants_packed:
+            return HttpResponse(status, _msgpack_encode(message), MSGPACK)
+        return HttpResponse(status, _json_encode(message))
+
+    def query(self, allowed: tuple[str, ...], *, repeated: tuple[str, ...] = ()) -> dict[str, str]:
+        """The parameters behind the question mark. One that is unknown or given twice is a mistake; those of
+        `repeated` may be given many times, and are joined by commas."""
+        if not self.query_string:
+            return {}
+        try:
+            pairs = parse_qsl(
+                self.query_string.decode("ascii"), keep_blank_values=True, max_num_fields=32, errors="strict"
+            )
+        except ValueError as fault:
+            raise InvalidRequest(f"the query cannot be read: {fault}") from None
+        found: dict[str, str] = {}
+        for name, value in pairs:
+            if name in repeated and name in found:
+                found[name] += f",{value}"
+                continue
+            if name not in allowed or name in found:
+                raise InvalidRequest(
+                    f"query parameter {name[:40]!r} is unknown or given twice; known: {', '.join(allowed)}"
+                )
+            found[name] = value
+        return found
+
+    async def unless_gone(self, waiting: Awaitable[Message]) -> Message:
+        """Wait, but stop when the caller hangs up: a wait for nobody must not hold anything."""
+        self.connection.waiting = asyncio.current_task()
+        try:
+            return await waiting
+        finally:
+            self.connection.waiting = None
+
+
+NOBODY = Principal(
+    tenant="",
+    subject="",
+    scopes=frozenset(),
+    commands=frozenset(),
+    is_worker=False,
+    is_admin=False,
+    is_platform=False,
+)
+
+
+def check_depth(body: bytes, most: int = DEPTH_MAX) -> None:
+    """Refuse JSON nested deeper than `most`. Few brackets mean little depth, so most bodies are only counted."""
+    if body.count(b"[") + body.count(b"{") <= most:
+        return
+    depth = 0
+    for bracket in _STRINGS.sub(b"", body).translate(None, _NOT_BRACKETS):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > most:
+            raise InvalidRequest(f"the body is nested deeper than {DEPTH_MAX} levels")
+
+
+def json_value(raw: bytes, what: str) -> bytes:
+    """The bytes of a JSON value that every reader will read alike: valid text, numbers in range, no half surrogates."""
+    try:
+        value = msgspec.json.decode(raw)
+        if b"\\u" in raw and _SURROGATE.search(raw):
+            msgspec.json.encode(value)
+    except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError) as fault:
+        raise InvalidRequest(f"the {what} is not JSON that can be kept: {fault}") from None
+    return bytes(raw)
+
+
+def whole_number(value: str, what: str, least: int, most: int) -> int:
+    if not value.isascii() or not value.isdigit() or len(value) > 19 or not least <= int(value) <= most:
+        raise InvalidRequest(f"{what} must be a whole number from {least} to {most}, not {value[:40]!r}")
+    return int(value)

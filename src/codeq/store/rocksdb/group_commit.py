@@ -1,0 +1,153 @@
+"""One fsync for all calls that wait for one: the calls of a group are written, forced to disk and answered together."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from codeq.domain.errors import StoreBusy, StoreClosed, StoreError, StoreFailed, StoreFull
+from codeq.domain.limits import COMMITS_WAITING_MAX, DISK_RESERVE_BYTES
+from codeq.store.rocksdb.database import Database
+from codeq.store.rocksdb.high_water_mark import HighWaterMark
+from codeq.store.rocksdb.write_buffer import WriteBuffer
+
+_LOOK_EVERY_S = 0.1
+"""How often free space is looked at: far below the reserve's worth of writes."""
+
+
+class GroupCommit:
+    """A group is whatever arrived while the disk was busy with the last one, so it grows with the load by itself."""
+
+    def __init__(self, database: Database, buffer: WriteBuffer, high_water_mark: HighWaterMark, *, fsync: bool) -> None:
+        self._database = database
+        self._buffer = buffer
+        buffer.on_failure = self.fail
+        self._high_water_mark = high_water_mark
+        self._fsync = fsync
+        self._orders: SimpleQueue[asyncio.AbstractEventLoop | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._flush_on_order, name="codeq-fsync", daemon=True)
+        self._thread.start()
+        self._looked_s = 0.0
+        self._next: list[asyncio.Future[None]] = []
+        self._current: list[asyncio.Future[None]] = []
+        self._is_called = False
+        self._is_flushing = False
+        self._covered = buffer.writes
+        """What was written up to here is on disk, or under way to it by the present flush."""
+        self._fault: StoreError | None = None
+        self._is_full = False
+        self._started_s = 0.0
+        self.on_flush: Callable[[int, float], None] = lambda *_: None
+        """Told after every fsync: how many calls it served and how long it took."""
+
+    def check(self, *, growing: bool) -> None:
+        """Refuse a call that cannot be kept. `growing` calls add tasks; they are refused first when space runs out."""
+        if self._fault:
+            raise type(self._fault)(*self._fault.args)
+        if len(self._next) >= COMMITS_WAITING_MAX:
+            raise StoreBusy(f"{len(self._next)} calls wait for the disk; try again in a moment")
+        if growing and self._is_full and self._look():
+            raise StoreFull(f"less than {DISK_RESERVE_BYTES >> 20} MB free at {self._database.path}; free some space")
+
+    async def flush(self) -> None:
+        if self._fault:
+            raise type(self._fault)(*self._fault.args)
+        if self._buffer.is_dirty or self._buffer.writes > self._covered:
+            if not self._fsync:
+                self._buffer.write()
+                self._covered = self._buffer.writes
+                self._look()
+                return
+            group = self._next
+        elif self._is_flushing:
+            group = self._current
+        else:
+            return
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        group.append(done)
+        if not self._is_flushing and not self._is_called:
+            # Not at once: calls that are ready to run in this turn of the loop still join the group.
+            self._is_called = True
+            loop.call_soon(self._start, loop)
+        await done
+
+    def fail(self, fault: BaseException) -> None:
+        """Stop for good. After a failed write or fsync nobody knows what is on disk, so nothing more is promised."""
+        if self._fault is None:
+            self._fault = fault if isinstance(fault, StoreError) else StoreFailed(f"{type(fault).__name__}: {fault}")
+        waiting, self._next, self._current = self._current + self._next, [], []
+        for done in waiting:
+            if not done.done():
+                done.set_exception(self._fault)
+
+    async def close(self) -> None:
+        try:
+            await self.flush()
+            await asyncio.to_thread(self._database.flush)
+            self._high_water_mark.record(self._database.sequence())
+        finally:
+            self.fail(StoreClosed(f"the store at {self._database.path} is closed"))
+
+    def stop(self) -> None:
+        """End the thread, once the flush under way is done."""
+        if self._thread.is_alive():
+            self._orders.put(None)
+            self._thread.join()
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_called = False
+        if self._fault:
+            return  # a scan's write has failed meanwhile
+        self._current, self._next = self._next, []
+        try:
+            self._buffer.write()
+        except StoreError:
+            return  # everyone who waits has been told
+        self._covered = self._buffer.writes
+        self._is_flushing = True
+        self._started_s = time.perf_counter()
+        self._orders.put(loop)
+
+    def _flush_on_order(self) -> None:
+        """Runs in the thread. A plain queue hands over in half the time of an executor, and every call waits for it."""
+        while (loop := self._orders.get()) is not None:
+            fault: BaseException | None = None
+            try:
+                self._flush()
+            except Exception as raised:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+                fault = raised
+            try:
+                loop.call_soon_threadsafe(self._finish, loop, fault)
+            except RuntimeError:
+                return  # the loop is gone, and everyone who waited with it
+
+    def _flush(self) -> None:
+        self._high_water_mark.record_now_and_then(self._database.flush())
+        self._look()
+
+    def _look(self) -> bool:
+        """Whether space runs out: asked of the file system now and then, and every time while it does."""
+        now_s = time.monotonic()
+        if self._is_full or now_s - self._looked_s > _LOOK_EVERY_S:
+            self._looked_s = now_s
+            space = os.statvfs(self._database.path)
+            self._is_full = space.f_bavail * space.f_frsize < DISK_RESERVE_BYTES
+        return self._is_full
+
+    def _finish(self, loop: asyncio.AbstractEventLoop, fault: BaseException | None) -> None:
+        if fault:
+            self.fail(fault)
+            return
+        group, self._current = self._current, []
+        took_s = time.perf_counter() - self._started_s
+        # The last ones first: they are the claims that enqueues of this group have woken, and handlers wait for them.
+        for done in reversed(group):
+            if not done.done():
+                done.set_result(None)
+        self._is_flushing = False
+        if self._next:
+            self._start(loop)
+        self.on_flush(len(group), took_s)

@@ -1,0 +1,98 @@
+"""What was decided and is not yet written: one atomic batch shared by all calls that wait for the same fsync."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from codeq.domain.errors import StoreError
+from codeq.domain.limits import EVENT_SEGMENT_MAX
+from codeq.domain.task import Task
+from codeq.store.codec import joined, stamp
+from codeq.store.rocksdb import keys
+from codeq.store.rocksdb.database import Database, batch
+
+
+class WriteBuffer:
+    """Reads by key see what is written here at once; scans write it out first."""
+
+    def __init__(self, database: Database, next_version: int) -> None:
+        self.next_version = next_version
+        self.writes = 0
+        """How many batches RocksDB was given. A flush covers those given before it began."""
+        self._database = database
+        self._batch = batch()
+        self._recent: dict[bytes, bytes | None] = {}
+        self._events: list[bytes] = []
+        self._before_write: list[Callable[[], None]] = []
+        self.on_failure: Callable[[StoreError], None] = lambda _: None
+
+    def before_write(self, prepare: Callable[[], None]) -> None:
+        """Call `prepare` before each write, to add what is kept per batch rather than per change."""
+        self._before_write.append(prepare)
+
+    @property
+    def is_dirty(self) -> bool:
+        return bool(self._recent)
+
+    def event(self, task: Task) -> bytes:
+        """Number the task's move, and answer the task's bytes."""
+        version = self.next_version
+        self.next_version = version + 1
+        data = stamp(task, version)
+        self._events.append(data)
+        return data
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._batch.put(key, value)
+        self._recent[key] = value
+
+    def delete(self, key: bytes) -> None:
+        self._batch.delete(key)
+        self._recent[key] = None
+
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        self.write()
+        self._batch.delete_range(start, end)
+        self._recent[start] = None
+
+    def get(self, key: bytes) -> bytes | None:
+        if key in self._recent:
+            return self._recent[key]
+        return self._database.get(key)
+
+    def get_many(self, wanted: Sequence[bytes]) -> list[bytes | None]:
+        recent = self._recent
+        if not recent:
+            return self._database.get_many(wanted)
+        missing = [key for key in wanted if key not in recent]
+        found = dict(zip(missing, self._database.get_many(missing), strict=True)) if missing else {}
+        return [recent[key] if key in recent else found[key] for key in wanted]
+
+    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        self.write()
+        return self._database.scan(start, end)
+
+    def scan_back(self, start: bytes, end: bytes) -> Iterator[bytes]:
+        self.write()
+        return self._database.scan_back(start, end)
+
+    def last(self, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
+        self.write()
+        return self._database.last(start, end)
+
+    def write(self) -> None:
+        """Hand everything to RocksDB in one atomic batch. Visible to scans and safe from a killed process after it."""
+        if not self._recent:
+            return
+        for prepare in self._before_write:
+            prepare()
+        first = self.next_version - len(self._events)
+        for i in range(0, len(self._events), EVENT_SEGMENT_MAX):
+            self._batch.put(keys.events(first + i), joined(self._events[i : i + EVENT_SEGMENT_MAX]))
+        try:
+            self._database.write(self._batch)
+        except StoreError as fault:
+            self.on_failure(fault)  # whoever wrote: a verb that waits for it, or a scan
+            raise
+        self.writes += 1
+        self._batch = batch()
+        self._recent = {}
+        self._events = []

@@ -1,0 +1,60 @@
+"""Moving tasks by id: read, let the lifecycle decide, commit, and look again where another call was faster."""
+
+from collections.abc import Callable, Sequence
+
+from codeq.domain.errors import CodeqError, InvalidRequest, NotFound, StaleTask, StoreError
+from codeq.domain.limits import BATCH_TASKS_MAX
+from codeq.domain.task import Change, Task
+from codeq.usecases.core import Core
+
+_TRIES = 4
+
+Decide = Callable[[int, Task], Change | None]
+"""Given the item's place and its task: the change to make, or None to leave the task as it is. May raise CodeqError."""
+
+
+async def move_each(core: Core, tenant: str, ids: Sequence[str], decide: Decide) -> list[Task | CodeqError]:
+    """Per id: the task after its change, or why it was refused. One item's refusal leaves the others alone."""
+    if len(ids) > BATCH_TASKS_MAX:
+        raise InvalidRequest(f"a batch has at most {BATCH_TASKS_MAX} items, not {len(ids)}")
+    answers: list[Task | CodeqError] = [StaleTask("the task kept changing; try again")] * len(ids)
+    places: Sequence[int] = range(len(ids))
+    for _ in range(_TRIES):
+        tasks = await core.store.get_tasks(tenant, [ids[place] for place in places])
+        changes: list[Change] = []
+        changing: list[int] = []
+        for place, task in zip(places, tasks, strict=True):
+            decided = _decided(decide, place, ids[place], task)
+            if isinstance(decided, Change):
+                changes.append(decided)
+                changing.append(place)
+            else:
+                answers[place] = decided
+        places = []
+        for place, committed in zip(changing, await core.store.commit(changes), strict=True):
+            if committed is None:
+                places.append(place)
+            else:
+                answers[place] = committed
+        if not places:
+            break
+    return answers
+
+
+def _decided(decide: Decide, place: int, task_id: str, task: Task | None) -> Change | Task | CodeqError:
+    if task is None:
+        return NotFound(f"there is no task {task_id[:64]!r}")
+    try:
+        return decide(place, task) or task
+    except StoreError:
+        raise
+    except CodeqError as refusal:
+        return refusal
+
+
+async def move_one(core: Core, tenant: str, task_id: str, decide: Callable[[Task], Change | None]) -> Task:
+    """As `move_each` for one id; raises what was refused."""
+    [answer] = await move_each(core, tenant, [task_id], lambda _, task: decide(task))
+    if isinstance(answer, CodeqError):
+        raise answer
+    return answer

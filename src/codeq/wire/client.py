@@ -1,0 +1,65 @@
+"""Answers as clients read them: the messages of `wire.tasks` reduced to the fields that a client needs.
+
+Fields that are not named here are skipped by the decoder, which is most of the time that a full decode would take.
+"""
+
+import msgspec
+from msgspec import Raw
+
+from codeq.wire.message import Wire
+from codeq.wire.tasks import TaskView
+
+
+class ClaimedTask(Wire, frozen=True, kw_only=True, gc=False):
+    """What a worker needs of a claimed task; the rest of the answer is passed over."""
+
+    id: str
+    command: str
+    payload: str
+    priority: int
+    attempts: int
+    max_attempts: int
+    deliveries: int
+    worker_id: str = ""
+    lease_until: str | None = None
+    lease_token: int | None = None
+    trace_parent: str | None = None
+    trace_state: str | None = None
+
+
+class ClaimedTaskList(Wire, frozen=True, kw_only=True, gc=False):
+    tasks: list[ClaimedTask]
+
+
+class SubmitVerdict(Wire, frozen=True, kw_only=True, gc=False):
+    """What became of one result; that it was accepted is all there is to know if it was."""
+
+    error: str | None = None
+    code: str | None = None
+
+
+class SubmitVerdicts(Wire, frozen=True, kw_only=True, gc=False):
+    results: list[SubmitVerdict]
+
+
+class RawResult(Wire, frozen=True, kw_only=True, gc=False):
+    """What a worker left behind; absent where it left nothing."""
+
+    result: Raw = msgspec.field(default_factory=Raw)
+
+
+class TaskAndRawResult(Wire, frozen=True, kw_only=True, gc=False):
+    task: TaskView
+    result: RawResult
+
+
+class EnqueueResult(Wire, frozen=True, kw_only=True, gc=False):
+    """What became of one order: the task, still packed, or why it was refused."""
+
+    task: Raw = msgspec.field(default_factory=Raw)
+    error: str | None = None
+    code: str | None = None
+
+
+class EnqueueResultList(Wire, frozen=True, kw_only=True, gc=False):
+    results: list[EnqueueResult]

@@ -1,0 +1,472 @@
+"""Waiting callers are woken by the event itself, first come first served, and no task is lost on one who left."""
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from codeq.domain.errors import NotFound, StoreFailed
+from codeq.domain.queue import QueueKey
+from codeq.domain.requests import Delivery
+from codeq.domain.task import Body, Move, Status, Task
+from codeq.usecases.waiters import EVERY, Waiters
+
+MAIL, SMS = QueueKey("acme", "mail"), QueueKey("acme", "sms")
+ALL_OF_ACME = QueueKey("acme", EVERY)
+LONG_MS = 60_000
+
+
+def delivery(name: str) -> Delivery:
+    task = Task(
+        name, "acme", "mail", 0, Status.IN_PROGRESS, 1, 0, Move.CLAIM, Status.PENDING, 0, 0, 0, 0, 5, 1, 100, 1, "ann",
+        1, None, None, 0, 0, 0, None, None, False,
+    )  # fmt: skip
+    return Delivery(task, Body(b""))
+
+
+def ended(name: str, status: Status = Status.COMPLETED) -> Task:
+    return msgspec.structs.replace(delivery(name).task, status=status)
+
+
+def names(deliveries: list[Delivery]) -> list[str]:
+    return [given.task.id for given in deliveries]
+
+
+class Hall:
+    """A lobby with queues of names behind it, and a record of who asked and what came back."""
+
+    def __init__(self) -> None:
+        self.waiters = Waiters()
+        self.stock: dict[QueueKey, deque[str]] = {MAIL: deque(), SMS: deque()}
+        self.asked: list[str] = []
+        self.back: list[str] = []
+        self.gate: asyncio.Event | None = None
+        self.in_attempt = asyncio.Event()
+
+    def put(self, queue: QueueKey, *tasks: str) -> None:
+        self.stock[queue].extend(tasks)
+        self.waiters.ready(queue, len(tasks))
+
+    async def take(self, who: str, queues: list[QueueKey]) -> list[Delivery]:
+        self.asked.append(who)
+        self.in_attempt.set()
+        if self.gate is not None:
+            await self.gate.wait()
+        for queue in queues:
+            if self.stock[queue]:
+                return [delivery(self.stock[queue].popleft())]
+        return []
+
+    async def hand_back(self, unwanted: list[Delivery]) -> None:
+        self.back += names(unwanted)
+
+    async def come(self, who: str, *queues: QueueKey, wait_ms: int = LONG_MS) -> "asyncio.Task[list[Delivery]]":
+        """Let someone wait; returns once they stand in line."""
+        looks_at = [MAIL, SMS] if ALL_OF_ACME in queues else list(queues)
+        waiting = self.waiters.wait(queues, lambda: self.take(who, looks_at), self.hand_back, wait_ms)
+        task = asyncio.create_task(waiting, name=who)
+        await turns()
+        return task
+
+
+async def turns(number: int = 10) -> None:
+    """Let everything run that can run."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    async def within_reason() -> None:
+        async with asyncio.timeout(10):
+            await story
+
+    asyncio.run(within_reason())
+
+
+def test_a_waiter_is_given_the_task_that_arrives() -> None:
+    async def story() -> None:
+        hall = Hall()
+        ann = await hall.come("ann", MAIL)
+        hall.put(MAIL, "t1")
+        assert names(await ann) == ["t1"]
+
+    run(story())
+
+
+def test_waiters_are_served_first_come_first_served() -> None:
+    async def story() -> None:
+        hall = Hall()
+        line = [await hall.come(who, MAIL) for who in ("ann", "bob", "cid")]
+        hall.put(MAIL, "t1", "t2", "t3")
+        assert [names(await waiter) for waiter in line] == [["t1"], ["t2"], ["t3"]]
+        assert hall.asked == ["ann", "bob", "cid"]
+
+    run(story())
+
+
+def test_one_task_wakes_one_waiter() -> None:
+    async def story() -> None:
+        hall = Hall()
+        line = [await hall.come(who, MAIL) for who in ("ann", "bob", "cid", "dan")]
+        hall.put(MAIL, "t1")
+        assert names(await line[0]) == ["t1"]
+        await turns()
+        assert [waiter.done() for waiter in line] == [True, False, False, False]
+        assert hall.asked == ["ann", "bob"]  # bob finds out that there is no more; nobody behind him is troubled
+        hall.put(MAIL, "t2")
+        assert names(await line[1]) == ["t2"]
+        for waiter in line[2:]:
+            waiter.cancel()
+
+    run(story())
+
+
+def test_a_task_of_another_queue_wakes_nobody() -> None:
+    async def story() -> None:
+        hall = Hall()
+        ann = await hall.come("ann", MAIL)
+        hall.put(SMS, "t1")
+        hall.waiters.ready(QueueKey("other", "mail"), 1)
+        await turns()
+        assert (hall.asked, ann.done()) == ([], False)
+        ann.cancel()
+
+    run(story())
+
+
+def test_one_who_waits_for_several_queues_is_served_by_the_first_that_has_a_task() -> None:
+    async def story() -> None:
+        hall = Hall()
+        ann = await hall.come("ann", MAIL, SMS)
+        hall.put(SMS, "t1")
+        assert names(await ann) == ["t1"]
+        hall.put(MAIL, "t2")
+        await turns()
+        assert hall.asked == ["ann"]
+        assert list(hall.stock[MAIL]) == ["t2"]
+
+    run(story())
+
+
+@pytest.mark.parametrize("order", [(ALL_OF_ACME, MAIL), (MAIL, ALL_OF_ACME)])
+def test_one_who_waits_for_every_queue_stands_in_the_same_line(order: tuple[QueueKey, QueueKey]) -> None:
+    async def story() -> None:
+        hall = Hall()
+        line = [await hall.come(who, queue) for who, queue in zip(("ann", "bob"), order, strict=True)]
+        hall.put(MAIL, "t1")
+        assert names(await line[0]) == ["t1"]
+        hall.put(MAIL, "t2")
+        assert names(await line[1]) == ["t2"]
+
+    run(story())
+
+
+def test_a_newcomer_lets_those_who_waited_go_first() -> None:
+    async def story() -> None:
+        hall = Hall()
+        ann = await hall.come("ann", MAIL)
+        hall.put(MAIL, "t1")
+        await hall.waiters.serve()  # what a claim does before it takes for itself
+        assert await hall.take("newcomer", [MAIL]) == []
+        assert names(await ann) == ["t1"]
+
+    run(story())
+
+
+def test_serving_an_empty_lobby_asks_nobody() -> None:
+    async def story() -> None:
+        hall = Hall()
+        hall.put(MAIL, "t1")
+        await hall.waiters.serve()
+        assert hall.asked == []
+
+    run(story())
+
+
+def test_a_waiter_whose_time_has_passed_goes_away_with_nothing() -> None:
+    async def story() -> None:
+        hall = Hall()
+        loop = asyncio.get_running_loop()
+        start_s = loop.time()
+        ann = await hall.come("ann", MAIL, wait_ms=20)
+        assert await ann == []
+        assert loop.time() - start_s >= 0.019
+        hall.put(MAIL, "t1")
+        await turns()
+        assert hall.asked == []
+
+    run(story())
+
+
+def test_a_waiter_who_gave_up_does_not_hold_up_the_next() -> None:
+    async def story() -> None:
+        hall = Hall()
+        ann = await hall.come("ann", MAIL, wait_ms=1)
+        bob = await hall.come("bob", MAIL)
+        assert await ann == []
+        hall.put(MAIL, "t1")
+        assert names(await bob) == ["t1"]
+
+    run(story())
+
+
+def test_one_who_gives_up_while_being_served_hands_the_task_back() -> None:
+    async def story() -> None:
+        hall = Hall()
+        hall.gate = asyncio.Event()
+        ann = await hall.come("ann", MAIL, wait_ms=5)
+        hall.put(MAIL, "t1")
+        await hall.in_attempt.wait()
+        assert await ann == []
+        hall.gate.set()
+        await turns()
+        assert hall.back == ["t1"]
+
+    run(story())
+
+
+def test_one_who_leaves_before_being_served_takes_nothing() -> None:
+    async def story() -> None:
+        hall = Hall()
+        ann, bob = await hall.come("ann", MAIL), await hall.come("bob", MAIL)
+        ann.cancel()
+        await asyncio.gather(ann, return_exceptions=True)
+        hall.put(MAIL, "t1")
+        assert names(await bob) == ["t1"]
+        assert (hall.asked, hall.back) == (["bob"], [])
+
+    run(story())
+
+
+def test_one_who_leaves_in_the_moment_a_task_arrives_hands_it_back() -> None:
+    async def story() -> None:
+        hall = Hall()
+        ann, bob = await hall.come("ann", MAIL), await hall.come("bob", MAIL)
+        hall.put(MAIL, "t1", "t2")
+        ann.cancel()  # before anyone was served
+        assert len(names(await bob)) == 1
+        await asyncio.gather(ann, return_exceptions=True)
+        assert ann.cancelled()
+        assert len(hall.back) + len(hall.stock[MAIL]) == 1  # nothing is lost
+
+    run(story())
+
+
+def test_one_who_leaves_just_after_being_served_hands_the_task_back() -> None:
+    async def story() -> None:
+        hall = Hall()
+
+        async def take_while_ann_turns_away() -> list[Delivery]:
+            asyncio.get_running_loop().call_soon(ann.cancel)  # after the task was given to ann, before she looks at it
+            return [delivery("t1")]
+
+        ann = asyncio.create_task(hall.waiters.wait([MAIL], take_while_ann_turns_away, hall.hand_back, LONG_MS))
+        await turns()
+        hall.waiters.ready(MAIL, 1)
+        await asyncio.gather(ann, return_exceptions=True)
+        assert ann.cancelled()
+        assert hall.back == ["t1"]
+
+    run(story())
+
+
+def test_one_who_leaves_while_being_served_hands_the_task_back_and_the_next_is_served() -> None:
+    async def story() -> None:
+        hall = Hall()
+        hall.gate = asyncio.Event()
+        ann, bob = await hall.come("ann", MAIL), await hall.come("bob", MAIL)
+        hall.put(MAIL, "t1", "t2")
+        await hall.in_attempt.wait()
+        ann.cancel()
+        await asyncio.gather(ann, return_exceptions=True)
+        hall.gate.set()
+        assert names(await bob) == ["t2"]
+        assert hall.back == ["t1"]
+
+    run(story())
+
+
+def test_a_refused_waiter_hears_why_and_the_next_is_served() -> None:
+    async def story() -> None:
+        hall = Hall()
+
+        async def refused() -> list[Delivery]:
+            raise NotFound("the queue is gone")
+
+        ann = asyncio.create_task(hall.waiters.wait([MAIL], refused, hall.hand_back, LONG_MS))
+        await turns()
+        bob = await hall.come("bob", MAIL)
+        hall.put(MAIL, "t1")
+        assert names(await bob) == ["t1"]
+        with pytest.raises(NotFound):
+            await ann
+
+    run(story())
+
+
+def test_a_failed_store_is_heard_by_all_who_wait() -> None:
+    async def story() -> None:
+        waiters = Waiters()
+
+        async def broken() -> list[Delivery]:
+            raise StoreFailed("the disk is gone")
+
+        async def nothing(unwanted: list[Delivery]) -> None:
+            raise AssertionError("nothing was taken")
+
+        line = [asyncio.create_task(waiters.wait([MAIL], broken, nothing, LONG_MS)) for _ in range(3)]
+        await turns()
+        waiters.ready(MAIL, 1)
+        answers = await asyncio.gather(*line, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [StoreFailed] * 3
+
+    run(story())
+
+
+def test_tasks_that_arrive_while_others_are_served_are_not_overlooked() -> None:
+    async def story() -> None:
+        hall = Hall()
+        hall.gate = asyncio.Event()
+        ann, bob = await hall.come("ann", MAIL), await hall.come("bob", SMS)
+        hall.put(MAIL, "t1")
+        await hall.in_attempt.wait()
+        hall.put(SMS, "t2")
+        hall.gate.set()
+        assert (names(await ann), names(await bob)) == (["t1"], ["t2"])
+
+    run(story())
+
+
+def test_a_newcomer_waits_until_the_serving_under_way_is_over() -> None:
+    async def story() -> None:
+        hall = Hall()
+        hall.gate = asyncio.Event()
+        ann, bob = await hall.come("ann", MAIL), await hall.come("bob", MAIL)
+        hall.put(MAIL, "t1", "t2")
+        await hall.in_attempt.wait()
+        newcomer = asyncio.create_task(hall.waiters.serve())
+        await turns()
+        overtakes = newcomer.done()
+        hall.gate.set()
+        await asyncio.gather(ann, bob, newcomer)
+        assert not overtakes
+
+    run(story())
+
+
+def test_a_newcomer_who_leaves_while_serving_others_takes_no_wake_up_along() -> None:
+    async def story() -> None:
+        hall = Hall()
+        hall.gate = asyncio.Event()
+        ann = await hall.come("ann", MAIL)
+        newcomer = asyncio.create_task(hall.waiters.serve())  # runs first, so it is the newcomer who serves ann
+        hall.put(MAIL, "t1")
+        await hall.in_attempt.wait()
+        newcomer.cancel()
+        hall.gate.set()
+        await turns()
+        served = ann.done()
+        ann.cancel()
+        assert served
+
+    run(story())
+
+
+# -- waiting for an end ------------------------------------------------------------------------------------------
+
+
+def test_all_who_wait_for_a_task_to_end_are_woken_by_its_end() -> None:
+    async def story() -> None:
+        waiters = Waiters()
+        line = [asyncio.create_task(waiters.wait_for_end("t1", LONG_MS)) for _ in range(3)]
+        await turns()
+        waiters.moved([ended("t0"), delivery("t1").task])  # another ends, this one only moves
+        await turns()
+        assert not any(waiter.done() for waiter in line)
+        waiters.moved([ended("t0"), ended("t1")])
+        await asyncio.gather(*line)
+
+    run(story())
+
+
+@pytest.mark.parametrize("status", [status for status in Status if status.is_final])
+def test_every_way_to_end_is_an_end(status: Status) -> None:
+    async def story() -> None:
+        waiters = Waiters()
+        waiter = asyncio.create_task(waiters.wait_for_end("t1", LONG_MS))
+        await turns()
+        waiters.moved([ended("t1", status)])
+        await waiter
+
+    run(story())
+
+
+def test_a_wait_for_an_end_that_does_not_come_is_over_in_time() -> None:
+    async def story() -> None:
+        waiters = Waiters()
+        await waiters.wait_for_end("t1", 1)
+        waiters.moved([ended("t1")])  # nobody is there, nothing happens
+
+    run(story())
+
+
+def test_one_who_stops_waiting_for_an_end_leaves_the_others_waiting() -> None:
+    async def story() -> None:
+        waiters = Waiters()
+        ann, bob = (asyncio.create_task(waiters.wait_for_end("t1", LONG_MS)) for _ in range(2))
+        await turns()
+        ann.cancel()
+        await asyncio.gather(ann, return_exceptions=True)
+        waiters.moved([ended("t1")])
+        await bob
+
+    run(story())
+
+
+def test_one_who_waits_for_any_move_is_woken_by_the_next() -> None:
+    async def story() -> None:
+        waiters = Waiters()
+        with waiters.next_event() as first, waiters.next_event() as second:
+            await turns()
+            assert not first.done()
+            assert not second.done()
+            waiters.moved([delivery("t1").task])
+            await asyncio.gather(first, second)
+
+    run(story())
+
+
+def test_everyone_is_sent_home_when_the_service_stops() -> None:
+    async def story() -> None:
+        hall = Hall()
+        ann, bob = await hall.come("ann", MAIL, SMS), await hall.come("bob", MAIL)
+        others = [
+            asyncio.create_task(hall.waiters.wait_for_end("t1", LONG_MS)),
+        ]
+        await turns()
+        with hall.waiters.next_event() as happened:
+            hall.waiters.end_waits()
+            assert (await ann, await bob) == ([], [])
+            await asyncio.gather(*others, happened)
+        assert hall.asked == []
+
+    run(story())
+
+
+def test_a_lobby_that_everyone_has_left_remembers_nobody() -> None:
+    async def story() -> None:
+        hall = Hall()
+        ann = await hall.come("ann", MAIL, SMS)
+        bob = await hall.come("bob", ALL_OF_ACME, wait_ms=1)
+        cid = asyncio.create_task(hall.waiters.wait_for_end("t1", 1))
+        hall.put(MAIL, "t1")
+        await asyncio.gather(ann, bob, cid)
+        with hall.waiters.next_event():
+            pass
+        assert (hall.waiters._waiting, hall.waiters._for_end, hall.waiters._ringing) == ({}, {}, {})
+        assert hall.waiters._for_event == set()
+
+    run(story())
