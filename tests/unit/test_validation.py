@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from codeq.domain import validation
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import ERROR_CHARS_MAX, LEASE_MS_MAX, LEASE_MS_MIN, WORKER_CHARS_MAX
-from codeq.usecases import validation
 
 HALF = "\ud800"
 

@@ -88,7 +88,7 @@ def enqueue(
 
 def _check_name(command: str) -> None:
     """Here already, or every line of an import would be refused for it."""
-    from codeq.usecases import validation
+    from codeq.domain import validation
 
     try:
         validation.name(command, "command")

@@ -48,8 +48,8 @@ def token(
     ttl: Annotated[str, typer.Option(help="How long it is good, such as 30m, 1h or 7d.")] = "1h",
 ) -> None:
     """Print a token for a development server."""
+    from codeq.domain import validation
     from codeq.server import dev
-    from codeq.usecases import validation
 
     found = _TTL.fullmatch(ttl)
     if not found:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from codeq.domain import validation
 from codeq.domain.errors import CodeqError
 from codeq.domain.limits import CLAIM_WAIT_MS_MAX
 from codeq.domain.queue import QueueKey, QueuePolicy
@@ -12,7 +13,7 @@ from codeq.domain.task import Holder, Task
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult
 from codeq.usecases import claim as claiming
 from codeq.usecases import enqueue as prepare_enqueue
-from codeq.usecases import nack, operate, queries, submit, validation
+from codeq.usecases import nack, operate, queries, submit
 from codeq.usecases.core import Core
 from codeq.usecases.heartbeat import heartbeat
 from codeq.wire.events import Event, EventPage, event

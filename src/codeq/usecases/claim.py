@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 
-from codeq.domain import lifecycle
+from codeq.domain import lifecycle, validation
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, CLAIM_WAIT_MS_MAX, INSPECT_TASKS_MAX
 from codeq.domain.queue import QueueKey
 from codeq.domain.requests import Claim, Delivery
 from codeq.domain.task import Holder, Task
 from codeq.store.interface import ClaimRequest
-from codeq.usecases import sweep, validation
+from codeq.usecases import sweep
 from codeq.usecases.core import Core
 from codeq.usecases.waiters import EVERY
 

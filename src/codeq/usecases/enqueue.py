@@ -4,24 +4,11 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from codeq.domain import lifecycle
-from codeq.domain.errors import CodeqError, IdempotencyMismatch, InvalidRequest, StoreFailed
+from codeq.domain import lifecycle, validation
+from codeq.domain.errors import CodeqError, IdempotencyMismatch, StoreFailed
 from codeq.domain.ids import shard_for
-from codeq.domain.limits import (
-    ATTEMPTS_MAX,
-    ATTEMPTS_MIN,
-    BATCH_BYTES_MAX,
-    BATCH_TASKS_MAX,
-    DELAY_MS_MAX,
-    IDEMPOTENCY_KEY_CHARS_MAX,
-    PAYLOAD_BYTES_MAX,
-    PRIORITY_MAX,
-    PRIORITY_MIN,
-    TRACE_CHARS_MAX,
-)
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Body, Change, Task
-from codeq.usecases import validation
 from codeq.usecases.core import Core, durable
 
 
@@ -35,7 +22,7 @@ class Enqueued(Struct, frozen=True, gc=False):
 @durable
 async def enqueue(core: Core, tenant: str, orders: Sequence[NewTask]) -> list[Enqueued | CodeqError]:
     """Per order: the task, or why it was refused. One order's refusal leaves the others alone."""
-    _check_batch(orders)
+    validation.batch([order.payload for order in orders], "tasks", "payload")
     validation.name(tenant, "tenant")
     now_ms = core.store.now_ms()
     answers: list[Enqueued | CodeqError | None] = [_refusal(order, now_ms) for order in orders]
@@ -47,14 +34,6 @@ async def enqueue(core: Core, tenant: str, orders: Sequence[NewTask]) -> list[En
         else:
             answers[place] = await _replayed(core, change, stored)
     return [answer for answer in answers if answer is not None]
-
-
-def _check_batch(orders: Sequence[NewTask]) -> None:
-    if len(orders) > BATCH_TASKS_MAX:
-        raise InvalidRequest(f"a batch has at most {BATCH_TASKS_MAX} tasks, not {len(orders)}")
-    size = sum([len(order.payload) for order in orders])
-    if size > BATCH_BYTES_MAX:
-        raise InvalidRequest(f"a batch has at most {BATCH_BYTES_MAX} bytes of payload, not {size}")
 
 
 def _changes(core: Core, tenant: str, orders: Sequence[NewTask]) -> list[Change]:
@@ -101,42 +80,7 @@ async def _replayed(core: Core, change: Change, stored: Task | None) -> Enqueued
 
 def _refusal(order: NewTask, now_ms: int) -> CodeqError | None:
     try:
-        _check(order, now_ms)
+        validation.new_task(order, now_ms)
     except CodeqError as refusal:
         return refusal
     return None
-
-
-def _check(order: NewTask, now_ms: int) -> None:
-    validation.name(order.command, "command")
-    if not isinstance(order.payload, bytes):
-        raise InvalidRequest(f"a payload is JSON in bytes, not {type(order.payload).__name__}")
-    if len(order.payload) > PAYLOAD_BYTES_MAX:
-        raise InvalidRequest(
-            f"the payload has {len(order.payload)} bytes, at most {PAYLOAD_BYTES_MAX} are taken; store it elsewhere "
-            "and send a reference"
-        )
-    if type(order.priority) is not int or order.priority:
-        validation.whole(order.priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
-    if order.delay_ms:
-        validation.whole(order.delay_ms, "delay in milliseconds", 0, DELAY_MS_MAX)
-    if order.run_at_ms is not None:
-        validation.whole(
-            order.run_at_ms, "run time in Unix milliseconds (a year ahead at most)", 0, now_ms + DELAY_MS_MAX
-        )
-    if order.max_attempts is not None:
-        validation.whole(order.max_attempts, "max attempts", ATTEMPTS_MIN, ATTEMPTS_MAX)
-    if order.backoff is not None:
-        validation.backoff(order.backoff)
-    _check_texts(order)
-
-
-def _check_texts(order: NewTask) -> None:
-    if order.idempotency_key is not None:
-        validation.text(order.idempotency_key, "idempotency key", IDEMPOTENCY_KEY_CHARS_MAX, least=1)
-    if order.webhook is not None:
-        validation.web_address(order.webhook, "webhook")
-    if order.trace_parent is not None:
-        validation.text(order.trace_parent, "trace parent", TRACE_CHARS_MAX)
-    if order.trace_state is not None:
-        validation.text(order.trace_state, "trace state", TRACE_CHARS_MAX)

@@ -1,9 +1,8 @@
 """Let a worker keep its task a while longer."""
 
-from codeq.domain import lifecycle
+from codeq.domain import lifecycle, validation
 from codeq.domain.limits import PROGRESS_CHARS_MAX
 from codeq.domain.task import Holder, Task
-from codeq.usecases import validation
 from codeq.usecases.core import Core
 from codeq.usecases.moves import move_one
 

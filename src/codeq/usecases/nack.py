@@ -1,9 +1,8 @@
 """Hand tasks back without a result: as failed deliveries (nack), or unharmed (abandon)."""
 
-from codeq.domain import lifecycle
+from codeq.domain import lifecycle, validation
 from codeq.domain.limits import BACKOFF_MS_MAX
 from codeq.domain.task import Change, Holder, Task
-from codeq.usecases import validation
 from codeq.usecases.core import Core, durable
 from codeq.usecases.moves import move_one
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from codeq.domain import lifecycle
+from codeq.domain import lifecycle, validation
 from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.limits import (
     ATTEMPTS_MAX,
@@ -17,7 +17,6 @@ from codeq.domain.limits import (
 from codeq.domain.queue import Index, OnExpiry, QueueKey, QueuePolicy
 from codeq.domain.requests import BulkResult, Filter
 from codeq.domain.task import Change, Task
-from codeq.usecases import validation
 from codeq.usecases.core import Core, durable
 from codeq.usecases.moves import move_each
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from codeq.domain import validation
 from codeq.domain.errors import NotFound
 from codeq.domain.ids import shard_of
 from codeq.domain.limits import (
@@ -18,7 +19,6 @@ from codeq.domain.queue import QueueCounts, QueueKey
 from codeq.domain.requests import Filter, Page
 from codeq.domain.task import Task
 from codeq.store.interface import Events, Record
-from codeq.usecases import validation
 from codeq.usecases.core import Core, durable
 
 

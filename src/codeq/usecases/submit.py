@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from codeq.domain import lifecycle
+from codeq.domain import lifecycle, validation
 from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.limits import BATCH_BYTES_MAX, RESULT_BYTES_MAX
 from codeq.domain.requests import Outcome
 from codeq.domain.task import Change, Status, Task
-from codeq.usecases import validation
 from codeq.usecases.core import Core, durable
 from codeq.usecases.moves import move_each
 

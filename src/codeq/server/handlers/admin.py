@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from codeq.domain import validation
 from codeq.domain.errors import InvalidRequest, NotFound
 from codeq.domain.limits import LIST_TASKS_MAX
 from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
@@ -11,7 +12,7 @@ from codeq.domain.requests import Filter
 from codeq.server.handlers.queries import page_of
 from codeq.server.request import HttpRequest, HttpResponse, Parser, whole_number
 from codeq.server.state import AppState
-from codeq.usecases import operate, queries, validation
+from codeq.usecases import operate, queries
 from codeq.wire import queues as wire
 from codeq.wire import times
 from codeq.wire.to_domain import policy_of

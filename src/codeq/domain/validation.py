@@ -1,23 +1,85 @@
-"""Whether a value that came from outside keeps to the limits. Each check answers the value or raises InvalidRequest."""
+"""Checks of values that come from outside against the limits. Each returns the value, or raises InvalidRequest.
+
+They are shared by everybody who accepts a value: use cases, the SDK before it sends, and the Spark sink.
+"""
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 from codeq.domain.backoff import Backoff, BackoffKind
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import (
+    ATTEMPTS_MAX,
+    ATTEMPTS_MIN,
     BACKOFF_MS_MAX,
+    BATCH_BYTES_MAX,
+    BATCH_TASKS_MAX,
+    DELAY_MS_MAX,
     ERROR_CHARS_MAX,
+    IDEMPOTENCY_KEY_CHARS_MAX,
     LEASE_MS_MAX,
     LEASE_MS_MIN,
     NAME_PATTERN,
+    PAYLOAD_BYTES_MAX,
+    PRIORITY_MAX,
+    PRIORITY_MIN,
+    TRACE_CHARS_MAX,
     WEBHOOK_CHARS_MAX,
     WORKER_CHARS_MAX,
 )
+from codeq.domain.requests import NewTask
 
 _NAME = re.compile(NAME_PATTERN)
+_FAR_MS = 253_402_300_799_999
+"""The last millisecond of the year 9999, which is as far as a date goes on the wire."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def new_task(value: NewTask, now_ms: int | None = None) -> NewTask:
+    """Every limit of a new task. Only who keeps the queue's time can tell whether `run_at_ms` is too far ahead."""
+    name(value.command, "command")
+    if not isinstance(value.payload, bytes):
+        raise InvalidRequest(f"a payload is JSON in bytes, not {type(value.payload).__name__}")
+    if len(value.payload) > PAYLOAD_BYTES_MAX:
+        raise InvalidRequest(
+            f"the payload has {len(value.payload)} bytes, at most {PAYLOAD_BYTES_MAX} are taken; store it elsewhere "
+            "and send a reference"
+        )
+    if type(value.priority) is not int or value.priority:
+        whole(value.priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
+    if value.delay_ms:
+        whole(value.delay_ms, "delay in milliseconds", 0, DELAY_MS_MAX)
+    if value.run_at_ms is not None:
+        latest_ms = _FAR_MS if now_ms is None else now_ms + DELAY_MS_MAX
+        whole(value.run_at_ms, "run time in Unix milliseconds (a year ahead at most)", 0, latest_ms)
+    if value.max_attempts is not None:
+        whole(value.max_attempts, "max attempts", ATTEMPTS_MIN, ATTEMPTS_MAX)
+    if value.backoff is not None:
+        backoff(value.backoff)
+    _texts(value)
+    return value
+
+
+def _texts(value: NewTask) -> None:
+    if value.idempotency_key is not None:
+        text(value.idempotency_key, "idempotency key", IDEMPOTENCY_KEY_CHARS_MAX, least=1)
+    if value.webhook is not None:
+        web_address(value.webhook, "webhook")
+    if value.trace_parent is not None:
+        text(value.trace_parent, "trace parent", TRACE_CHARS_MAX)
+    if value.trace_state is not None:
+        text(value.trace_state, "trace state", TRACE_CHARS_MAX)
+
+
+def batch(bodies: Sequence[bytes], items: str, content: str) -> None:
+    """How many items one batch may have, and how many bytes of content."""
+    if len(bodies) > BATCH_TASKS_MAX:
+        raise InvalidRequest(f"a batch has at most {BATCH_TASKS_MAX} {items}, not {len(bodies)}")
+    size = sum([len(body) for body in bodies])
+    if size > BATCH_BYTES_MAX:
+        raise InvalidRequest(f"a batch has at most {BATCH_BYTES_MAX} bytes of {content}, not {size}")
 
 
 def name(value: str, what: str) -> str:
