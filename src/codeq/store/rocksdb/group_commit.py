@@ -20,7 +20,15 @@ _LOOK_EVERY_S = 0.1
 class GroupCommit:
     """A group is whatever arrived while the disk was busy with the last one, so it grows with the load by itself."""
 
-    def __init__(self, database: Database, buffer: WriteBuffer, high_water_mark: HighWaterMark, *, fsync: bool) -> None:
+    def __init__(
+        self,
+        database: Database,
+        buffer: WriteBuffer,
+        high_water_mark: HighWaterMark,
+        *,
+        fsync: bool,
+        on_flush: Callable[[int, float], None],
+    ) -> None:
         self._database = database
         self._buffer = buffer
         buffer.on_failure = self.fail
@@ -39,8 +47,8 @@ class GroupCommit:
         self._fault: StoreError | None = None
         self._is_full = False
         self._started_s = 0.0
-        self.on_flush: Callable[[int, float], None] = lambda *_: None
-        """Told after every fsync: how many calls it served and how long it took."""
+        self._on_flush = on_flush
+        """Called after every fsync: how many calls it served and how long it took."""
 
     def check(self, *, growing: bool) -> None:
         """Refuse a call that cannot be kept. `growing` calls add tasks; they are refused first when space runs out."""
@@ -150,4 +158,4 @@ class GroupCommit:
         self._is_flushing = False
         if self._next:
             self._start(loop)
-        self.on_flush(len(group), took_s)
+        self._on_flush(len(group), took_s)

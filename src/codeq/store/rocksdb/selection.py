@@ -8,23 +8,23 @@ from codeq.store.rocksdb.write_buffer import WriteBuffer
 Chosen = tuple[Window, Entry]
 
 
-def choose(buffer: WriteBuffer, order: ClaimRequest, queues: list[QueueState]) -> list[Chosen]:
+def choose(buffer: WriteBuffer, request: ClaimRequest, queues: list[QueueState]) -> list[Chosen]:
     """Take tasks out of their windows. `queues` come in the order of their turn."""
-    if any(window.must_read(order.limit) for queue in queues for window in queue.windows.values()):
+    if any(window.must_read(request.limit) for queue in queues for window in queue.windows.values()):
         # Scans write the journal out. That must not happen between the pops below and the changes that match them:
         # a crash would leave counts on disk that miss tasks which are still pending.
         buffer.write()
-    limits = order.limits
+    limits = request.limits
     room = {q.key: max(0, limits[q.key] - q.in_progress) for q in queues if q.key in limits} if limits else {}
     chosen: list[Chosen] = []
     for priority in sorted({priority for queue in queues for priority in queue.windows}, reverse=True):
         ready = [window for queue in queues if (window := queue.windows.get(priority))]
         if len(ready) == 1 and not room:
-            chosen += [(ready[0], entry) for entry in ready[0].pop(buffer, order.limit - len(chosen))]
+            chosen += [(ready[0], entry) for entry in ready[0].pop(buffer, request.limit - len(chosen))]
         else:
-            while ready and len(chosen) < order.limit:
-                ready = _one_round(buffer, ready, room, chosen, limit=order.limit)
-        if len(chosen) == order.limit:
+            while ready and len(chosen) < request.limit:
+                ready = _one_round(buffer, ready, room, chosen, limit=request.limit)
+        if len(chosen) == request.limit:
             break
     return chosen
 

@@ -10,10 +10,10 @@ from codeq.domain.errors import InvalidRequest, StoreMismatch
 from codeq.domain.ids import is_task_id
 from codeq.domain.limits import BATCH_BYTES_MAX, RESTART_GRACE_MS
 from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
-from codeq.domain.requests import Delivery, Filter, Page
+from codeq.domain.requests import Delivery, Filter, Page, Record
 from codeq.domain.task import Body, Change, Move, Task
 from codeq.store import codec
-from codeq.store.interface import ClaimRequest, Clock, Events, Listener, Record
+from codeq.store.interface import ClaimRequest, Clock, Events, Listener
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.database import Database
 from codeq.store.rocksdb.eventlog import EventLog
@@ -40,13 +40,13 @@ class RocksShard:
         self,
         path: Path,
         *,
-        listener: Listener,
+        listeners: Sequence[Listener],
         clock: Clock,
         fsync: bool = True,
         recover: bool = False,
         grace_ms: int = RESTART_GRACE_MS,
     ) -> None:
-        self.listener = listener
+        self.listeners = listeners
         self._clock = clock
         self._last_ms = 0
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -68,7 +68,9 @@ class RocksShard:
         except BaseException:
             self._database.close()
             raise
-        self.sync = GroupCommit(self._database, self._buffer, self._high_water_mark, fsync=fsync)
+        self._group_commit = GroupCommit(
+            self._database, self._buffer, self._high_water_mark, fsync=fsync, on_flush=self._report_flushed
+        )
         self._readied: defaultdict[QueueState, int] = defaultdict(int)
         self._moved: list[Task] = []
         self._is_released = False
@@ -78,31 +80,31 @@ class RocksShard:
         return self._last_ms
 
     async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
-        self.sync.check(growing=any(change.before is None for change in changes))
+        self._group_commit.check(growing=any(change.before is None for change in changes))
         try:
             holders = self._holders(changes)
             return [self._apply(change, holders) for change in changes]
         except Exception as fault:  # half of a change may be in the journal: it must never be written
-            self.sync.fail(fault)
+            self._group_commit.fail(fault)
             raise
         finally:
-            self._tell()
+            self._report()
 
-    async def take(self, order: ClaimRequest) -> list[Delivery]:
-        self.sync.check(growing=False)
+    async def take(self, request: ClaimRequest) -> list[Delivery]:
+        self._group_commit.check(growing=False)
         try:
-            chosen = self._choose(order)
-            return self._lease(order, chosen) if chosen else []
+            chosen = self._choose(request)
+            return self._lease(request, chosen) if chosen else []
         except Exception as fault:  # as in commit
-            self.sync.fail(fault)
+            self._group_commit.fail(fault)
             raise
 
     async def get_tasks(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         return [self._current(tenant, task_id) for task_id in ids]
 
     async def get_records(self, tenant: str, ids: Sequence[str]) -> list[Record | None]:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         records: list[Record | None] = []
         size = 0
         for task_id in ids:
@@ -112,7 +114,7 @@ class RocksShard:
         return records
 
     async def due(self, index: Index, now_ms: int, limit: int) -> list[Task]:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         match index:
             case Index.DELAYED:
                 return self._delayed.due(now_ms, limit)
@@ -124,28 +126,28 @@ class RocksShard:
         raise ValueError(f"tasks in {index} wait for no time")
 
     async def find(self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         return find(self._buffer, self._current, tenant, wanted, cursor=cursor, limit=limit)
 
     async def counts(self, tenant: str | None, *, ages: bool = False) -> dict[QueueKey, QueueCounts]:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         return self._queues.counts(tenant, ages=ages)
 
     async def events(self, shard: int, start: int, limit: int) -> Events:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         if shard:
             raise InvalidRequest(f"there is no shard {shard}; there is only shard 0")
         return Events(self._events.read(start, limit), self._events.first, self._buffer.next_version)
 
     async def trim(self, *, before_ms: int, keep_max: int) -> int:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         return self._events.trim(before_ms=before_ms, keep_max=keep_max)
 
     def policies(self) -> dict[QueueKey, QueuePolicy]:
         return self._policies
 
     async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None) -> None:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         if policy is None:
             self._policies.pop(queue, None)
             self._buffer.delete(keys.policy(queue))
@@ -154,10 +156,10 @@ class RocksShard:
             self._buffer.put(keys.policy(queue), codec.encode(policy))
 
     async def flush(self) -> None:
-        await self.sync.flush()
+        await self._group_commit.flush()
 
     async def checkpoint(self, target: Path) -> None:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         self._buffer.write()
         target.mkdir(mode=0o700, parents=True)
         await asyncio.to_thread(self._database.checkpoint, target / "rocksdb")
@@ -166,7 +168,7 @@ class RocksShard:
         if self._is_released:
             return
         try:
-            await self.sync.close()
+            await self._group_commit.close()
         finally:
             self.release()
 
@@ -175,7 +177,7 @@ class RocksShard:
         if self._is_released:
             return
         self._is_released = True
-        self.sync.stop()
+        self._group_commit.stop()
         self._high_water_mark.close()
         self._database.close()
 
@@ -274,35 +276,44 @@ class RocksShard:
         self._buffer.delete(keys.body(task.tenant, task.id))
         self._buffer.delete(keys.current_record(task.tenant, task.id))
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._readied:
             readied, self._readied = self._readied, defaultdict(int)
             for queue, tasks in readied.items():
-                self.listener.ready(queue.key, tasks)
+                for listener in self.listeners:
+                    listener.ready(queue.key, tasks)
         if self._moved:
             moved, self._moved = self._moved, []
-            self.listener.moved(moved)
+            self._report_moved(moved)
+
+    def _report_moved(self, tasks: Sequence[Task]) -> None:
+        for listener in self.listeners:
+            listener.moved(tasks)
+
+    def _report_flushed(self, calls: int, seconds: float) -> None:
+        for listener in self.listeners:
+            listener.flushed(calls, seconds)
 
     # -- claims --------------------------------------------------------------------------------------------------
 
-    def _choose(self, order: ClaimRequest) -> list[Chosen]:
-        queues = [queue for key in order.queues if (queue := self._queues.peek(key)) and queue.windows]
+    def _choose(self, request: ClaimRequest) -> list[Chosen]:
+        queues = [queue for key in request.queues if (queue := self._queues.peek(key)) and queue.windows]
         queues.sort(key=lambda queue: queue.served)
-        chosen = choose(self._buffer, order, queues)
-        if len(order.queues) > 1:
+        chosen = choose(self._buffer, request, queues)
+        if len(request.queues) > 1:
             for window, _ in chosen:
                 self._queues.turn += 1
                 window.queue.served = self._queues.turn
         return chosen
 
-    def _lease(self, order: ClaimRequest, chosen: list[Chosen]) -> list[Delivery]:
+    def _lease(self, request: ClaimRequest, chosen: list[Chosen]) -> list[Delivery]:
         now_ms = self.now_ms()
         buffer = self._buffer
         tasks: list[Task] = []
         data: list[bytes] = []
         bodies: list[Body | None] = []
         for window, (before, body) in chosen:
-            after = lifecycle.claim(before, order.worker, now_ms, lease_ms=order.lease_ms).after
+            after = lifecycle.claim(before, request.worker, now_ms, lease_ms=request.lease_ms).after
             data.append(buffer.event(after))
             tasks.append(after)
             bodies.append(body)
@@ -310,7 +321,7 @@ class RocksShard:
             window.queue.in_progress += 1
             self._queues.changed(window.queue)
         self._leases.hand_out(tasks, data)
-        self.listener.moved(tasks)
+        self._report_moved(tasks)
         return self._with_bodies(tasks, bodies)
 
     def _with_bodies(self, tasks: list[Task], bodies: list[Body | None]) -> list[Delivery]:
