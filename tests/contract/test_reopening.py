@@ -12,9 +12,8 @@ from tests.contract.world import KEEP_MS, LEASE_MS, TENANT, World, Worlds, by_sh
 from codeq.domain.errors import InvalidRequest, StoreClosed, StoreLocked, StoreMismatch
 from codeq.domain.limits import RESTART_GRACE_MS
 from codeq.domain.queue import Index
-from codeq.domain.requests import Filter
+from codeq.domain.requests import Filter, Record
 from codeq.domain.task import Status, Task
-from codeq.domain.requests import Record
 from codeq.usecases.waiters import Waiters
 
 Everything = tuple[list[Record | None], object, object, object]

@@ -96,8 +96,8 @@ class HttpRequest:
     """What a handler needs to know of a request. One is made per request, so it stays small."""
 
     __slots__ = (
-        "body", "connection", "expects_continue", "headers", "id", "is_complete", "keeps_alive", "method", "params", "path",
-        "principal", "query_string", "repeated", "route", "started_s",
+        "body", "connection", "expects_continue", "headers", "id", "is_complete", "keeps_alive", "method", "params",
+        "path", "principal", "query_string", "repeated", "route", "started_s",
     )  # fmt: skip
 
     def __init__(self, method: str, path: str, headers: dict[bytes, bytes], query_string: bytes) -> None:

@@ -50,8 +50,8 @@ class RequestReader:
     """Once it has a refusal, it makes no more requests."""
 
     __slots__ = (
-        "_head_bytes", "_headers", "_is_head_split", "_parser", "_pieces", "_repeated", "_url", "arriving", "body_bytes",
-        "body_max", "body_ready", "complete", "connection", "refusal", "stage", "unparsed",
+        "_head_bytes", "_headers", "_is_head_split", "_parser", "_pieces", "_repeated", "_url", "arriving",
+        "body_bytes", "body_max", "body_ready", "complete", "connection", "refusal", "stage", "unparsed",
     )  # fmt: skip
 
     def __init__(self, connection: Any) -> None:

@@ -59,7 +59,7 @@ class Events(NamedTuple):
 
 
 class Listener:
-    """What a store reports while it works. Called on the event loop, must not block or raise. Override what you need."""
+    """What a store reports while it works. Called on the event loop, so it must not block, and it must not raise."""
 
     def ready(self, queue: QueueKey, tasks: int) -> None:
         """`tasks` tasks of the queue have just become claimable."""
@@ -101,7 +101,7 @@ class Store(Protocol):
         """The tasks as they stand; None for an id that does not exist or belongs to another tenant."""
 
     async def get_records(self, tenant: str, ids: Sequence[str]) -> list[Record | None]:
-        """As `get_tasks`, with body and result. Stops early, answering None for the rest, at BATCH_BYTES_MAX of payload."""
+        """As `get_tasks`, with body and result. None for the rest once BATCH_BYTES_MAX of payload have been read."""
 
     async def due(self, index: Index, now_ms: int, limit: int) -> list[Task]:
         """Tasks whose time has come, earliest first: DELAYED by visibility, IN_PROGRESS by lease, NONE by retention.

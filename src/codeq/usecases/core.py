@@ -69,7 +69,7 @@ class Core:
         return self.policy(task.tenant, task.command).dead_retention_ms
 
     def slot_freed(self, task: Task) -> None:
-        """Wakes a waiting claim where `max_consumers` held it back: a task that left progress makes room for another."""
+        """Wakes a claim that `max_consumers` held back: a task that is no longer in progress makes room for another."""
         if self.store.policies() and self.policy(task.tenant, task.command).max_consumers:
             self.waiters.ready(QueueKey(task.tenant, task.command), 1)
 

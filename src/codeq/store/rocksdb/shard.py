@@ -23,8 +23,8 @@ from codeq.store.rocksdb.leases import Leases
 from codeq.store.rocksdb.listing import find
 from codeq.store.rocksdb.pending import QueueState
 from codeq.store.rocksdb.queues import Queues
-from codeq.store.rocksdb.selection import Chosen, choose
-from codeq.store.rocksdb.time_index import Delayed, Retention
+from codeq.store.rocksdb.selection import Selected, select
+from codeq.store.rocksdb.time_index import DelayedIndex, RetentionIndex
 from codeq.store.rocksdb.write_buffer import WriteBuffer
 
 _PENDING, _DELAYED, _IN_PROGRESS, _DEAD, _ = Index
@@ -61,8 +61,8 @@ class RocksShard:
             self._events.buffer = self._buffer
             self._queues = Queues(self._buffer)
             self._leases = Leases(self._buffer)
-            self._delayed = Delayed(self._buffer)
-            self._retention = Retention(self._buffer)
+            self._delayed = DelayedIndex(self._buffer)
+            self._retention = RetentionIndex(self._buffer)
             self._policies = dict(_stored_policies(self._database))
             self._restore_leases(grace_ms)
         except BaseException:
@@ -71,7 +71,7 @@ class RocksShard:
         self._group_commit = GroupCommit(
             self._database, self._buffer, self._high_water_mark, fsync=fsync, on_flush=self._report_flushed
         )
-        self._readied: defaultdict[QueueState, int] = defaultdict(int)
+        self._ready: defaultdict[QueueState, int] = defaultdict(int)
         self._moved: list[Task] = []
         self._is_released = False
 
@@ -82,8 +82,8 @@ class RocksShard:
     async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
         self._group_commit.check(growing=any(change.before is None for change in changes))
         try:
-            holders = self._holders(changes)
-            return [self._apply(change, holders) for change in changes]
+            owners = self._key_owners(changes)
+            return [self._apply(change, owners) for change in changes]
         except Exception as fault:  # half of a change may be in the journal: it must never be written
             self._group_commit.fail(fault)
             raise
@@ -93,8 +93,8 @@ class RocksShard:
     async def take(self, request: ClaimRequest) -> list[Delivery]:
         self._group_commit.check(growing=False)
         try:
-            chosen = self._choose(request)
-            return self._lease(request, chosen) if chosen else []
+            selected = self._select(request)
+            return self._lease(request, selected) if selected else []
         except Exception as fault:  # as in commit
             self._group_commit.fail(fault)
             raise
@@ -187,7 +187,7 @@ class RocksShard:
 
     # -- changes -------------------------------------------------------------------------------------------------
 
-    def _holders(self, changes: Sequence[Change]) -> dict[bytes, bytes | None]:
+    def _key_owners(self, changes: Sequence[Change]) -> dict[bytes, bytes | None]:
         """By key, the task that has each idempotency key asked for: one look for all costs half of one for each."""
         asked = [
             keys.idempotency(change.after.tenant, change.body.idempotency_key)
@@ -196,10 +196,10 @@ class RocksShard:
         ]
         return dict(zip(asked, self._buffer.get_many(asked), strict=True)) if asked else {}
 
-    def _apply(self, change: Change, holders: dict[bytes, bytes | None]) -> Task | None:
+    def _apply(self, change: Change, owners: dict[bytes, bytes | None]) -> Task | None:
         before, after, move = change.before, change.after, change.move
         if before is None:
-            return self._admit(change, holders)
+            return self._enqueue(change, owners)
         current = self._leases.get(before.id) or self._current(before.tenant, before.id)
         if current is None or current.version != before.version:
             return None
@@ -208,32 +208,32 @@ class RocksShard:
             return after
         data = self._buffer.event(after)
         self._moved.append(after)
-        self._leave(before)
+        self._remove_from_index(before)
         if move is _PURGE:
-            self._forget(after)
+            self._delete(after)
             return after
         self._buffer.put(keys.current_record(after.tenant, after.id), codec.current_record(data, change.result))
-        self._enter(after, data, None)
+        self._add_to_index(after, data, None)
         return after
 
-    def _admit(self, change: Change, holders: dict[bytes, bytes | None]) -> Task | None:
+    def _enqueue(self, change: Change, owners: dict[bytes, bytes | None]) -> Task | None:
         task, body = change.after, change.body
         assert body is not None  # noqa: S101 - the lifecycle gives every new task a body
         if body.idempotency_key is not None:
             key = keys.idempotency(task.tenant, body.idempotency_key)
-            holder = holders[key]
-            existing = self._current(task.tenant, holder.decode()) if holder is not None else None
+            owner = owners[key]
+            existing = self._current(task.tenant, owner.decode()) if owner is not None else None
             if existing is not None:
                 return existing
-            holders[key] = task.id.encode()  # for the same key later in this batch
+            owners[key] = task.id.encode()  # for the same key later in this batch
             self._buffer.put(key, task.id.encode())
         data = self._buffer.event(task)
         self._moved.append(task)
         self._buffer.put(keys.body(task.tenant, task.id), codec.created_record(data, body))
-        self._enter(task, data, body)
+        self._add_to_index(task, data, body)
         return task
 
-    def _leave(self, task: Task) -> None:
+    def _remove_from_index(self, task: Task) -> None:
         queue = self._queues.get(task.tenant, task.command)
         place = lifecycle.position(task)
         if place is _IN_PROGRESS:
@@ -250,14 +250,14 @@ class RocksShard:
             queue.dead -= 1
             self._buffer.delete(keys.dead_prefix(queue.key) + keys.number(task.version))
 
-    def _enter(self, task: Task, data: bytes, body: Body | None) -> None:
+    def _add_to_index(self, task: Task, data: bytes, body: Body | None) -> None:
         queue = self._queues.get(task.tenant, task.command)
         place = lifecycle.position(task)
         if place is _PENDING:
             window = queue.window(task.priority)
             self._buffer.put(window.prefix + keys.number(task.version), data)
             window.append(task, body)
-            self._readied[queue] += 1
+            self._ready[queue] += 1
         elif place is _DELAYED:
             queue.delayed += 1
             self._delayed.add(task, data)
@@ -267,7 +267,7 @@ class RocksShard:
                 self._buffer.put(keys.dead_prefix(queue.key) + keys.number(task.version), task.id.encode())
             self._retention.add(task)
 
-    def _forget(self, task: Task) -> None:
+    def _delete(self, task: Task) -> None:
         created = self._buffer.get(keys.body(task.tenant, task.id))
         if created is not None:
             key = codec.decode_body(codec.decode_created(created).body).idempotency_key
@@ -277,9 +277,9 @@ class RocksShard:
         self._buffer.delete(keys.current_record(task.tenant, task.id))
 
     def _report(self) -> None:
-        if self._readied:
-            readied, self._readied = self._readied, defaultdict(int)
-            for queue, tasks in readied.items():
+        if self._ready:
+            ready, self._ready = self._ready, defaultdict(int)
+            for queue, tasks in ready.items():
                 for listener in self.listeners:
                     listener.ready(queue.key, tasks)
         if self._moved:
@@ -296,23 +296,23 @@ class RocksShard:
 
     # -- claims --------------------------------------------------------------------------------------------------
 
-    def _choose(self, request: ClaimRequest) -> list[Chosen]:
+    def _select(self, request: ClaimRequest) -> list[Selected]:
         queues = [queue for key in request.queues if (queue := self._queues.peek(key)) and queue.windows]
         queues.sort(key=lambda queue: queue.served)
-        chosen = choose(self._buffer, request, queues)
+        selected = select(self._buffer, request, queues)
         if len(request.queues) > 1:
-            for window, _ in chosen:
+            for window, _ in selected:
                 self._queues.turn += 1
                 window.queue.served = self._queues.turn
-        return chosen
+        return selected
 
-    def _lease(self, request: ClaimRequest, chosen: list[Chosen]) -> list[Delivery]:
+    def _lease(self, request: ClaimRequest, selected: list[Selected]) -> list[Delivery]:
         now_ms = self.now_ms()
         buffer = self._buffer
         tasks: list[Task] = []
         data: list[bytes] = []
         bodies: list[Body | None] = []
-        for window, (before, body) in chosen:
+        for window, (before, body) in selected:
             after = lifecycle.claim(before, request.worker, now_ms, lease_ms=request.lease_ms).after
             data.append(buffer.event(after))
             tasks.append(after)
@@ -320,7 +320,7 @@ class RocksShard:
             buffer.delete(window.prefix + keys.number(before.version))
             window.queue.in_progress += 1
             self._queues.changed(window.queue)
-        self._leases.hand_out(tasks, data)
+        self._leases.add(tasks, data)
         self._report_moved(tasks)
         return self._with_bodies(tasks, bodies)
 
@@ -361,11 +361,11 @@ class RocksShard:
     def _restore_leases(self, grace_ms: int) -> None:
         """Find what was in progress, and give every lease a little time so that healthy workers keep their tasks."""
         least_ms = self.now_ms() + grace_ms
-        for key, value in self._database.scan(keys.HANDOUTS, keys.after(keys.HANDOUTS)):
+        for key, value in self._database.scan(keys.CLAIM_BATCHES, keys.after(keys.CLAIM_BATCHES)):
             tasks = [task for claimed in codec.decode_tasks(value) if (task := self._still_leased(claimed))]
-            patient = [lifecycle.with_grace(task, least_ms) for task in tasks]
-            if patient:
-                self._leases.restore(int.from_bytes(key[2:], "big"), patient)
+            extended = [lifecycle.with_grace(task, least_ms) for task in tasks]
+            if extended:
+                self._leases.restore(int.from_bytes(key[2:], "big"), extended)
 
     def _still_leased(self, claimed: Task) -> Task | None:
         current, created = self._database.get_many(
