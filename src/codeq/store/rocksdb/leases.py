@@ -9,7 +9,7 @@ from codeq.store.rocksdb.write_buffer import WriteBuffer
 
 
 class Leases:
-    """A claim writes all tasks it leased under one key. The key is deleted when the last of them is no longer leased."""
+    """A claim writes all tasks it leased under one key, which is deleted when the last of them is no longer leased."""
 
     def __init__(self, buffer: WriteBuffer) -> None:
         self._buffer = buffer
