@@ -89,21 +89,21 @@ class Series:
 
 async def _stocked(home: Path, backlog: int) -> AsyncQueue:
     queue = await codeq.open_async(home, durability="process")
-    tasks = _new_tasks(min(backlog, 1000))
-    for _ in range(0, backlog, len(tasks)):
-        await queue.enqueue_many(tasks)
+    new = _new_tasks(min(backlog, 1000))
+    for _ in range(0, backlog, len(new)):
+        await queue.enqueue_many(new)
     return queue
 
 
 async def _serve(queue: AsyncQueue, tasks: int) -> None:
-    tasks = _new_tasks(_SERVE_BATCH)
+    new = _new_tasks(_SERVE_BATCH)
     for _ in range(0, tasks, _SERVE_BATCH):
-        await queue.enqueue_many(tasks)
+        await queue.enqueue_many(new)
         await queue.complete_many(await queue.claim(COMMAND, limit=_SERVE_BATCH))
 
 
 async def _timed_claims(queue: AsyncQueue, limit: int, number: int) -> list[float]:
-    tasks = _new_tasks(limit)
+    new = _new_tasks(limit)
     times = []
     for _ in range(number):
         started_s = time.perf_counter()
@@ -112,7 +112,7 @@ async def _timed_claims(queue: AsyncQueue, limit: int, number: int) -> list[floa
         if len(jobs) != limit:
             raise RuntimeError(f"a claim of {limit} got {len(jobs)}: the backlog was not kept")
         await queue.complete_many(jobs)
-        await queue.enqueue_many(tasks)
+        await queue.enqueue_many(new)
     return times
 
 

@@ -179,7 +179,7 @@ async def _go_round(queue: AsyncQueue, tasks: list[NewTask], going_on: Callable[
         jobs = await queue.claim(COMMAND, limit=len(tasks))
         ended = await queue.complete_many(jobs)
         if len(ended) != len(tasks):
-            raise RuntimeError(f"a cycle of {len(orders)} tasks ended {len(ended)} of them")
+            raise RuntimeError(f"a cycle of {len(tasks)} tasks ended {len(ended)} of them")
 
 
 def _homes(directory: Path) -> Iterator[Path]:
