@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from codeq.cli.connect import examples
-from codeq.cli.errors import Code
+from codeq.cli.errors import ExitCode
 
 
 def add_to(app: typer.Typer) -> None:
@@ -47,7 +47,7 @@ def demo(
         report = run(DemoOptions(seconds=seconds, tasks=tasks, keep=keep, page=page if pipeline else None), view)
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("codeq: stopped; all processes of the demo have ended", file=sys.stderr)
-        raise typer.Exit(Code.INTERRUPTED) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     if json:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:

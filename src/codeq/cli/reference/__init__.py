@@ -1,33 +1,42 @@
-"""Pages of the documentation that are made of the code, so that they cannot differ from it: `codeq reference sdk`."""
+"""`codeq reference`: generates the pages of docs/reference from the code, so that they cannot differ from it."""
 
-from importlib import import_module
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Annotated
 
 import typer
 
-reference_app = typer.Typer(no_args_is_help=True, help="Print a page of the reference, as Markdown.")
+from codeq.cli.errors import UsageError
 
-PAGES = ("errors", "http", "sdk")
-"""Each is a file of this folder with a function `page`, and a file of `docs/reference`."""
+PAGES = {
+    "cli": "codeq.cli.reference.cli:page",
+    "errors": "codeq.cli.reference.errors:page",
+    "http": "codeq.cli.reference.http:page",
+    "lake": "codeq.pipeline.lake.tables:reference",
+    "sdk": "codeq.cli.reference.sdk:page",
+    "settings": "codeq.server.settings:reference",
+}
+"""By page, the function that returns its Markdown. Each is a file of docs/reference."""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("reference", hidden=True)(reference)
 
 
 def page(name: str) -> str:
-    made: str = import_module(f"codeq.cli.pages.{name}").page()
+    made: str = resolve_name(PAGES[name])()
     return made
 
 
-@reference_app.command("errors")
-def print_errors() -> None:
-    """Every error: its code, its class, its status, what to do."""
-    print(page("errors"), end="")
-
-
-@reference_app.command("http")
-def print_http() -> None:
-    """Every route: who may call it, what it takes and gives."""
-    print(page("http"), end="")
-
-
-@reference_app.command("sdk")
-def print_sdk() -> None:
-    """Every public name of the package."""
-    print(page("sdk"), end="")
+def reference(
+    name: Annotated[str, typer.Argument(metavar="PAGE", help=f"One of {', '.join(PAGES)}.")] = "",
+    all: Annotated[Path | None, typer.Option("--all", metavar="DIR", help="Write all pages into a directory.")] = None,
+) -> None:
+    """Print a page of the reference as Markdown, or write all of them."""
+    if all is not None and not name:
+        for each in PAGES:
+            (all / f"{each}.md").write_text(page(each))
+    elif all is None and name in PAGES:
+        print(page(name), end="")
+    else:
+        raise UsageError(f"give one PAGE of {', '.join(PAGES)}; or --all DIR")
