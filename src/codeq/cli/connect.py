@@ -101,21 +101,21 @@ def resolve_endpoint(
     selected = _profile(profile, environ)
     variables: Mapping[str, str] = {} if profile else environ
     address = url or variables.get("CODEQ_URL") or (selected.url if selected else None)
-    found: str | Callable[[], str] | None = token
-    if found is None and token_file is not None:
-        found = FileToken(token_file)
-    if found is None:
-        found = variables.get("CODEQ_TOKEN") or None
-    if found is None and selected and selected.url == address:
-        found = _token_of(selected, environ)
-    endpoint = Endpoint(address, found)
-    if found is None and endpoint.is_loopback:
+    bearer: str | Callable[[], str] | None = token
+    if bearer is None and token_file is not None:
+        bearer = FileToken(token_file)
+    if bearer is None:
+        bearer = variables.get("CODEQ_TOKEN") or None
+    if bearer is None and selected and selected.url == address:
+        bearer = _token_of(selected, environ)
+    endpoint = Endpoint(address, bearer)
+    if bearer is None and endpoint.is_loopback:
         endpoint.token = DEV_TOKEN
     return endpoint
 
 
 def remote(
-    app: typer.Typer, name: str, *, example: str, retry_s: float = RETRY_S, has_lease: bool = False, **given: Any
+    app: typer.Typer, name: str, *, example: str, retry_s: float = RETRY_S, has_lease: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Registers a function `(client, out, ...)` as a command, with the options of the server and `--json` added.
 
@@ -134,14 +134,12 @@ def remote(
                 run(client, out, **options)
 
         own = list(inspect.signature(run).parameters.values())[2:]
-        return _register(app, name, command, run, own=own, extra={**extra, "json": Json}, example=example, **given)
+        return _register(app, name, command, run, own=own, extra={**extra, "json": Json}, example=example)
 
     return add
 
 
-def local(
-    app: typer.Typer, name: str, *, example: str, **given: Any
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def local(app: typer.Typer, name: str, *, example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Registers a function `(out, ...)` as a command that needs no server, with `--json` added."""
 
     def add(run: Callable[..., None]) -> Callable[..., None]:
@@ -149,7 +147,7 @@ def local(
             run(Output(is_json=options.pop("json")), **options)
 
         own = list(inspect.signature(run).parameters.values())[1:]
-        return _register(app, name, command, run, own=own, extra={"json": Json}, example=example, **given)
+        return _register(app, name, command, run, own=own, extra={"json": Json}, example=example)
 
     return add
 
@@ -169,7 +167,6 @@ def _register(
     own: list[inspect.Parameter],
     extra: Mapping[str, Any],
     example: str,
-    **given: Any,
 ) -> Callable[..., None]:
     """Gives `command` a signature of the `own` parameters of `run` and the `extra` options, for Typer to read."""
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -182,7 +179,7 @@ def _register(
     parameters = [parameter.replace(kind=kind) for parameter in own] + added
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    app.command(name, epilog=examples(example), **given)(command)
+    app.command(name, epilog=examples(example))(command)
     return run
 
 

@@ -27,8 +27,8 @@ def stats(
 
     _check(directory)
     with codeq.open(directory, tenant=tenant, sweeping=False) as queue:
-        found = queue.queues()
-    print_queues(out, found, if_none=f"tenant {tenant} has no queues with tasks in {directory}")
+        queues = queue.queues()
+    print_queues(out, queues, if_none=f"tenant {tenant} has no queues with tasks in {directory}")
 
 
 def backup(

@@ -11,6 +11,7 @@ from codeq.cli.connect import remote
 from codeq.cli.errors import ExitCode, UsageError, print_error
 from codeq.cli.output import Output, count, rfc3339, truncate
 from codeq.cli.task_view import ROW_COLUMNS, error_text, task_fields, task_row
+from codeq.cli.tasks import iterate_tasks
 
 if TYPE_CHECKING:
     from codeq import Client, Task
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="List, replay and purge dead-lettered tasks.")
 
-PAGE_TASKS, CALL_TASKS, IDS_MAX = 500, 10_000, 1000
+CALL_TASKS, IDS_MAX = 10_000, 1000
 TASKS_SHOWN = 20
 
 Command = Annotated[str | None, typer.Option(help="Only tasks of this command.")]
@@ -39,9 +40,9 @@ def list_(
     all: Annotated[bool, typer.Option("--all", help="List all of them.")] = False,
 ) -> None:
     """List dead tasks, oldest first, with their errors grouped by text."""
-    found = _dead_tasks(client, command, error)
-    tasks = list(found if all else islice(found, limit))
-    has_more = not all and len(tasks) == limit and next(found, None) is not None
+    dead = iterate_tasks(client, command=command, error=error, dead=True)
+    tasks = list(dead if all else islice(dead, limit))
+    has_more = not all and len(tasks) == limit and next(dead, None) is not None
     groups = _grouped(tasks)
     if out.is_json:
         out.document({"groups": groups, "tasks": [task_fields(task) for task in tasks], "more": has_more})
@@ -150,15 +151,11 @@ def _change(
 
 
 def _report(out: Output, results: Sequence["BulkResult"], *, done: str, where: str) -> None:
-    changed, refused = (
-        sum(each.changed for each in results),
-        {k: v for each in results for k, v in each.refused.items()},
-    )
+    matched, changed = sum(each.matched for each in results), sum(each.changed for each in results)
+    refused = {task_id: code for each in results for task_id, code in each.refused.items()}
     if out.is_json:
-        matched = sum(each.matched for each in results)
-        out.document(
-            {"matched": matched, "changed": changed, "dryRun": False, "ids": _ids(results), "refused": refused}
-        )  # fmt: skip
+        ids = _ids(results)
+        out.document({"matched": matched, "changed": changed, "dryRun": False, "ids": ids, "refused": refused})
     else:
         out.say(f"{done} {count(changed, 'dead task')}{where}")
     exit_code = ExitCode.NOT_FOUND if set(refused.values()) == {"not-found"} else ExitCode.REFUSED
@@ -174,16 +171,6 @@ def _confirm(question: str) -> None:
     if not typer.confirm(question, err=True):
         typer.echo("nothing was changed", err=True)
         raise typer.Exit(ExitCode.REFUSED)
-
-
-def _dead_tasks(client: "Client", command: str | None, error: str | None) -> "Iterator[Task]":
-    cursor: str | None = None
-    while True:
-        page = client.list(command=command, error=error, dead=True, cursor=cursor, limit=PAGE_TASKS)
-        yield from page.tasks
-        cursor = page.cursor
-        if cursor is None:
-            return
 
 
 def _grouped(tasks: "Sequence[Task]") -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ RETRY_S = 15.0
 
 TaskId = Annotated[str, typer.Argument(metavar="ID", help="Task id, printed by `codeq claim`.")]
 LeaseToken = Annotated[int, typer.Option("--token", min=1, metavar="N", help="Lease token, printed with it.")]
-LEASE_COLUMNS = ("id", ">token", "command", ">try", "lease until", "payload")
+LEASE_COLUMNS = ("id", ">token", "command", ">attempt", "lease until", "payload")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -37,7 +37,8 @@ def claim(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of tasks.")] = 1,
     lease: Annotated[
-        float | None, typer.Option(parser=duration, metavar="DURATION", help="Lease; default: the queue's.")
+        float | None,
+        typer.Option(parser=duration, metavar="DURATION", help="Duration of the lease; default: the queue's."),
     ] = None,
     wait: Annotated[float, typer.Option(parser=duration, metavar="DURATION", help="How long to wait for a task.")] = 0,
 ) -> None:
@@ -107,7 +108,7 @@ def heartbeat(
     token: LeaseToken,
     extend: Annotated[
         float | None,
-        typer.Option(parser=duration, metavar="DURATION", help="New lease; default: the queue's."),
+        typer.Option(parser=duration, metavar="DURATION", help="Duration of the new lease; default: the queue's."),
     ] = None,
     progress: Annotated[str | None, typer.Option(metavar="TEXT", help="Progress, shown with the task.")] = None,
 ) -> None:
@@ -155,12 +156,12 @@ def _fields(job: "Job") -> dict[str, object]:
 
 
 def _row(job: "Job") -> tuple[object, ...]:
-    tries = f"{job.attempt}/{job.max_attempts}"
+    attempt = f"{job.attempt}/{job.max_attempts}"
     return (
         job.id,
         job.holder.token,
         job.command,
-        tries,
+        attempt,
         format_time(job.lease_until_ms),
         truncate(_one_line(job), 200),
     )

@@ -42,7 +42,7 @@ def token(
     scopes: Annotated[str | None, typer.Option(help="Scopes, comma separated; default: those of the role.")] = None,
     ttl: Annotated[
         float, typer.Option(parser=duration, metavar="DURATION", help="How long the token is valid.")
-    ] = "1h",  # type: ignore[assignment]
+    ] = 3600,
 ) -> None:
     """Print a token for a development server."""
     from codeq.domain import validation

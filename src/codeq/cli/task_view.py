@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 CUT_CHARS = 4000
 """Characters of a payload or a result that are printed; `--json` prints all."""
-ROW_COLUMNS = (">age", "id", "command", "status", ">prio", ">tries", "error")
+ROW_COLUMNS = (">age", "id", "command", "status", ">prio", ">attempts", "error")
 _NOT_SHOWN = ("payload", "lastKnownLocation", "resultKey")
 FAILING = frozenset({"nack", "expire", "fail", "abandon"})
 """Moves at which an error happens. Later events of the task repeat it."""
@@ -69,7 +69,7 @@ def facts(task: "Task") -> list[tuple[str, str]]:
         ("tenant", task.tenant),
         ("status", status_text(task)),
         ("priority", str(task.priority)),
-        ("failed tries", f"{task.attempts} of {task.max_attempts}"),
+        ("failed attempts", f"{task.attempts} of {task.max_attempts}"),
         ("deliveries", str(task.deliveries)),
         ("created", format_time(task.created_ms)),
     ]

@@ -1,6 +1,7 @@
 """`codeq task`: shows, lists, waits for and cancels tasks."""
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -67,13 +68,13 @@ def list_(
         "dead": dead,
         "error": error,
     }
-    found = _tasks(client, filters)
+    matching = iterate_tasks(client, **filters)
     if all:
-        for task in found:
+        for task in matching:
             out.line(task_fields(task)) if out.is_json else out.say("  ".join(map(str, task_row(task))))
         return
-    tasks = [task for _, task in zip(range(limit), found, strict=False)]
-    has_more = len(tasks) == limit and next(found, None) is not None
+    tasks = list(islice(matching, limit))
+    has_more = len(tasks) == limit and next(matching, None) is not None
     if out.is_json:
         out.document({"tasks": [task_fields(task) for task in tasks], "more": has_more})
     elif not tasks:
@@ -120,7 +121,8 @@ def cancel(client: "Client", out: Output, task_id: TaskId) -> None:
         out.say(f"{task.id} is {status_text(task)}")
 
 
-def _tasks(client: "Client", filters: dict[str, Any]) -> "Iterator[Task]":
+def iterate_tasks(client: "Client", **filters: Any) -> "Iterator[Task]":
+    """All tasks that match, page by page."""
     cursor: str | None = None
     while True:
         page = client.list(**filters, cursor=cursor, limit=PAGE_TASKS)

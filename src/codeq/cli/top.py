@@ -39,7 +39,10 @@ def top(
     every: Annotated[float, typer.Option(parser=duration, metavar="DURATION", help="Interval between refreshes.")] = 1,
     once: Annotated[bool, typer.Option("--once", help="Measure one interval, print it, and exit.")] = False,
 ) -> None:
-    """Show counts, ages and rates of all queues, until Ctrl-C. Into a pipe: plain tables; with --json, a line each."""
+    """Show counts, ages and rates of all queues, until Ctrl-C.
+
+    Into a pipe it prints plain tables, with --json one document per refresh.
+    """
     monitor = _QueueMonitor(client)
     if once or out.is_json or not out.is_terminal:
         monitor.refresh()
