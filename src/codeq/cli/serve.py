@@ -8,6 +8,7 @@ import typer
 
 from codeq.cli.connect import examples
 from codeq.cli.parameters import duration
+from codeq.domain.errors import InvalidRequest
 
 config_app = typer.Typer(no_args_is_help=True, help="Check or list the settings of a server.")
 ConfigFile = Annotated[Path | None, typer.Option("--config", envvar="CODEQ_CONFIG", help="File of settings, in YAML.")]
@@ -40,14 +41,16 @@ def token(
     subject: Annotated[str | None, typer.Option(help="Subject, such as a worker's name; default: the role.")] = None,
     commands: Annotated[str, typer.Option(help="Commands of a worker, comma separated; default: all.")] = "",
     scopes: Annotated[str | None, typer.Option(help="Scopes, comma separated; default: those of the role.")] = None,
-    ttl: Annotated[
-        float, typer.Option(parser=duration, metavar="DURATION", help="How long the token is valid.")
-    ] = 3600,
+    ttl: Annotated[str, typer.Option(metavar="DURATION", help="How long the token is valid.")] = "1h",
 ) -> None:
     """Print a token for a development server."""
     from codeq.domain import validation
     from codeq.server import dev
 
+    try:
+        ttl_s = round(duration(ttl))
+    except typer.BadParameter as fault:  # not left to Typer, which would end with another exit code
+        raise InvalidRequest(f"--ttl: {fault}") from None
     print(
         dev.make_token(
             data,
@@ -56,7 +59,7 @@ def token(
             subject=subject or role,
             commands=[command for command in commands.split(",") if command],
             scopes=None if scopes is None else [scope for scope in scopes.split(",") if scope],
-            ttl_s=round(ttl),
+            ttl_s=ttl_s,
         )
     )
 
