@@ -58,10 +58,7 @@ def restore(
 
 
 def _print_copied(out: Output, done: str, source: Path, target: Path) -> None:
-    if out.is_json:
-        out.document({"from": str(source), "to": str(target)})
-    else:
-        out.say(f"{done} {source} to {target}")
+    out.answer({"from": str(source), "to": str(target)}, f"{done} {source} to {target}")
 
 
 def _check(directory: Path) -> None:

@@ -139,10 +139,10 @@ def _change(
     matched = sum(preview.matched for preview in previews)
     more = "more than " if selection.ids is None and matched == CALL_TASKS < expected else ""
     if dry_run:
-        if out.is_json:
-            out.document({"matched": matched, "changed": 0, "dryRun": True, "ids": _ids(previews), "refused": {}})
-        else:
-            out.say(f"would {do} {more}{count(matched, 'dead task')}{selection}")
+        out.answer(
+            {"matched": matched, "changed": 0, "dryRun": True, "ids": _ids(previews), "refused": {}},
+            f"would {do} {more}{count(matched, 'dead task')}{selection}",
+        )
         return
     if matched and not yes:
         _confirm(f"{do} {more}{count(matched, 'dead task')}{selection}?")
@@ -153,11 +153,8 @@ def _change(
 def _report(out: Output, results: Sequence["BulkResult"], *, done: str, where: str) -> None:
     matched, changed = sum(each.matched for each in results), sum(each.changed for each in results)
     refused = {task_id: code for each in results for task_id, code in each.refused.items()}
-    if out.is_json:
-        ids = _ids(results)
-        out.document({"matched": matched, "changed": changed, "dryRun": False, "ids": ids, "refused": refused})
-    else:
-        out.say(f"{done} {count(changed, 'dead task')}{where}")
+    fields = {"matched": matched, "changed": changed, "dryRun": False, "ids": _ids(results), "refused": refused}
+    out.answer(fields, f"{done} {count(changed, 'dead task')}{where}")
     exit_code = ExitCode.NOT_FOUND if set(refused.values()) == {"not-found"} else ExitCode.REFUSED
     for task_id, code in refused.items():
         print_error(f"{task_id} was not {done}: {code}", code=code, exit_code=exit_code, as_json=out.is_json)

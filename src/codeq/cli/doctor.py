@@ -7,7 +7,7 @@ import typer
 
 from codeq.cli.connect import ProfileName, TokenFile, TokenText, Url, local, resolve_endpoint
 from codeq.cli.errors import ExitCode
-from codeq.cli.output import Output, printable
+from codeq.cli.output import Output, count, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,11 +51,8 @@ def doctor(
             _show(out, result)
     states = [result.state for result in results]
     problems, warnings = states.count("problem"), states.count("warning")
-    if out.is_json:
-        out.document({"checks": results, "problems": problems, "warnings": warnings})
-    else:
-        out.say(f"\n{problems or 'no'} problem{'' if problems == 1 else 's'}, {warnings or 'no'} "
-                f"warning{'' if warnings == 1 else 's'}")  # fmt: skip
+    fields = {"checks": results, "problems": problems, "warnings": warnings}
+    out.answer(fields, f"\n{count(problems, 'problem')}, {count(warnings, 'warning')}")
     if problems:
         raise typer.Exit(ExitCode.REFUSED)
 

@@ -147,10 +147,10 @@ class _ImportReporter:
 
     def finished(self) -> None:
         enqueued, refused = self._work.enqueued, self._work.refused
-        if self._out.is_json:
-            self._out.document({"enqueued": enqueued, "refused": refused})
-        else:
-            self._out.say(f"enqueued {count(enqueued, 'task')}, refused {count(refused, 'line')}")
+        self._out.answer(
+            {"enqueued": enqueued, "refused": refused},
+            f"enqueued {count(enqueued, 'task')}, refused {count(refused, 'line')}",
+        )
 
     def stopped(self) -> None:
         self.finished()

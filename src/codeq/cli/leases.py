@@ -74,10 +74,7 @@ def result(
     else:
         client.fail(job, error, value)
     status = "COMPLETED" if error is None else "FAILED"
-    if out.is_json:
-        out.document({"taskId": task_id, "status": status})
-    else:
-        out.say(f"{task_id} is {status}")
+    out.answer({"taskId": task_id, "status": status}, f"{task_id} is {status}")
 
 
 def nack(
@@ -115,10 +112,9 @@ def heartbeat(
     """Extend a lease. Fails if the lease was lost, or the task was cancelled."""
     until = client.heartbeat(_claimed_job(task_id, token), extend, progress=progress)
     until_ms = round(until.timestamp() * 1000)
-    if out.is_json:
-        out.document({"taskId": task_id, "leaseUntil": rfc3339(until_ms)})
-    else:
-        out.say(f"{task_id} is leased until {format_time(until_ms)}")
+    out.answer(
+        {"taskId": task_id, "leaseUntil": rfc3339(until_ms)}, f"{task_id} is leased until {format_time(until_ms)}"
+    )
 
 
 def _claimed_job(task_id: str, token: int) -> "Job":
@@ -130,14 +126,11 @@ def _claimed_job(task_id: str, token: int) -> "Job":
 
 
 def _print_release(out: Output, task_id: str, released: "ReleaseResult") -> None:
-    if out.is_json:
-        status = "dlq" if released.is_dead else "requeued"
-        out.document({"taskId": task_id, "status": status, "delaySeconds": released.delay_seconds})
-    elif released.is_dead:
-        out.say(f"{task_id} is in the dead-letter queue (codeq dlq list)")
-    else:
-        wait = f"in {format_duration(released.delay_seconds)}" if released.delay_seconds else "at once"
-        out.say(f"{task_id} is back in its queue, for a retry {wait}")
+    status, text = "dlq", f"{task_id} is in the dead-letter queue (codeq dlq list)"
+    if not released.is_dead:
+        when = f"in {format_duration(released.delay_seconds)}" if released.delay_seconds else "at once"
+        status, text = "requeued", f"{task_id} is back in its queue, for a retry {when}"
+    out.answer({"taskId": task_id, "status": status, "delaySeconds": released.delay_seconds}, text)
 
 
 def _fields(job: "Job") -> dict[str, object]:

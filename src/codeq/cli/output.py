@@ -38,6 +38,10 @@ class Output:
         text = msgspec.json.encode(value)
         print((msgspec.json.format(text, indent=2) if self.is_terminal else text).decode())
 
+    def answer(self, value: Any, text: str) -> None:
+        """Prints the value with `--json`, and the text without."""
+        self.document(value) if self.is_json else self.say(text)
+
     def line(self, value: Any) -> None:
         """Prints one of many JSON documents on a line of its own, without buffering."""
         print(msgspec.json.encode(value).decode(), flush=True)

@@ -47,10 +47,10 @@ def add(
     added = {**stored.profiles, name: Profile(url=url, token=token, token_file=absolute_file, token_env=token_env)}
     default = name if use or not stored.default else stored.default
     profile_file.save(file, profile_file.Profiles(default=default, profiles=added))
-    if out.is_json:
-        out.document(_fields(name, added[name], default))
-    else:
-        out.say(f"{name} is stored in {file}" + (", and is the default" if default == name else ""))
+    out.answer(
+        _fields(name, added[name], default),
+        f"{name} is stored in {file}" + (", and is the default" if default == name else ""),
+    )
 
 
 @local(app, "list", example="codeq profile list")
@@ -90,10 +90,7 @@ def use(out: Output, name: Name) -> None:
     file, stored = _stored()
     profile = stored.named(name)
     profile_file.save(file, msgspec.structs.replace(stored, default=name))
-    if out.is_json:
-        out.document(_fields(name, profile, name))
-    else:
-        out.say(f"{name} ({profile.url}) is the default now")
+    out.answer(_fields(name, profile, name), f"{name} ({profile.url}) is the default now")
 
 
 @local(app, "remove", example="codeq profile remove prod")
@@ -104,10 +101,7 @@ def remove(out: Output, name: Name) -> None:
     left = {other: value for other, value in stored.profiles.items() if other != name}
     default = None if stored.default == name else stored.default
     profile_file.save(file, profile_file.Profiles(default=default, profiles=left))
-    if out.is_json:
-        out.document(_fields(name, profile, default))
-    else:
-        out.say(f"{name} is deleted")
+    out.answer(_fields(name, profile, default), f"{name} is deleted")
 
 
 def _stored() -> tuple[Path, profile_file.Profiles]:

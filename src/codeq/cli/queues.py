@@ -147,10 +147,7 @@ def _show_policy(out: Output, command: str, policy: "QueuePolicy | None") -> Non
 
 
 def _print_paused(out: Output, command: str, *, is_paused: bool) -> None:
-    if out.is_json:
-        out.document({"command": command, "paused": is_paused})
-    else:
-        out.say(f"{command} is {'paused' if is_paused else 'running'}")
+    out.answer({"command": command, "paused": is_paused}, f"{command} is {'paused' if is_paused else 'running'}")
 
 
 def _with_rules(out: Output, policy: "QueuePolicy | None", rules: list[str]) -> "QueuePolicy":

@@ -115,10 +115,7 @@ def wait(
 def cancel(client: "Client", out: Output, task_id: TaskId) -> None:
     """Cancel a task. If it is in progress, its worker is told at its next heartbeat."""
     task = client.cancel(task_id)
-    if out.is_json:
-        out.document(task_fields(task))
-    else:
-        out.say(f"{task.id} is {status_text(task)}")
+    out.answer(task_fields(task), f"{task.id} is {status_text(task)}")
 
 
 def iterate_tasks(client: "Client", **filters: Any) -> "Iterator[Task]":

@@ -2,8 +2,6 @@
 
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
@@ -68,10 +66,5 @@ class AcknowledgedTasks:
         """Changes the final state that the audit expects of a task."""
         self._by_id[task_id].expected = state
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._file.close()

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -81,18 +80,16 @@ class DemoEnvironment:
         self.platform: AsyncClient
         self.step = NO_STEP
         self._started_s = monotonic()
-        self._clients = AsyncExitStack()
+        self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._clients.enter_context(self.acknowledged)
+        self._open.callback(self.acknowledged.close)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         workers = [child for _, child in self.workers.values()]
         try:
-            await self._clients.aclose()
+            await self._open.aclose()
             if kind is None:
                 await asyncio.gather(*[child.stop() for child in workers])
                 await self.server.stop()
@@ -114,12 +111,12 @@ class DemoEnvironment:
         await self.server.serve()
         for name, commands in COMMANDS.items():
             tenant = self.tenants[name] = TenantClients(name, self.server.url, self.server.data)
-            await self._clients.enter_async_context(tenant.producer)
-            await self._clients.enter_async_context(tenant.admin)
+            await self._open.enter_async_context(tenant.producer)
+            await self._open.enter_async_context(tenant.admin)
             for command in commands:
                 await tenant.admin.set_policy(command, POLICY)
         self.platform = AsyncClient(self.server.url, platform_token(self.server.data), retry_for=RETRY_S)
-        await self._clients.enter_async_context(self.platform)
+        await self._open.enter_async_context(self.platform)
         for spec in workers:
             self.start_worker(spec)
         await wait_until(lambda: all(child.has_logged(" starts") for _, child in self.workers.values()), START_S_MAX)
