@@ -83,7 +83,7 @@ def _verdict(report: DemoReport) -> Text:
     f = report.figures
     if report.ok:
         kills = f"{f.workers_killed + f.servers_killed} x kill -9"
-        text = f"{f.acknowledged:,} tasks acknowledged, {kills}: each reached exactly one end"
+        text = f"{f.acknowledged:,} tasks acknowledged, {kills}: each reached exactly one final state"
         return Text.assemble((" ALL IS WELL ", "bold white on green"), " ", (text, "green"))
     broken = sum(not check.is_kept for check in report.findings) + len(report.lake.broken if report.lake else ())
     text = f"{broken} promises are broken" if f.acknowledged else "nothing was acknowledged"
