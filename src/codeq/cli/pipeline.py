@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codeq.cli.connect import KeptToken, remote
-from codeq.cli.errors import Code, Missing, Misuse
+from codeq.cli.connect import FileToken, remote
+from codeq.cli.errors import ExitCode, LocalNotFound, UsageError
 from codeq.cli.output import Output
 from codeq.cli.parameters import duration
 from codeq.wire.errors import Unreachable
@@ -55,7 +55,7 @@ def run(
     With --every the lake is tidied once an hour too.
     """
     if once and every is not None:
-        raise Misuse("--once or --every, not both")
+        raise UsageError("--once or --every, not both")
     spark, connection, tables = _start(client, lake, master)
     from codeq.pipeline.lake.maintenance import tidy as put_in_order
     from codeq.pipeline.lake.table import Lake, LakeConflict
@@ -100,7 +100,7 @@ def _run(
     if out.is_json:
         out.line(told)
     if not is_sound:
-        raise typer.Exit(Code.REFUSED)
+        raise typer.Exit(ExitCode.REFUSED)
 
 
 def _look_at(
@@ -138,7 +138,7 @@ def audit(
     verdicts = _audited(spark, tables, client if live else None)
     print(to_json(verdicts).decode() if out.is_json else to_text(verdicts), end="")
     if not is_clean(verdicts):
-        raise typer.Exit(Code.REFUSED)
+        raise typer.Exit(ExitCode.REFUSED)
 
 
 def report(
@@ -237,7 +237,7 @@ def replay(
     try:
         chosen = tables.tasks.read(spark).where("outcome = 'dead'").where(where).select("task_id").collect()
     except (AnalysisException, ParseException) as fault:
-        raise Misuse(f"--where: {str(fault).splitlines()[0]}") from None
+        raise UsageError(f"--where: {str(fault).splitlines()[0]}") from None
     ids = [row.task_id for row in chosen]
     changed = 0
     for start in range(0, len(ids), 1000):
@@ -260,12 +260,12 @@ def _start(
         from codeq.pipeline.client import Connection
         from codeq.pipeline.lake.table import Lake
     except ModuleNotFoundError as fault:
-        raise Missing(f"{fault.name} is not installed: pip install 'codeq[spark]'") from None
+        raise LocalNotFound(f"{fault.name} is not installed: pip install 'codeq[spark]'") from None
     lake = Lake(folder)
     if must_exist and not lake.bronze.exists:
-        raise Missing(f"there is no lake at {folder}; make one with `codeq pipeline run --lake {folder}`")
+        raise LocalNotFound(f"there is no lake at {folder}; make one with `codeq pipeline run --lake {folder}`")
     if master.startswith("sc://"):
-        raise Misuse(
+        raise UsageError(
             "--master: a server of Spark Connect cannot get the token of this command; see docs/guides/spark.md"
         )
     given = client.options["token"]
@@ -274,7 +274,7 @@ def _start(
     spark = make_session(master, secrets={_TOKEN: token})  # executors of a cluster are not started by that Java
     register(spark)
     # On this machine a file can be read again when its token has been renewed.
-    kept = given if isinstance(given, KeptToken) and master.startswith("local") else None
+    kept = given if isinstance(given, FileToken) and master.startswith("local") else None
     tokens = {"token_file": str(kept.file)} if kept else {"token_env": _TOKEN}
     return spark, Connection(endpoint=client.url, ca_file=client.options["ca_file"], **tokens), lake
 
