@@ -216,7 +216,7 @@ def test_waiting_for_a_task_that_fails_says_so(queue: BlockingVerbs, end: str) -
         queue.fail(job, "it broke", {"at": 3}) if end == "fail" else queue.nack(job, "it broke")
     with pytest.raises(TaskFailed, match=task.id) as caught:
         queue.wait(task.id, timeout=5)
-    kept = caught.value.kept
+    kept = caught.value.details
     assert (kept.task.id, kept.payload) == (task.id, {"n": 1})
     assert kept.result == ({"at": 3} if end == "fail" else None)
     assert (kept.task.error, kept.task.last_error) == {

@@ -48,7 +48,7 @@ def story(queue: BlockingVerbs) -> list[Any]:
     try:
         queue.wait(fourth.id)
     except TaskFailed as failed:
-        tell([failed, failed.kept])
+        tell([failed, failed.details])
     tell(queue.cancel(queue.list(command="later").tasks[0].id))
     tell(queue.list())
     tell(queue.list(dead=True))

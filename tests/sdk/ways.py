@@ -47,7 +47,7 @@ class OnLoop(BlockingVerbs):
         super().__init__(verbs)
         self._loop = loop
 
-    def _run(self, verb: Coroutine[Any, Any, Answer]) -> Answer:
+    def _block_on(self, verb: Coroutine[Any, Any, Answer]) -> Answer:
         return self._loop.run(verb)
 
 

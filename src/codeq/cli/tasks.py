@@ -89,7 +89,7 @@ def wait(
     except TaskFailed as failed:
         if not out.is_json:
             raise
-        out.document(kept_fields(failed.kept))
+        out.document(kept_fields(failed.details))
         complain(str(failed), code=failed.code, as_json=True)
         raise typer.Exit(Code.REFUSED) from None
     if out.is_json:

@@ -13,9 +13,9 @@ from msgspec import Struct
 from codeq.domain.backoff import Backoff
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import BACKOFF_MS_MAX, ERROR_CHARS_MAX, RESULT_BYTES_MAX
+from codeq.sdk.durations import Seconds, milliseconds
 from codeq.sdk.jobs import Job, encode_json
-from codeq.sdk.tracing import handling as tracing
-from codeq.sdk.verbs import Seconds, milliseconds
+from codeq.sdk.tracing import job_span as tracing
 from codeq.sdk.worker.running_job import RunningJob
 from codeq.sdk.worker.running_job import handling as as_current
 

@@ -22,8 +22,8 @@ from codeq.domain.errors import CodeqError, NotFound, Refused
 from codeq.domain.task import Holder
 from codeq.sdk.backend import Backend
 from codeq.sdk.client import AsyncClient
+from codeq.sdk.durations import milliseconds
 from codeq.sdk.jobs import Job
-from codeq.sdk.verbs import milliseconds
 from codeq.wire.errors import Unauthenticated
 
 log = logging.getLogger("codeq.worker")

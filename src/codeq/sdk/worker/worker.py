@@ -13,7 +13,8 @@ from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import ATTEMPTS_MAX, BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, LEASE_MS_MAX, NAME_PATTERN
 from codeq.sdk.blocking import BlockingVerbs
 from codeq.sdk.client import AsyncClient
-from codeq.sdk.verbs import Seconds, Verbs, milliseconds
+from codeq.sdk.durations import Seconds, milliseconds
+from codeq.sdk.verbs import Verbs
 from codeq.sdk.worker.execution import Handler, Middleware, Place, wants_job
 
 Function = TypeVar("Function", bound=Callable[..., Any])
