@@ -244,7 +244,7 @@ def test_a_loop_that_ends_tells_those_who_wait() -> None:
         ticket = await batcher.enqueue("work", 1)
         await settled(lambda: door.sizes == [1])
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            if "_deliver" in repr(task):
+            if "AsyncBatcher._send" in repr(task):
                 task.cancel()
         with pytest.raises(CodeqError, match="on its way"):
             await ticket

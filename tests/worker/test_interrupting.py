@@ -142,7 +142,7 @@ def test_a_worker_with_nothing_left_to_work_with_says_so_and_ends(
     worker = make_worker({"work": {"function": function, "timeout": 0.1}}, concurrency=1, grace=0)
     for number in range(3):
         queue.enqueue("work", str(tmp_path / str(number)), backoff=NEVER)
-    with pytest.raises(codeq.CodeqError, match="heed"):
+    with pytest.raises(codeq.CodeqError, match="ignore"):
         worker.run(queue)
     assert [number for number in range(3) if lines(tmp_path / str(number))] == [0, 1]
     for number in range(3):

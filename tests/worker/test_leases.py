@@ -35,7 +35,7 @@ def test_a_handler_that_works_for_several_leases_keeps_its_task(tenant: Tenant) 
 
 SLOW_HEART = """
 import sys, time
-if "codeq.sdk.worker.heartbeat" in sys.orig_argv:
+if "codeq.sdk.worker.heartbeat_process" in sys.orig_argv:
     time.sleep(1.5)
 """
 

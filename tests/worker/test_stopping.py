@@ -155,7 +155,7 @@ def test_the_programs_own_signal_handlers_are_back_when_the_worker_has_ended(emb
 def test_a_worker_whose_server_is_away_still_stops(
     server: Server, tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "LAST_WORDS_S", 1.0)
+    monkeypatch.setattr(runner, "LAST_REPORTS_S", 1.0)
     tasks = [tenant.client.enqueue("hold_up", str(tmp_path / str(number))) for number in range(2)]
     worker = make_worker({"hold_up": {}}, grace=1)
     with Cable(server.port) as cable, tenant.at(cable.url) as client, at_work(worker, client) as working:

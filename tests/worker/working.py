@@ -181,7 +181,7 @@ def is_gone(process: psutil.Process | int) -> bool:
 
 def is_heart(process: psutil.Process) -> bool:
     try:
-        return "codeq.sdk.worker.heartbeat" in process.cmdline()
+        return "codeq.sdk.worker.heartbeat_process" in process.cmdline()
     except psutil.Error:
         return False
 
