@@ -1,4 +1,4 @@
-"""The fixture `codeq_queue`, for every test suite in an environment where codeQ is installed."""
+"""The pytest fixture `codeq_queue`, which every test suite has where codeQ is installed."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING

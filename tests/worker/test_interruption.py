@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.server.running import eventually
 from tests.worker.handlers import lines, may_go_on
-from tests.worker.working import AT_ONCE, NEVER, at_work, is_gone, make_worker, moves
+from tests.worker.workers import AT_ONCE, NEVER, at_work, is_gone, make_worker, moves
 
 import codeq
 from codeq.domain.task import Holder
@@ -117,7 +117,7 @@ def test_a_lost_lease_interrupts_the_handler_and_its_result_is_not_taken(
 
 
 @pytest.mark.parametrize("function", ["ignore", "ignore_async"])
-def test_a_handler_that_does_not_heed_its_interruption_does_not_keep_others_waiting(
+def test_a_handler_that_ignores_its_interruption_does_not_keep_others_waiting(
     function: str, embedded: codeq.Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "INTERRUPT_S", 0.3)
