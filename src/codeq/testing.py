@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -113,9 +112,7 @@ class QueueForTests(Queue):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from time import monotonic
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from codeq.domain.errors import CodeqError, InvalidRequest, StoreClosed
@@ -115,13 +114,11 @@ class BatchSender(Generic[E]):
         """Up to a thousand of the refusals so far; one for a batch that was not sent at all."""
 
     def _check(self, task: NewTask) -> None:
-        """A payload without a size cannot be put beside others; every other limit is checked when the batch is sent."""
-        if not isinstance(task.payload, bytes):
-            raise InvalidRequest(f"a payload is JSON in bytes, not {type(task.payload).__name__}")
-
-    def _check_open(self) -> None:
+        """The limits of a task are checked when the batch is sent; but a batch must know the size of each payload."""
         if self._is_closed:
             raise InvalidRequest("this batcher was closed")
+        if not isinstance(task.payload, bytes):
+            raise InvalidRequest(f"a payload is JSON in bytes, not {type(task.payload).__name__}")
 
     def _answered(self, batch: PendingBatch[E], answers: Answers) -> None:
         batch.answers = answers
@@ -163,11 +160,10 @@ class Batcher(BatchSender[threading.Event]):
         return self.put(new_task(command, payload, options))
 
     def put(self, task: NewTask) -> Ticket:
-        self._check(task)
         with self._changed:
             while len(self._full) >= BATCHES_WAITING_MAX and not self._is_closed:
                 self._changed.wait()
-            self._check_open()
+            self._check(task)
             batch = self._filling
             if batch is None:
                 batch = self._filling = PendingBatch(threading.Event())
@@ -196,11 +192,9 @@ class Batcher(BatchSender[threading.Event]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
-        if fault is None:
+        if kind is None:
             self._raise_refusal()
 
     def _close_batch(self) -> None:
@@ -277,11 +271,10 @@ class AsyncBatcher(BatchSender[asyncio.Event]):
         return await self.put(new_task(command, payload, options))
 
     async def put(self, task: NewTask) -> AsyncTicket:
-        self._check(task)
         while self._filling is None and len(self._sending) >= BATCHES_WAITING_MAX:
             self._has_room.clear()
             await self._has_room.wait()
-        self._check_open()
+        self._check(task)
         batch = self._filling
         if batch is None:
             batch = self._filling = PendingBatch(asyncio.Event())
@@ -304,11 +297,9 @@ class AsyncBatcher(BatchSender[asyncio.Event]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.close()
-        if fault is None:
+        if kind is None:
             self._raise_refusal()
 
     def _close_batch(self) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from codeq.domain.requests import NewTask
@@ -76,9 +75,7 @@ class BlockingVerbs:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _block_on(self, call: Coroutine[Any, Any, T]) -> T:

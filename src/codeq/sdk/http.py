@@ -65,24 +65,24 @@ class HttpBackend:
         return [decoded(response, lambda body: _task_of(_decode_task(body)))]
 
     async def claim(self, wanted: Claim) -> list[Job]:
-        asked = tasks.ClaimBatch(
+        request = tasks.ClaimBatch(
             commands=list(wanted.commands) if wanted.commands else None,
             lease_seconds=(wanted.lease_ms or 0) / 1000,
             wait_seconds=wanted.wait_ms / 1000,
             count=wanted.limit,
         )
-        body = encoded(pack, asked)
+        body = encoded(pack, request)
         response = await self.http.send("POST", paths.CLAIM_BATCH, body, packed=True, wait_ms=wanted.wait_ms)
         return [] if response.status == 204 else decoded(response, _jobs)
 
     async def heartbeat(self, job: Job, extend_ms: int | None, progress: str | None = None) -> int:
         extend_s = (extend_ms or 0) / 1000
-        asked = tasks.Heartbeat(lease_token=job.holder.token, extend_seconds=extend_s, progress=progress)
-        answer = await self.http.call("POST", paths.HEARTBEAT, asked, tasks.HeartbeatAnswer, id=job.id)
+        request = tasks.Heartbeat(lease_token=job.holder.token, extend_seconds=extend_s, progress=progress)
+        answer = await self.http.call("POST", paths.HEARTBEAT, request, tasks.HeartbeatAnswer, id=job.id)
         return to_domain.moment_ms(answer.lease_until)
 
     async def submit(self, outcomes: Sequence[Outcome]) -> list[CodeqError | None]:
-        asked = [
+        request = [
             tasks.PackedSubmitOf(
                 task_id=outcome.task_id,
                 lease_token=outcome.holder.token,
@@ -92,20 +92,20 @@ class HttpBackend:
             )
             for outcome in outcomes
         ]
-        if not asked:
+        if not request:
             return []
         validation.batch([outcome.result or b"" for outcome in outcomes], "results", "results")
-        response = await self.http.send("POST", paths.RESULTS_BATCH, encoded(pack, {"results": asked}), packed=True)
+        response = await self.http.send("POST", paths.RESULTS_BATCH, encoded(pack, {"results": request}), packed=True)
         return decoded(response, _refusals)
 
     async def nack(self, job: Job, delay_ms: int | None, reason: str, *, dead: bool = False) -> ReleaseResult:
         delay_s = None if delay_ms is None else delay_ms / 1000
-        asked = tasks.Nack(lease_token=job.holder.token, delay_seconds=delay_s, reason=reason, dead=dead)
-        return _released(await self.http.call("POST", paths.NACK, asked, tasks.GiveBackAnswer, id=job.id))
+        request = tasks.Nack(lease_token=job.holder.token, delay_seconds=delay_s, reason=reason, dead=dead)
+        return _released(await self.http.call("POST", paths.NACK, request, tasks.GiveBackAnswer, id=job.id))
 
     async def abandon(self, job: Job) -> ReleaseResult:
-        asked = tasks.LeaseCall(lease_token=job.holder.token)
-        return _released(await self.http.call("POST", paths.ABANDON, asked, tasks.GiveBackAnswer, id=job.id))
+        request = tasks.LeaseCall(lease_token=job.holder.token)
+        return _released(await self.http.call("POST", paths.ABANDON, request, tasks.GiveBackAnswer, id=job.id))
 
     async def cancel(self, task_id: str) -> Task:
         return _task_of(await self.http.call("POST", paths.CANCEL, None, tasks.TaskView, id=task_id))
@@ -117,8 +117,8 @@ class HttpBackend:
         return await self._bulk(paths.DLQ_PURGE, ids, wanted, limit=limit, dry_run=dry_run)
 
     async def cleanup(self, before_ms: int | None, limit: int) -> int:
-        asked = queues.Cleanup(limit=limit, before=times.text(before_ms) if before_ms is not None else None)
-        return (await self.http.call("POST", paths.CLEANUP, asked, queues.Cleaned)).deleted
+        request = queues.Cleanup(limit=limit, before=times.text(before_ms) if before_ms is not None else None)
+        return (await self.http.call("POST", paths.CLEANUP, request, queues.Cleaned)).deleted
 
     async def get(self, task_id: str, wait_ms: int) -> tuple[Task, str, bytes | None]:
         if wait_ms:
@@ -173,8 +173,8 @@ class HttpBackend:
         if policy is None:
             await self.http.send("DELETE", path_of(paths.TOPIC, {"topic": command}))
             return
-        asked = queues.PutTopic(policy=queues.policy_fields(policy))
-        await self.http.call("PUT", paths.TOPIC, asked, queues.Topic, topic=command)
+        request = queues.PutTopic(policy=queues.policy_fields(policy))
+        await self.http.call("PUT", paths.TOPIC, request, queues.Topic, topic=command)
 
     async def set_paused(self, command: str, paused: bool) -> None:
         await self.http.call("POST", paths.PAUSE if paused else paths.RESUME, None, queues.QueueView, command=command)
@@ -198,7 +198,7 @@ class HttpBackend:
     async def _bulk(
         self, path: str, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool
     ) -> BulkResult:
-        asked = queues.Selection(
+        request = queues.Selection(
             ids=list(ids) if ids is not None else None,
             command=wanted.command,
             error=wanted.error,
@@ -206,7 +206,7 @@ class HttpBackend:
             limit=limit,
             dry_run=dry_run,
         )
-        done = await self.http.call("POST", path, asked, queues.Selected)
+        done = await self.http.call("POST", path, request, queues.Selected)
         return BulkResult(done.matched, done.changed, done.ids, done.refused)
 
 

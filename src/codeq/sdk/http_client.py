@@ -37,16 +37,16 @@ class HttpClient:
         self,
         method: str,
         path: str,
-        asked: Any,
+        request: Any,
         answer: type[T],
         *,
         query: dict[str, Any] | None = None,
         wait_ms: int = 0,
         **names: str,
     ) -> T:
-        """Sends `asked` as JSON to the path with its names filled in, and decodes the answer."""
+        """Sends `request` as JSON to the path with its names filled in, and decodes the answer."""
         target = path_of(path, names) + (f"?{urlencode(query)}" if query else "")
-        body = encoded(msgspec.json.encode, asked) if asked is not None else b""
+        body = encoded(msgspec.json.encode, request) if request is not None else b""
         response = await self.send(method, target, body, wait_ms=wait_ms)
         return decoded(response, lambda body: msgspec.json.decode(body, type=answer))
 

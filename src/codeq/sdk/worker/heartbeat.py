@@ -27,7 +27,7 @@ Lost = Callable[[str, str], None]
 
 
 class Heartbeater(Protocol):
-    """Sends all heartbeats of a worker. Is called on the event loop, but for `report`."""
+    """Sends all heartbeats of a worker. All methods are called on the event loop."""
 
     async def ready(self) -> None:
         """Returns once the leases of held jobs are renewed whatever their handlers do to this process."""
@@ -38,8 +38,8 @@ class Heartbeater(Protocol):
     def release(self, keys: Sequence[str]) -> None:
         """Stops renewing the leases of these jobs, which may have been lost or released already."""
 
-    def report(self, key: str, text: str) -> None:
-        """Sends the progress of a held job within about a second. Any thread may call it as often as it wants."""
+    def report(self, progress: Mapping[str, str]) -> None:
+        """Sends progress texts, by the key of their job, within about a second. Ignores jobs that are not held."""
 
     async def close(self) -> None: ...
 
@@ -90,10 +90,9 @@ class LoopHeartbeater:
         for key in keys:
             self._held.pop(key, None)
 
-    def report(self, key: str, text: str) -> None:
-        lease = self._held.get(key)
-        if lease is not None:
-            lease.progress = text
+    def report(self, progress: Mapping[str, str]) -> None:
+        for key in progress.keys() & self._held.keys():
+            self._held[key].progress = progress[key]
 
     async def close(self) -> None:
         self._held.clear()

@@ -1,8 +1,8 @@
 """Sends heartbeats from a process of its own.
 
 A handler that holds the interpreter lock (native code, a long loop) stops every thread and coroutine of its process. So
-a worker of a server starts this process, tells it over a pipe which jobs it holds before it starts any of their
-handlers, and needs to do nothing more for it. When the worker dies, the process ends with it.
+a worker of a server starts this process, sends it over a pipe the jobs it holds before it starts their handlers, and
+needs to do nothing more for it. When the worker dies, the process ends with it.
 """
 
 import asyncio
@@ -30,7 +30,6 @@ log = logging.getLogger("codeq.worker")
 
 RESTART_S_MAX = 5.0
 READ_EVERY_S = 0.05
-PROGRESS_EVERY_S = 0.25
 RETRY_FOR_S = 2.0
 PIPE_BYTES = 1 << 20
 """Holds more than is sent in that time, so that it arrives even if the worker's process is stopped right after."""
@@ -63,13 +62,10 @@ class HeartbeatProcess:
         self._lost = lost
         self._held: dict[str, Job] = {}
         self._progress: dict[str, str] = {}
-        self._unsent: set[str] = set()
-        self._is_sending_progress = False
         self._pipe: asyncio.StreamWriter | None = None
         self._is_up = asyncio.Event()
         self._stand_in: LoopHeartbeater | None = None
-        self._loop = asyncio.get_running_loop()
-        self.running = self._loop.create_task(self._run())
+        self.running = asyncio.get_running_loop().create_task(self._run())
 
     async def ready(self) -> None:
         await self._is_up.wait()
@@ -89,28 +85,16 @@ class HeartbeatProcess:
         if self._stand_in is not None:
             self._stand_in.release(keys)
 
-    def report(self, key: str, text: str) -> None:
-        if key not in self._held:
-            return
-        self._progress[key] = text
-        self._unsent.add(key)
-        if not self._is_sending_progress:
-            self._is_sending_progress = True
-            with contextlib.suppress(RuntimeError):  # the event loop has ended, and the worker with it
-                self._loop.call_soon_threadsafe(self._loop.call_later, PROGRESS_EVERY_S, self._send_progress)
+    def report(self, progress: Mapping[str, str]) -> None:
+        texts = {key: text for key, text in progress.items() if key in self._held}
+        self._progress.update(texts)
+        self._send(HeartbeatCommand(progress=texts))
+        if self._stand_in is not None:
+            self._stand_in.report(texts)
 
     async def close(self) -> None:
         self.running.cancel()
         await asyncio.gather(self.running, return_exceptions=True)
-
-    def _send_progress(self) -> None:
-        self._is_sending_progress = False  # before the keys are taken: a later report starts another round
-        keys = [self._unsent.pop() for _ in range(len(self._unsent))]
-        texts = {key: self._progress[key] for key in keys if key in self._held}
-        self._send(HeartbeatCommand(progress=texts))
-        if self._stand_in is not None:
-            for key, text in texts.items():
-                self._stand_in.report(key, text)
 
     def _send(self, command: HeartbeatCommand) -> None:
         if self._pipe is not None and not self._pipe.is_closing():
@@ -209,8 +193,7 @@ async def serve() -> None:
         else:
             heartbeater.hold(jobs)
         heartbeater.release(command.release)
-        for key, text in command.progress.items():
-            heartbeater.report(key, text)
+        heartbeater.report(command.progress)
     if heartbeater is not None:
         await heartbeater.close()
 
@@ -244,7 +227,7 @@ if __name__ == "__main__":
     # The worker decides when to stop, also if the whole process group gets the signal.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    # The pipe alone does not tell: a handler may have forked, and its child holds the other end open.
+    # The end of the pipe is not enough: a handler may have forked, and its child holds the other end open.
     die_with_parent(int(sys.argv[1]))
     with contextlib.suppress(BrokenPipeError):
         asyncio.run(serve())

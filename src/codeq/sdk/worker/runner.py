@@ -75,6 +75,8 @@ class Runner:
         self._heartbeater = self._make_heartbeater()
         self._completer = Completer(backend, self._heartbeater, self._in_flight, self._changed)
         self._pools: dict[PoolKind, Pool] = {}
+        self._progress: dict[str, str] = {}
+        """What handlers have reported since the last tick."""
 
     async def run(self, *, signals: bool) -> None:
         """Works until it is stopped by a signal or a cancellation, or until idle. Raises the error that ended it."""
@@ -128,6 +130,7 @@ class Runner:
     # Claiming and dispatching.
 
     async def _claim_jobs(self) -> None:
+        name, commands = self._worker.name, self._worker.commands
         lease_ms = min(handler.lease_ms for handler in self._worker.handlers.values())
         # Several claims fit into the silence after which the worker counts as unhealthy.
         wait_ms = 0 if self._until_idle else min(CLAIM_WAIT_MS, round(self._worker.silence_s * 1000 / 3))
@@ -137,15 +140,8 @@ class Runner:
             room = await self._room()
             self._claim_began_s = monotonic()
             try:
-                jobs = await self._backend.claim(
-                    Claim(
-                        worker=self._worker.name,
-                        commands=self._worker.commands,
-                        limit=room,
-                        lease_ms=lease_ms,
-                        wait_ms=wait_ms,
-                    )
-                )
+                wanted = Claim(worker=name, commands=commands, limit=room, lease_ms=lease_ms, wait_ms=wait_ms)
+                jobs = await self._backend.claim(wanted)
             except CodeqError as fault:
                 if self._is_permanent(fault):
                     raise
@@ -202,11 +198,15 @@ class Runner:
                 self._pools[handler.pool].submit(entry)
 
     def _report(self, key: str, text: str) -> None:
-        """The progress of a handler, from any thread."""
-        entry = self._in_flight.get(key)
-        if entry is not None:
-            entry.progress = text
-            self._heartbeater.report(key, text)
+        """Notes the progress of a handler. Handlers call it from any thread, and as often as they like."""
+        self._progress[key] = text
+
+    def _send_progress(self) -> None:
+        progress = {key: self._progress.pop(key) for key in list(self._progress)}
+        for key in progress.keys() & self._in_flight.keys():
+            self._in_flight[key].progress = progress[key]
+        if progress:
+            self._heartbeater.report(progress)
 
     # Outcomes that are decided without the handler.
 
@@ -225,6 +225,7 @@ class Runner:
             self._rate = 0.5 * self._rate + 0.5 * (self._completer.ended_jobs - before) / (now_s - before_s)
             self._changed.set()
             self._check_times(now_s)
+            self._send_progress()
             for pool in self._pools.values():
                 if pool.fault is not None:
                     raise Stuck(pool.fault)

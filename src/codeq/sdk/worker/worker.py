@@ -16,7 +16,7 @@ from codeq.sdk.durations import Seconds, milliseconds
 from codeq.sdk.verbs import Verbs
 from codeq.sdk.worker.handler import Handler, Middleware, PoolKind, is_async, wants_job
 
-F = TypeVar("F", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 Source = str | Verbs | BlockingVerbs
 
 END_S = 1.0
@@ -73,7 +73,7 @@ class Worker:
         backoff: Backoff | None = None,
         timeout: Seconds | None = None,
         process: bool | None = None,
-    ) -> Callable[[F], F]:
+    ) -> Callable[[Function], Function]:
         """Registers the function for tasks of this command. It gets the payload, and the job as a second argument if it
         takes one; it returns the result. It may raise or return `Retry(delay)` or `Fail(error)`; any other error is a
         failed try.
@@ -89,7 +89,7 @@ class Worker:
         if max_attempts is not None:
             validation.whole(max_attempts, "max_attempts", 1, ATTEMPTS_MAX)
 
-        def register(function: F) -> F:
+        def register(function: Function) -> Function:
             self.handlers[command] = Handler(
                 command=command,
                 function=function,
