@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import codeq
-from codeq.sdk.verbs import new_tasks
+from codeq.sdk.new_tasks import new_tasks
 
 BATCH = 1000
 _BANNER = re.compile(r"at (http://[^ ]*:\d+), data in")

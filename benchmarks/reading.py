@@ -21,7 +21,7 @@ from benchmarks import event_log, machine
 
 import codeq
 from codeq.pipeline.client import Calls, Connection, Wanted
-from codeq.sdk.verbs import new_tasks
+from codeq.sdk.new_tasks import new_tasks
 
 
 def main() -> None:

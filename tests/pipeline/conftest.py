@@ -18,7 +18,7 @@ from tests.server.running import Caller, Server, Tenant, start_server
 
 import codeq
 from codeq.pipeline import make_session
-from codeq.sdk.verbs import new_tasks
+from codeq.sdk.new_tasks import new_tasks
 
 HERE = Path(__file__).parent
 

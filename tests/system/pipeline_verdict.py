@@ -122,7 +122,7 @@ def _audit(found: Verdict, folder: Path, client: codeq.Client) -> None:
         "--url",
         client.url,
         "--token",
-        client.options["token"],
+        str(client.options["token"]),
     ]
     said = CliRunner().invoke(app, asked)
     if said.exit_code != 0:

@@ -112,7 +112,7 @@ class _Measurement:
 
 
 def _enqueue(client: "Client", command: str, payload: str, size: int) -> int:
-    from codeq.sdk.verbs import new_tasks
+    from codeq.sdk.new_tasks import new_tasks
 
     for result in client.enqueue_many(new_tasks(command, [payload] * size)):
         if isinstance(result, CodeqError):

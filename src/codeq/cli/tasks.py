@@ -100,7 +100,7 @@ def wait(
     except TaskFailed as failed:
         if not out.is_json:
             raise
-        out.document(details_fields(failed.kept))
+        out.document(details_fields(failed.details))
         print_error(str(failed), code=failed.code, as_json=True)
         raise typer.Exit(ExitCode.REFUSED) from None
     if out.is_json:

@@ -1,4 +1,6 @@
-"""Workers: functions that tasks are handed to, and the process that hands them out."""
+"""How does a process work on tasks? It registers functions for commands, claims tasks, runs the functions and reports
+their results. Imports the rest of `sdk`, `domain` and `wire`.
+"""
 
 from codeq.sdk.worker.execution import Fail, Interrupted, Retry
 from codeq.sdk.worker.running_job import RunningJob, current_job

@@ -72,7 +72,7 @@ def test_care_that_makes_no_sense_is_refused(settings: dict[str, Any], said: str
 
 @pytest.mark.parametrize("command", ["", "two words", "a/b", "..", "x" * 65, 7])
 def test_a_command_that_no_task_can_have_is_refused(command: str) -> None:
-    with pytest.raises(InvalidRequest, match="a command is"):
+    with pytest.raises(InvalidRequest, match="command must be"):
         codeq.Worker().task(command)
 
 
@@ -111,10 +111,10 @@ def test_the_function_is_left_as_it_was() -> None:
 
 def test_a_worker_without_a_queue_or_without_tasks_says_so(embedded: codeq.Queue) -> None:
     worker = codeq.Worker()
-    with pytest.raises(InvalidRequest, match="no tasks"):
+    with pytest.raises(InvalidRequest, match="no functions"):
         worker.run(embedded)
     worker.task("work")(handlers.echo)
-    with pytest.raises(InvalidRequest, match="where from"):
+    with pytest.raises(InvalidRequest, match="no queue"):
         worker.run()
 
 

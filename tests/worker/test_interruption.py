@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.server.running import eventually
 from tests.worker.handlers import lines, may_go_on
-from tests.worker.working import AT_ONCE, NEVER, at_work, is_gone, make_worker, moves
+from tests.worker.workers import AT_ONCE, NEVER, at_work, is_gone, make_worker, moves
 
 import codeq
 from codeq.domain.task import Holder
@@ -117,7 +117,7 @@ def test_a_lost_lease_interrupts_the_handler_and_its_result_is_not_taken(
 
 
 @pytest.mark.parametrize("function", ["ignore", "ignore_async"])
-def test_a_handler_that_does_not_heed_its_interruption_does_not_keep_others_waiting(
+def test_a_handler_that_ignores_its_interruption_does_not_keep_others_waiting(
     function: str, embedded: codeq.Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "INTERRUPT_S", 0.3)
@@ -142,7 +142,7 @@ def test_a_worker_with_nothing_left_to_work_with_says_so_and_ends(
     worker = make_worker({"work": {"function": function, "timeout": 0.1}}, concurrency=1, grace=0)
     for number in range(3):
         queue.enqueue("work", str(tmp_path / str(number)), backoff=NEVER)
-    with pytest.raises(codeq.CodeqError, match="heed"):
+    with pytest.raises(codeq.CodeqError, match="ignore"):
         worker.run(queue)
     assert [number for number in range(3) if lines(tmp_path / str(number))] == [0, 1]
     for number in range(3):

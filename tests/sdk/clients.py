@@ -1,4 +1,4 @@
-"""The four ways to the same verbs: plain or awaited, on a server or inside the process; all called as plain ones."""
+"""The four kinds of clients with the same verbs: blocking or async, of a server or local; all called blocking."""
 
 import asyncio
 import threading
@@ -15,11 +15,11 @@ from codeq.sdk.blocking import BlockingVerbs
 from codeq.sdk.verbs import Verbs
 from codeq.server.auth.principal import WORKER_SCOPES
 
-WAYS = ("Client", "AsyncClient", "open", "open_async")
+KINDS = ("Client", "AsyncClient", "open", "open_async")
 WORKER = "tester"
 """On a server the worker is who the token says; here the token says what the others call themselves."""
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 _numbers = count(1)
 
 
@@ -31,7 +31,7 @@ class Loop:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
-    def run(self, verb: Coroutine[Any, Any, Answer]) -> Answer:
+    def run(self, verb: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(verb, self.loop).result(60)
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class OnLoop(BlockingVerbs):
         super().__init__(verbs)
         self._loop = loop
 
-    def _run(self, verb: Coroutine[Any, Any, Answer]) -> Answer:
+    def _block_on(self, verb: Coroutine[Any, Any, T]) -> T:
         return self._loop.run(verb)
 
 
@@ -79,7 +79,7 @@ class Connect:
             self._loop.close()
 
 
-class Ways:
+class Clients:
     def __init__(self, server: Server, folder: Path) -> None:
         self.server = server
         self.loop = Loop()
@@ -87,16 +87,16 @@ class Ways:
         self._awaited = self.loop.run(codeq.open_async(folder / "awaited", durability="process"))
         self._clients: list[BlockingVerbs] = []
 
-    def queue(self, way: str, tenant: str | None = None) -> BlockingVerbs:
+    def queue(self, kind: str, tenant: str | None = None) -> BlockingVerbs:
         """The queues of the tenant; of a new one, if it is given no name."""
         tenant = tenant or f"tenant-{next(_numbers)}"
-        if way == "open":
+        if kind == "open":
             return self._plain.for_tenant(tenant)
-        if way == "open_async":
+        if kind == "open_async":
             return OnLoop(self._awaited.for_tenant(tenant), self.loop)
         token = token_for(self.server, tenant)
         client: BlockingVerbs
-        if way == "Client":
+        if kind == "Client":
             client = codeq.Client(self.server.base, token)
         else:
             client = OnLoop(codeq.AsyncClient(self.server.base, token), self.loop)

@@ -1,11 +1,11 @@
-"""A cable between a client and a server that can be cut: what is sent then arrives nowhere, and nobody is told.
+"""A proxy between a client and a server that can lose everything: bytes vanish, and neither side gets an error.
 
-    with Cable(server.port) as cable:
-        client = codeq.Client(cable.url, token)
-        cable.cut()                     # bytes vanish, connections stay open, new ones are taken and hear nothing
-        cable.mend()                    # what was under way is lost; new connections work again
+    with BlackholeProxy(server.port) as proxy:
+        client = codeq.Client(proxy.url, token)
+        proxy.cut()                     # bytes vanish; connections stay open, new ones are accepted and get no answer
+        proxy.restore()                 # what was under way is lost; new connections work again
 
-A proxy that answers with errors is another thing: see tests/sdk. `delay_s` holds up what the server says.
+For a proxy that answers with errors see tests/sdk. `delay_s` delays what the server sends.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 
-class Cable:
+class BlackholeProxy:
     def __init__(self, port: int) -> None:
         self._port = port
         self._is_cut = False
@@ -25,7 +25,7 @@ class Cable:
         self._lock = threading.Lock()
         self.delay_s = 0.0
         self.answers = 0
-        """How often the server has said something."""
+        """How often the server has sent something."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -34,7 +34,7 @@ class Cable:
     def cut(self) -> None:
         self._is_cut = True
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         with self._lock:
             links = list(self._links)
             self._is_cut = False
@@ -47,7 +47,7 @@ class Cable:
     def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, _: TracebackType | None) -> None:
         self._is_closed = True
         _shut(self._listener)
-        self.mend()
+        self.restore()
         for thread in self._threads:
             thread.join(10)
         self._listener.close()
@@ -67,7 +67,7 @@ class Cable:
             self._threads += both
             for thread in both:
                 thread.start()
-            threading.Thread(target=self._bury, args=(both, near, far), daemon=True).start()
+            threading.Thread(target=self._close_both, args=(both, near, far), daemon=True).start()
 
     def _pass(self, source: socket.socket, target: socket.socket) -> None:
         is_answer = source.getpeername()[1] == self._port
@@ -82,7 +82,7 @@ class Cable:
         if not self._is_cut:
             _shut(target)
 
-    def _bury(self, both: list[threading.Thread], near: socket.socket, far: socket.socket) -> None:
+    def _close_both(self, both: list[threading.Thread], near: socket.socket, far: socket.socket) -> None:
         for thread in both:
             thread.join()
         with self._lock:

@@ -1,4 +1,4 @@
-"""Workers for tests: in a thread of this process, or in a process of their own that can be told to stop or be killed.
+"""Workers for tests: in a thread of this process, or in a process of their own that can be stopped or killed.
 
 with at_work(worker, queue):                        # until the block ends, then as a signal would stop it
     task = queue.enqueue("echo", 1)
@@ -137,7 +137,7 @@ class Program:
         self.log = log
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.worker.program", said],
+                [sys.executable, "-m", "tests.worker.worker_program", said],
                 env=environment({"PYTHONPATH": paths}),
                 stdout=out,
                 stderr=out,
@@ -146,13 +146,13 @@ class Program:
 
     @property
     def family(self) -> list[psutil.Process]:
-        """Its children, and theirs: the heart and the processes of handlers."""
+        """Its children, and theirs: the heartbeat process and those of handlers."""
         found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
         return found
 
-    def heart(self) -> psutil.Process:
-        """The process that beats for it, once it is there."""
-        return eventually(lambda: [each for each in self.family if is_heart(each)])[0]
+    def heartbeat_process(self) -> psutil.Process:
+        """The process that sends its heartbeats, once it is there."""
+        return eventually(lambda: [each for each in self.family if is_heartbeat_process(each)])[0]
 
     def wait(self) -> int:
         return self.process.wait(STOP_S_MAX)
@@ -179,9 +179,9 @@ def is_gone(process: psutil.Process | int) -> bool:
         return True
 
 
-def is_heart(process: psutil.Process) -> bool:
+def is_heartbeat_process(process: psutil.Process) -> bool:
     try:
-        return "codeq.sdk.worker.heartbeat" in process.cmdline()
+        return "codeq.sdk.worker.heartbeat_process" in process.cmdline()
     except psutil.Error:
         return False
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from tests.server.running import Server, eventually
-from tests.worker.cable import Cable
+from tests.worker.blackhole_proxy import BlackholeProxy
 from tests.worker.handlers import lines, may_go_on
-from tests.worker.working import Program, Tenant, at_work, make_worker, moves
+from tests.worker.workers import Program, Tenant, at_work, make_worker, moves
 
 import codeq
 from codeq.sdk.worker import runner
@@ -64,7 +64,7 @@ def test_a_signal_lets_running_handlers_finish_and_hands_the_rest_back(
 def test_what_does_not_finish_in_time_is_interrupted_and_handed_back(
     signals: int, tenant: Tenant, tmp_path: Path
 ) -> None:
-    """In time is the grace; or at once, if the worker is told a second time."""
+    """In time is the grace; or at once, after a second signal."""
     tasks = _enqueued(tenant, tmp_path)
     grace = 0.2 if signals == 1 else 600
     with Program(tenant, PLACES, log=tmp_path / "log", concurrency=1, prefetch=6, grace=grace) as program:
@@ -94,14 +94,14 @@ def test_a_handler_that_will_not_stop_does_not_keep_the_worker_from_stopping(ten
     assert [moves(tenant.client, task) for task in tasks] == [HANDED_BACK] * 2
 
 
-def test_jobs_that_are_on_their_way_when_it_is_told_to_stop_are_handed_back(
+def test_jobs_that_are_on_their_way_when_it_is_stopped_are_handed_back(
     server: Server, tenant: Tenant, tmp_path: Path
 ) -> None:
     tasks = [tenant.client.enqueue("echo", number) for number in range(3)]
-    with Cable(server.port) as cable:
-        cable.delay_s = 0.3
-        with Program(tenant, {"echo": {}}, log=tmp_path / "log", url=cable.url) as program:
-            eventually(lambda: cable.answers, 20)
+    with BlackholeProxy(server.port) as proxy:
+        proxy.delay_s = 0.3
+        with Program(tenant, {"echo": {}}, log=tmp_path / "log", url=proxy.url) as program:
+            eventually(lambda: proxy.answers, 20)
             program.process.terminate()
             assert program.wait() == 0
     assert [moves(tenant.client, task) for task in tasks] == [HANDED_BACK] * 3
@@ -155,14 +155,14 @@ def test_the_programs_own_signal_handlers_are_back_when_the_worker_has_ended(emb
 def test_a_worker_whose_server_is_away_still_stops(
     server: Server, tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "LAST_WORDS_S", 1.0)
+    monkeypatch.setattr(runner, "LAST_REPORTS_S", 1.0)
     tasks = [tenant.client.enqueue("hold_up", str(tmp_path / str(number))) for number in range(2)]
     worker = make_worker({"hold_up": {}}, grace=1)
-    with Cable(server.port) as cable, tenant.at(cable.url) as client, at_work(worker, client) as working:
+    with BlackholeProxy(server.port) as proxy, tenant.at(proxy.url) as client, at_work(worker, client) as working:
         for number in range(2):
             eventually(lambda number=number: lines(tmp_path / str(number)), 20)  # type: ignore[misc]
-        cable.cut()
-        may_go_on(tmp_path / "0")  # one ends and cannot tell; the other must be interrupted
+        proxy.cut()
+        may_go_on(tmp_path / "0")  # one ends and cannot be reported; the other must be interrupted
         working.cancel()
         working.wait()
     assert lines(tmp_path / "1")[1:] == ["interrupted"]
