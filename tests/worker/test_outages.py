@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.server.running import Server, eventually, launch, start_server
+from tests.server.server_process import Server, eventually, launch, start_server
 from tests.worker.cable import Cable
 from tests.worker.handlers import lines
 from tests.worker.working import AT_ONCE, Program, Tenant, all_tasks, at_work, make_worker

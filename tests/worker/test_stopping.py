@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.running import Server, eventually
+from tests.server.server_process import Server, eventually
 from tests.worker.cable import Cable
 from tests.worker.handlers import lines, may_go_on
 from tests.worker.working import Program, Tenant, at_work, make_worker, moves
