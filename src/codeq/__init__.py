@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_NAMES_BY_MODULE = {
     "codeq.domain.backoff": ("Backoff", "BackoffKind"),
     "codeq.domain.errors": ("CodeqError",),
     "codeq.domain.queue": ("OnExpiry", "QueuePolicy"),
@@ -32,8 +32,8 @@ _HOMES = {
     "codeq.sdk.worker": ("Fail", "Interrupted", "Retry", "RunningJob", "Worker", "current_job"),
     "codeq.store.data_dir": ("restore",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-"""Loaded at the first use: a client needs no storage engine, and the command line should answer at once."""
+_MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
+"""Imported at first use: a client needs no storage engine, and the command line should start at once."""
 
 __all__ = [
     "AsyncClient",
@@ -73,9 +73,9 @@ if not TYPE_CHECKING:  # a type checker must still notice a name that is not the
     def __getattr__(name: str) -> Any:
         if name == "errors":
             return import_module("codeq.errors")
-        if name not in _HOME_OF:
+        if name not in _MODULE_OF:
             raise AttributeError(f"module 'codeq' has no attribute {name!r}")
-        found = getattr(import_module(_HOME_OF[name]), name)
+        found = getattr(import_module(_MODULE_OF[name]), name)
         globals()[name] = found
         return found
 

@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.cli.shell import Cli
-from tests.server.running import Server, start_server
+from tests.server.server_process import Server, start_server
 
 _numbers = count(1)
 

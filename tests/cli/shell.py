@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import msgspec
-from tests.server.running import Server, command_line, environment
+from tests.server.server_process import Server, command_line, environment
 from typer.main import get_command
 from typer.testing import CliRunner
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 from tests.cli.shell import Cli
-from tests.server.running import eventually
+from tests.server.server_process import eventually
 
 
 def test_the_id_is_all_that_is_printed(cli: Cli) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import typer
 from tests.cli.shell import Cli
-from tests.server.running import command_line, environment, run_codeq
+from tests.server.server_process import command_line, environment, run_codeq
 from typer.testing import CliRunner
 
 import codeq

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 from tests.cli.shell import Cli
-from tests.server.running import command_line, environment
+from tests.server.server_process import command_line, environment
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "command-line.md"
 

@@ -3,7 +3,7 @@
 import subprocess
 
 from tests.cli.shell import Cli
-from tests.server.running import command_line, environment
+from tests.server.server_process import command_line, environment
 
 
 def test_a_claim_into_a_pipe_is_a_line_with_tabs_per_task(cli: Cli) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.cli.shell import Cli
-from tests.server.running import eventually
+from tests.server.server_process import eventually
 
 import codeq
 from codeq.cli import bench, machine_checks, server_checks

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.running import Server, start_server
+from tests.server.server_process import Server, start_server
 
 import codeq
 from codeq.wire.local_server import DEV_TOKEN

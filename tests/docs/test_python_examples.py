@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.docs.code_blocks import ROOT, blocks, environment, program
-from tests.server.running import Server, start_server
+from tests.server.server_process import Server, start_server
 
 from codeq.server.dev import ALL_SCOPES
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
-from tests.server.running import environment, eventually
+from tests.server.server_process import environment, eventually
 
 from codeq.pipeline import java
 

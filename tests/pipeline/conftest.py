@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pyspark.sql import SparkSession
 from tests.pipeline.figures import Figures, make_figures
-from tests.server.running import Caller, Server, Tenant, start_server
+from tests.server.server_process import Caller, Server, Tenant, start_server
 
 import codeq
 from codeq.pipeline import make_session

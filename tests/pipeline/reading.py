@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from tests.server.running import Caller, Server, Tenant, answered
+from tests.server.server_process import Caller, Server, Tenant, answered
 
 from codeq.wire import paths
 

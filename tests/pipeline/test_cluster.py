@@ -12,7 +12,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 from tests.pipeline.cluster import ANSWER_S_MAX, BIN, Cluster, Driver, start_cluster, start_driver
 from tests.pipeline.reading import enqueue, log_of
-from tests.server.running import Caller, Tenant, answered, at, command_line, eventually
+from tests.server.server_process import Caller, Tenant, answered, at, command_line, eventually
 
 from codeq.pipeline import last_write_summary
 from codeq.server.dev import ALL_SCOPES

@@ -9,7 +9,7 @@ import deltalake
 import pytest
 from tests.pipeline.cluster import ANSWER_S_MAX
 from tests.pipeline.reading import enqueue, log_of
-from tests.server.running import Caller, Tenant, command_line, environment, eventually, run_codeq
+from tests.server.server_process import Caller, Tenant, command_line, environment, eventually, run_codeq
 
 from codeq.pipeline.lake.table import Lake
 from codeq.wire import paths

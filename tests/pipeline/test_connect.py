@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.pipeline.cluster import environment_in, start_driver
 from tests.pipeline.reading import log_of
-from tests.server.running import Caller, Tenant, run_codeq
+from tests.server.server_process import Caller, Tenant, run_codeq
 
 from codeq.cli.errors import ExitCode
 from codeq.server.dev import ALL_SCOPES

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.server.running import environment, run_codeq
+from tests.server.server_process import environment, run_codeq
 
 from codeq.pipeline import java, make_session
 from codeq.pipeline.session import _local

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from tests.pipeline.comparing import at_once, comparable, counted
-from tests.server.running import Server, start_server
+from tests.server.server_process import Server, start_server
 
 import codeq
 from codeq.pipeline.client import Calls, Connection

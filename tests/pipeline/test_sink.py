@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from tests.pipeline.reading import Told
-from tests.server.running import Tenant, answered
+from tests.server.server_process import Tenant, answered
 
 from codeq.pipeline import last_write_summary
 from codeq.pipeline.connector import rejects

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import spark_partition_id
 from tests.pipeline.reading import Told, events, log_of, platform, relay, seqs
-from tests.server.running import Server, Tenant, answered, start_server
+from tests.server.server_process import Server, Tenant, answered, start_server
 
 from codeq.pipeline import event_schema
 from codeq.wire import paths

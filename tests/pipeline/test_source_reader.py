@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from tests.pipeline.reading import Told, enqueue, log_of, platform, relay
-from tests.server.running import Server, Tenant, answered, eventually
+from tests.server.server_process import Server, Tenant, answered, eventually
 
 from codeq.errors import Unreachable
 from codeq.pipeline import event_schema

@@ -9,7 +9,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.pipeline.reading import Told, enqueue, log_of, platform, relay
-from tests.server.running import Server, Tenant, eventually, launch, start_server
+from tests.server.server_process import Server, Tenant, eventually, launch, start_server
 
 
 class Lake:

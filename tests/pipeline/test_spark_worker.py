@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.pipeline.reading import enqueue, log_of
-from tests.server.running import Caller, Tenant, answered, at
+from tests.server.server_process import Caller, Tenant, answered, at
 
 from codeq.errors import InvalidRequest
 from codeq.pipeline import work

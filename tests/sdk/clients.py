@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from tests.server.running import Server
+from tests.server.server_process import Server
 
 import codeq
 from codeq.sdk.blocking import BlockingVerbs

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.sdk.clients import KINDS, Clients, Connect
 from tests.sdk.proxy import Proxy
-from tests.server.running import Server, start_server
+from tests.server.server_process import Server, start_server
 
 from codeq.sdk.blocking import BlockingVerbs
 

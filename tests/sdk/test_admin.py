@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.sdk.clients import WORKER
-from tests.server.running import eventually
+from tests.server.server_process import eventually
 
 from codeq import Backoff, BackoffKind, OnExpiry, QueuePolicy, Status, Task
 from codeq.domain.requests import BulkResult

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.sdk.clients import token_for
 from tests.sdk.proxy import Proxy, answer, lose_answer
-from tests.server.running import Server
+from tests.server.server_process import Server
 
 import codeq
 from codeq import AsyncClient, CodeqError, NewTask, Task

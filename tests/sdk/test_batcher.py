@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from tests.sdk.clients import WORKER, Clients, token_for
 from tests.sdk.proxy import Proxy, answer, hang, lose_answer
-from tests.server.running import Server, eventually
+from tests.server.server_process import Server, eventually
 
 from codeq import Client, CodeqError, NewTask, Task
 from codeq.domain.limits import PAYLOAD_BYTES_MAX

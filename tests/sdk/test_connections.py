@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from tests.sdk.clients import Connect, token_for
 from tests.sdk.proxy import Proxy, hang, lose_answer, pass_on
-from tests.server.running import Server, eventually
+from tests.server.server_process import Server, eventually
 
 from codeq import AsyncClient, Client, Status, Task
 from codeq.errors import InvalidRequest, StoreClosed, Unreachable

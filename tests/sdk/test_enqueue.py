@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.sdk.clients import WORKER
-from tests.server.running import eventually
+from tests.server.server_process import eventually
 
 from codeq import (
     Backoff,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.sdk.clients import Connect, token_for
 from tests.sdk.proxy import Proxy, answer, raw
-from tests.server.running import Server
+from tests.server.server_process import Server
 
 from codeq import CodeqError, NewTask, errors
 from codeq.domain.limits import PAYLOAD_BYTES_MAX

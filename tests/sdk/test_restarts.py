@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.sdk.clients import token_for
-from tests.server.running import eventually, launch
+from tests.server.server_process import eventually, launch
 
 from codeq import Client, Task, new_tasks
 

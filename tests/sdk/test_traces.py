@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.sdk.clients import token_for
-from tests.server.running import Server, environment
+from tests.server.server_process import Server, environment
 
 PROGRAM = """
 import asyncio, json, sys

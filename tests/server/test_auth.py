@@ -30,7 +30,7 @@ from tests.server.issuer import (
     sign,
     worker_claims,
 )
-from tests.server.running import Server, Tenant, answered, at, eventually, refused, start_server
+from tests.server.server_process import Server, Tenant, answered, at, eventually, refused, start_server
 
 from codeq.domain.errors import InvalidRequest
 from codeq.server.auth import keyset, principal

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.server.connections import create, head, line, look
-from tests.server.inside import Inside
-from tests.server.running import Server, start_server
+from tests.server.in_process_server import InProcessServer
+from tests.server.server_process import Server, start_server
 
 from codeq.server.request import HttpRequest
 from codeq.wire import paths
@@ -95,14 +95,14 @@ def test_what_is_sent_ahead_of_an_answer_is_not_taken_in_without_end(server: Ser
 
 def test_only_a_few_of_the_requests_sent_ahead_are_in_memory_at_once(tmp_path: Path) -> None:
     async def story() -> None:
-        inside = Inside(tmp_path)
-        async with inside.running():
-            [client] = await inside.callers("acme")
+        server = InProcessServer(tmp_path)
+        async with server.running():
+            [client] = await server.callers("acme")
             client.send("POST", paths.CLAIM, b'{"commands":["work"],"waitSeconds":20}')
             await asyncio.to_thread(client.socket.sendall, look() * 2000)
             await asyncio.sleep(0.1)
             assert 1 < sum(isinstance(thing, HttpRequest) for thing in gc.get_objects()) < 500
-            inside.state.core.waiters.end_waits()
+            server.state.core.waiters.end_waits()
             assert (await client.answer()).status == 204
             assert {(await client.answer()).status for _ in range(2000)} == {200}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.server.running import Server, at, launch
+from tests.server.server_process import Server, at, launch
 from tests.system.audit import audit
 from tests.system.disks import fill, small_disk
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.server.running import Caller, Server, Tenant, answered, at, eventually, refused, waiting
+from tests.server.server_process import Caller, Server, Tenant, answered, at, eventually, refused, waiting
 
 from codeq.wire import paths
 

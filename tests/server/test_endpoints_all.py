@@ -6,7 +6,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from tests.server.running import EXERCISED, Server, answered
+from tests.server.server_process import EXERCISED, Server, answered
 
 from codeq.server.auth.principal import Kind
 from codeq.server.openapi import describe

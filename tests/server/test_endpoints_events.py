@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from rocksdict import WriteBatch
-from tests.server.running import Caller, Server, Tenant, answered, at, refused, start_server, waiting
+from tests.server.server_process import Caller, Server, Tenant, answered, at, refused, start_server, waiting
 
 from codeq.store import codec
 from codeq.store.rocksdb import keys

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.server.running import Tenant, answered, at, eventually, refused, start_server
+from tests.server.server_process import Tenant, answered, at, eventually, refused, start_server
 
 from codeq.domain.limits import BATCH_TASKS_MAX, PAYLOAD_BYTES_MAX
 from codeq.wire import paths

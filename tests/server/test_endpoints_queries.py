@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.server.running import Server, Tenant, answered, at, refused, waiting
+from tests.server.server_process import Server, Tenant, answered, at, refused, waiting
 
 from codeq.wire import paths
 

@@ -9,7 +9,7 @@ import jsonschema_rs
 import jwt
 import pytest
 from schemathesis.specs.openapi.definitions import OPENAPI_31
-from tests.server.running import Server, answered, start_server
+from tests.server.server_process import Server, answered, start_server
 
 import codeq
 from codeq.server.auth.principal import Kind

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.server.running import Tenant, answered, at, eventually, refused, waiting
+from tests.server.server_process import Tenant, answered, at, eventually, refused, waiting
 
 from codeq.wire import paths
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.server.running import start_server
+from tests.server.server_process import start_server
 
 SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.running import Server, answered, at, refused, start_server
+from tests.server.server_process import Server, answered, at, refused, start_server
 
 from codeq.wire import paths
 

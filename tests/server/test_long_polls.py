@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.server.running import Server, Tenant, answered, at, eventually, start_server
+from tests.server.server_process import Server, Tenant, answered, at, eventually, start_server
 
 from codeq.wire import paths
 

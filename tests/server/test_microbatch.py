@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.server.inside import Caller, Inside, until
+from tests.server.in_process_server import Caller, InProcessServer, until
 
 from codeq.domain.errors import StoreBusy, StoreFailed
 from codeq.server import microbatch
@@ -15,7 +15,7 @@ from codeq.server.ratelimit import Rate, RateLimiter
 from codeq.wire import paths
 from codeq.wire import tasks as wire
 
-Story = Callable[[Inside], Coroutine[Any, Any, None]]
+Story = Callable[[InProcessServer], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture
@@ -24,32 +24,32 @@ def tell(tmp_path: Path) -> Callable[..., None]:
 
     def run(story: Story, **options: Any) -> None:
         async def told() -> None:
-            inside = Inside(tmp_path, **options)
-            async with inside.running():
-                await story(inside)
-                assert not inside.tasks
+            server = InProcessServer(tmp_path, **options)
+            async with server.running():
+                await story(server)
+                assert not server.tasks
 
         asyncio.run(told())
 
     return run
 
 
-def settle_by(wait: Callable[[], Awaitable[object]], inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+def settle_by(wait: Callable[[], Awaitable[object]], server: InProcessServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have this store settle when the wait is over. Others in the process, with loops of their own, go on as ever."""
-    mine, settle = inside.store, type(inside.store).flush
+    mine, settle = server.store, type(server.store).flush
     monkeypatch.setattr(type(mine), "flush", lambda store: wait() if store is mine else settle(store))
 
 
-def watch(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def watch(server: InProcessServer, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The tenants of the tasks of every commit from now on."""
     commits: list[list[str]] = []
-    commit = type(inside.store).commit
+    commit = type(server.store).commit
 
     async def watched(store: Any, changes: Any) -> Any:
         commits.append([change.after.tenant for change in changes])
         return await commit(store, changes)
 
-    monkeypatch.setattr(type(inside.store), "commit", watched)
+    monkeypatch.setattr(type(server.store), "commit", watched)
     return commits
 
 
@@ -62,9 +62,9 @@ async def tasks_of(caller: Caller) -> list[dict[str, Any]]:
 def test_creates_that_arrive_together_are_one_commit_and_each_gets_its_own_task(
     tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(inside: Inside) -> None:
-        callers = await inside.callers(*["acme"] * 20)
-        commits = watch(inside, monkeypatch)
+    async def story(server: InProcessServer) -> None:
+        callers = await server.callers(*["acme"] * 20)
+        commits = watch(server, monkeypatch)
         for place, caller in enumerate(callers):
             caller.create(payload=place)
         answers = [await caller.answer() for caller in callers]
@@ -78,8 +78,8 @@ def test_creates_that_arrive_together_are_one_commit_and_each_gets_its_own_task(
 
 
 def test_the_same_key_twice_in_a_turn_is_one_task_and_a_replay(tell: Callable[..., None]) -> None:
-    async def story(inside: Inside) -> None:
-        first, second, third = await inside.callers("acme", "acme", "acme")
+    async def story(server: InProcessServer) -> None:
+        first, second, third = await server.callers("acme", "acme", "acme")
         for caller in (first, second):
             caller.create(idempotencyKey="k")
         third.send("POST", paths.TASKS, b'{"command":"work","payload":1}', idempotency_key="k")
@@ -94,8 +94,8 @@ def test_the_same_key_twice_in_a_turn_is_one_task_and_a_replay(tell: Callable[..
 
 
 def test_the_same_key_for_another_payload_is_refused_to_the_second_alone(tell: Callable[..., None]) -> None:
-    async def story(inside: Inside) -> None:
-        first, second, third = await inside.callers("acme", "acme", "acme")
+    async def story(server: InProcessServer) -> None:
+        first, second, third = await server.callers("acme", "acme", "acme")
         first.create(payload=1, idempotencyKey="k")
         second.create(payload=2, idempotencyKey="k")
         third.create(payload=3)
@@ -120,8 +120,8 @@ def test_the_same_key_for_another_payload_is_refused_to_the_second_alone(tell: C
     ids=range(6),
 )
 def test_one_bad_create_among_good_ones_is_refused_alone(tell: Callable[..., None], bad: bytes, status: int) -> None:
-    async def story(inside: Inside) -> None:
-        first, wrong, last = await inside.callers("acme", "acme", "acme")
+    async def story(server: InProcessServer) -> None:
+        first, wrong, last = await server.callers("acme", "acme", "acme")
         wrong.socket.settimeout(10)
         first.create()
         await asyncio.gather(asyncio.to_thread(wrong.send, "POST", paths.TASKS, bad), return_exceptions=True)
@@ -135,9 +135,9 @@ def test_one_bad_create_among_good_ones_is_refused_alone(tell: Callable[..., Non
 
 
 def test_tenants_that_arrive_together_stay_apart(tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(inside: Inside) -> None:
-        acme, globex, again = await inside.callers("acme", "globex", "acme")
-        commits = watch(inside, monkeypatch)
+    async def story(server: InProcessServer) -> None:
+        acme, globex, again = await server.callers("acme", "globex", "acme")
+        commits = watch(server, monkeypatch)
         for caller in (acme, globex, again):
             caller.create(idempotencyKey="k")
         answers = [await caller.answer() for caller in (acme, globex, again)]
@@ -160,16 +160,16 @@ def test_tenants_that_arrive_together_stay_apart(tell: Callable[..., None], monk
 def test_what_fails_one_tenants_batch_is_told_to_each_of_its_callers_and_to_nobody_else(
     tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch, fault: Exception, status: int, code: str
 ) -> None:
-    async def story(inside: Inside) -> None:
-        acme, globex, again = await inside.callers("acme", "globex", "acme")
-        commit = type(inside.store).commit
+    async def story(server: InProcessServer) -> None:
+        acme, globex, again = await server.callers("acme", "globex", "acme")
+        commit = type(server.store).commit
 
         async def broken(store: Any, changes: Any) -> Any:
             if changes[0].after.tenant == "acme":
                 raise type(fault)(*fault.args)
             return await commit(store, changes)
 
-        monkeypatch.setattr(type(inside.store), "commit", broken)
+        monkeypatch.setattr(type(server.store), "commit", broken)
         for caller in (acme, globex, again):
             caller.create()
         assert (await globex.answer()).status == 202
@@ -178,7 +178,7 @@ def test_what_fails_one_tenants_batch_is_told_to_each_of_its_callers_and_to_nobo
             assert answer.json["requestId"] == answer.request_id
             assert b"/secret" not in answer.body
             assert ("retry-after" in answer.headers) == (status == 503)
-        assert bool(inside.failures) == isinstance(fault, StoreFailed)
+        assert bool(server.failures) == isinstance(fault, StoreFailed)
 
     tell(story)
 
@@ -186,8 +186,8 @@ def test_what_fails_one_tenants_batch_is_told_to_each_of_its_callers_and_to_nobo
 def test_an_answer_that_cannot_be_made_fails_its_own_caller_alone(
     tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(inside: Inside) -> None:
-        callers = await inside.callers("acme", "acme", "acme")
+    async def story(server: InProcessServer) -> None:
+        callers = await server.callers("acme", "acme", "acme")
         view = wire.view
 
         def broken(task: Any, body: Any) -> Any:
@@ -208,9 +208,9 @@ def test_an_answer_that_cannot_be_made_fails_its_own_caller_alone(
 def test_a_refusal_of_one_order_by_the_core_leaves_the_rest_of_the_batch_alone(
     tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(inside: Inside) -> None:
-        callers = await inside.callers("acme", "acme", "acme")
-        commits = watch(inside, monkeypatch)
+    async def story(server: InProcessServer) -> None:
+        callers = await server.callers("acme", "acme", "acme")
+        commits = watch(server, monkeypatch)
         for caller, delay_s in zip(callers, (0, 31_622_400, 0), strict=True):
             caller.create(delaySeconds=delay_s, idempotencyKey="x" if delay_s == 0 else "a\tb")
         assert [(await caller.answer()).status for caller in callers] == [202, 400, 202]
@@ -222,15 +222,15 @@ def test_a_refusal_of_one_order_by_the_core_leaves_the_rest_of_the_batch_alone(
 def test_a_caller_that_has_gone_takes_no_answer_from_the_others(
     tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(inside: Inside) -> None:
-        first, gone, last = await inside.callers("acme", "acme", "acme")
+    async def story(server: InProcessServer) -> None:
+        first, gone, last = await server.callers("acme", "acme", "acme")
         settling = asyncio.Event()
-        settle_by(settling.wait, inside, monkeypatch)
+        settle_by(settling.wait, server, monkeypatch)
         for caller in (first, gone, last):
             caller.create()
         await asyncio.sleep(0.05)
         gone.hang_up()
-        await until(lambda: inside.open_connections == 2)
+        await until(lambda: server.open_connections == 2)
         settling.set()
         assert [(await caller.answer()).status for caller in (first, last)] == [202, 202]
         assert len(await tasks_of(first)) == 3
@@ -241,10 +241,10 @@ def test_a_caller_that_has_gone_takes_no_answer_from_the_others(
 def test_nobody_is_answered_before_the_batch_is_on_disk(
     tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(inside: Inside) -> None:
-        callers = await inside.callers(*["acme"] * 5)
+    async def story(server: InProcessServer) -> None:
+        callers = await server.callers(*["acme"] * 5)
         settling = asyncio.Event()
-        settle_by(settling.wait, inside, monkeypatch)
+        settle_by(settling.wait, server, monkeypatch)
         for caller in callers:
             caller.create()
         await asyncio.sleep(0.1)
@@ -259,11 +259,11 @@ def test_nobody_is_answered_before_the_batch_is_on_disk(
 def test_more_than_a_batch_holds_goes_in_several_in_order(
     tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tasks: int, size: int
 ) -> None:
-    async def story(inside: Inside) -> None:
-        callers = await inside.callers(*["acme"] * 8)
+    async def story(server: InProcessServer) -> None:
+        callers = await server.callers(*["acme"] * 8)
         monkeypatch.setattr(microbatch, "BATCH_TASKS_MAX", tasks)
         monkeypatch.setattr(microbatch, "BATCH_BYTES_MAX", size)
-        commits = watch(inside, monkeypatch)
+        commits = watch(server, monkeypatch)
         for caller in callers:
             caller.create(payload="x" * 300)
         ids = [(await caller.answer()).json["id"] for caller in callers]
@@ -274,8 +274,8 @@ def test_more_than_a_batch_holds_goes_in_several_in_order(
 
 
 def test_every_call_of_a_turn_is_counted_against_the_limits(tell: Callable[..., None]) -> None:
-    async def story(inside: Inside) -> None:
-        callers = await inside.callers(*["acme"] * 5)
+    async def story(server: InProcessServer) -> None:
+        callers = await server.callers(*["acme"] * 5)
         for caller in callers:
             caller.create()
         answers = [await caller.answer() for caller in callers]
@@ -286,9 +286,9 @@ def test_every_call_of_a_turn_is_counted_against_the_limits(tell: Callable[..., 
 
 
 def test_a_token_that_is_not_known_yet_goes_the_long_way_to_the_same_answer(tell: Callable[..., None]) -> None:
-    async def story(inside: Inside) -> None:
-        known, *_ = await inside.callers("acme")
-        strange, nobody = inside.stranger("new"), inside.stranger("nobody")
+    async def story(server: InProcessServer) -> None:
+        known, *_ = await server.callers("acme")
+        strange, nobody = server.stranger("new"), server.stranger("nobody")
         await asyncio.sleep(0.05)
         for caller in (known, strange, nobody):
             caller.create(payload={"same": True})
@@ -307,18 +307,18 @@ def test_a_token_that_is_not_known_yet_goes_the_long_way_to_the_same_answer(tell
 def test_a_batch_that_is_cancelled_at_the_end_of_the_server_answers_nobody(
     tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(inside: Inside) -> None:
-        [caller] = await inside.callers("acme")
-        settle = type(inside.store).flush
-        settle_by(asyncio.Event().wait, inside, monkeypatch)
+    async def story(server: InProcessServer) -> None:
+        [caller] = await server.callers("acme")
+        settle = type(server.store).flush
+        settle_by(asyncio.Event().wait, server, monkeypatch)
         caller.create()
-        await until(lambda: inside.tasks)
+        await until(lambda: server.tasks)
         await asyncio.sleep(0.05)
-        for task in list(inside.tasks):
+        for task in list(server.tasks):
             task.cancel()
         with pytest.raises((AssertionError, ConnectionError)):
             await caller.answer()
-        monkeypatch.setattr(type(inside.store), "flush", settle)
+        monkeypatch.setattr(type(server.store), "flush", settle)
 
     tell(story)
 
@@ -326,10 +326,10 @@ def test_a_batch_that_is_cancelled_at_the_end_of_the_server_answers_nobody(
 def test_results_that_arrive_together_are_one_commit_and_each_ends_its_own_task(
     tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(inside: Inside) -> None:
-        callers = await inside.callers(*[f"acme/{n}" for n in range(6)])
+    async def story(server: InProcessServer) -> None:
+        callers = await server.callers(*[f"acme/{n}" for n in range(6)])
         held = [await caller.held() for caller in callers]
-        commits = watch(inside, monkeypatch)
+        commits = watch(server, monkeypatch)
         for place, (caller, task) in enumerate(zip(callers, held, strict=True)):
             caller.submit(task, result={"n": place})
         answers = [(await caller.answer()).json for caller in callers]
@@ -343,8 +343,8 @@ def test_results_that_arrive_together_are_one_commit_and_each_ends_its_own_task(
 def test_results_for_one_task_in_a_turn_are_accepted_once_and_from_its_holder_alone(
     tell: Callable[..., None],
 ) -> None:
-    async def story(inside: Inside) -> None:
-        holder, same, other, globex, bad = await inside.callers("acme/1", "acme/1", "acme/2", "globex", "acme/1")
+    async def story(server: InProcessServer) -> None:
+        holder, same, other, globex, bad = await server.callers("acme/1", "acme/1", "acme/2", "globex", "acme/1")
         task = await holder.held()
         other.submit(task, result="stolen")
         globex.submit(task, result="foreign")
@@ -359,8 +359,8 @@ def test_results_for_one_task_in_a_turn_are_accepted_once_and_from_its_holder_al
 
 
 def test_creates_and_results_of_one_turn_do_not_mix(tell: Callable[..., None]) -> None:
-    async def story(inside: Inside) -> None:
-        maker, worker = await inside.callers("acme", "acme/1")
+    async def story(server: InProcessServer) -> None:
+        maker, worker = await server.callers("acme", "acme/1")
         task = await worker.held()
         maker.create(payload="new")
         worker.submit(task, result="done")

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client.parser import text_string_to_metric_families
-from tests.server.running import Caller, Server, Tenant, answered, at, eventually, refused, start_server
+from tests.server.server_process import Caller, Server, Tenant, answered, at, eventually, refused, start_server
 
 from codeq.domain.errors import StoreBusy
 from codeq.domain.queue import QueueCounts, QueueKey

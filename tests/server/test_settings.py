@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import yaml
 from tests.server.issuer import settings_for
-from tests.server.running import Server, answered, refused, run_codeq, start_server
+from tests.server.server_process import Server, answered, refused, run_codeq, start_server
 from typer.testing import CliRunner
 
 from codeq.cli.main import app

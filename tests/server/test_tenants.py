@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.running import Caller, Server, Tenant, answered, at, waiting
+from tests.server.server_process import Caller, Server, Tenant, answered, at, waiting
 
 from codeq.server.routes import ROUTES, Route
 from codeq.wire import paths

@@ -17,7 +17,7 @@ from tests.system.audit import ShardKeys, Stored
 
 from codeq.domain.task import Status
 
-CHURN: Final = Path(__file__).with_name("churn.py")
+LOAD_CHILD: Final = Path(__file__).with_name("load_child.py")
 BRIEF: Final = "brief"
 """The one command whose tasks are purged, soon after they end."""
 
@@ -93,7 +93,7 @@ class Child:
     def __init__(
         self, path: Path, *options: str, before: Sequence[str] = (), environment: dict[str, str] | None = None
     ) -> None:
-        command = [*before, sys.executable, str(CHURN), str(path), *options]
+        command = [*before, sys.executable, str(LOAD_CHILD), str(path), *options]
         self.lines: list[dict[str, Any]] = []
         self._rest = b""
         self._errors = ""

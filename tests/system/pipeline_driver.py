@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pyspark
-from tests.server.running import command_line, environment, eventually
+from tests.server.server_process import command_line, environment, eventually
 
 LOCAL, CLUSTER = "local[2,4]", "local-cluster[2,1,1024]"
 """Executors as threads of the driver, with Python processes beside it; and as processes of their own, with theirs."""

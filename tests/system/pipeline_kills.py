@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from tests.server.running import Server, eventually, launch
+from tests.server.server_process import Server, eventually, launch
 from tests.system.pipeline_driver import CLUSTER, LOCAL, Driver, Way
 from tests.system.pipeline_load import PATIENCE_S, SETTINGS, Load, come_to_rest
 from tests.system.pipeline_verdict import judge

@@ -8,7 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from tests.server.running import eventually
+from tests.server.server_process import eventually
 
 import codeq
 

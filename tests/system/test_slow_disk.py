@@ -25,7 +25,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(HERE / "slowsync.c"), "-ldl"], check=True
     )
     child = subprocess.run(
-        [sys.executable, str(HERE / "ticking.py"), str(folder / "data")],
+        [sys.executable, str(HERE / "slow_disk_child.py"), str(folder / "data")],
         env={**os.environ, "LD_PRELOAD": str(library)},
         capture_output=True,
         timeout=60,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.drawn import tasks
+from tests.unit.random_tasks import tasks
 
 from codeq.domain.task import Task
 from codeq.store import codec

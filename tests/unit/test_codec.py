@@ -3,7 +3,7 @@
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.drawn import backoffs, tasks, texts
+from tests.unit.random_tasks import backoffs, tasks, texts
 
 from codeq.domain.backoff import Backoff
 from codeq.domain.queue import OnExpiry, QueuePolicy

@@ -11,7 +11,7 @@ import pytest
 # The tests' own modules are imported by their full name, which `--import-mode=importlib` leaves to the path.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.server.running import Server, start_server
+from tests.server.server_process import Server, start_server
 from tests.worker.workers import Tenant
 
 import codeq

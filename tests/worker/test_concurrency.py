@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.running import eventually
+from tests.server.server_process import eventually
 from tests.worker.handlers import lines, may_go_on
 from tests.worker.workers import at_work, make_worker, moves
 

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.server.running import eventually
+from tests.server.server_process import eventually
 from tests.worker.handlers import lines, may_go_on
 from tests.worker.workers import AT_ONCE, NEVER, at_work, make_worker, moves
 

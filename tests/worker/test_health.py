@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.running import Server, eventually
+from tests.server.server_process import Server, eventually
 from tests.worker.blackhole_proxy import BlackholeProxy
 from tests.worker.handlers import lines, may_go_on
 from tests.worker.workers import Tenant, at_work, make_worker

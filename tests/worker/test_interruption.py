@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.running import eventually
+from tests.server.server_process import eventually
 from tests.worker.handlers import lines, may_go_on
 from tests.worker.workers import AT_ONCE, NEVER, at_work, is_gone, make_worker, moves
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import pytest
-from tests.server.running import eventually
+from tests.server.server_process import eventually
 from tests.worker.handlers import lines, may_go_on
 from tests.worker.workers import AT_ONCE, Program, Tenant, at_work, is_gone, is_heartbeat_process, make_worker, moves
 

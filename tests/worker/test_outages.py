@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.server.running import Server, eventually, launch, start_server
+from tests.server.server_process import Server, eventually, launch, start_server
 from tests.worker.blackhole_proxy import BlackholeProxy
 from tests.worker.handlers import lines, may_go_on
 from tests.worker.workers import AT_ONCE, Program, Tenant, all_tasks, at_work, make_worker

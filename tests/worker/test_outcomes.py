@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.server.running import Server
+from tests.server.server_process import Server
 from tests.worker import handlers
 from tests.worker.handlers import ENDS
 from tests.worker.workers import NEVER, Tenant, make_worker, moves

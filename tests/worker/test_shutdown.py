@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.running import Server, eventually
+from tests.server.server_process import Server, eventually
 from tests.worker.blackhole_proxy import BlackholeProxy
 from tests.worker.handlers import lines, may_go_on
 from tests.worker.workers import Program, Tenant, at_work, make_worker, moves

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import psutil  # type: ignore[import-untyped]
-from tests.server.running import Server, environment, eventually
+from tests.server.server_process import Server, environment, eventually
 from tests.worker import handlers
 
 import codeq

@@ -24,7 +24,7 @@ class Backoff(Struct, frozen=True, array_like=True, gc=False):
     max_ms: int = 900_000
 
     def delay_ms(self, attempts: int, random: Callable[[], float]) -> int:
-        """The wait after the `attempts`-th failure (1 or more). `random` answers uniformly in [0, 1)."""
+        """Returns the wait after the `attempts`-th failure (1 or more). `random` returns floats uniform in [0, 1)."""
         ceiling = min(self.max_ms, BACKOFF_MS_MAX)
         # Doubling stops at 2**40 ms, far above any ceiling, so the power stays small whatever the attempt.
         grown = min(self.base_ms << min(attempts - 1, 40), ceiling)

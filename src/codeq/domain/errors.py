@@ -24,7 +24,7 @@ CodeqError
 
 
 class CodeqError(Exception):
-    """The root of the tree; `code` is the word that travels over the wire."""
+    """The root of the tree. `code` identifies the error over HTTP, in the SDK and in the CLI."""
 
     code = "error"
 

@@ -16,33 +16,33 @@ def shard_of(task_id: str) -> int:
 
 
 def shard_for(tenant: str, idempotency_key: str, shards: int) -> int:
-    """Where a keyed task must live, so that its key is checked and stored in one atomic step."""
+    """Returns the shard that must store a keyed task, so that its key is checked and stored in one atomic step."""
     return crc32(f"{tenant}\0{idempotency_key}".encode()) % shards
 
 
 class IdMint:
-    """Makes ids that are unique, and that rise with every id made in this process even within one millisecond."""
+    """Generates unique ids, each higher than all ids generated before by this process, even within one millisecond."""
 
     def __init__(self, random_bytes: Callable[[int], bytes]) -> None:
         self._random_bytes = random_bytes
         self._tick = 0  # milliseconds << 12 | counter, the 60 bits that order the ids
-        self._turn = 0
+        self._last_shard = 0
 
-    def mint(self, now_ms: int, shards: int, homes: Sequence[int | None]) -> list[str]:
-        """One id per entry: for the shard given, or for the next of `shards` in turn."""
+    def mint(self, now_ms: int, shards: int, shard_numbers: Sequence[int | None]) -> list[str]:
+        """Returns one id per entry: for the shard it names, or for the next of `shards` in rotation if it is None."""
         tick = max(self._tick, now_ms << 12)
-        noise = self._random_bytes(6).hex()  # once per call: within a process the tick alone tells ids apart
+        noise = self._random_bytes(6).hex()  # once per call: within a process the tick alone makes ids distinct
         tail = f"8{noise[:3]}-{noise[3:11]}"
         head, head_ms = "", -1
         ids = []
-        for wanted in homes:
-            home = wanted
-            if home is None:
-                home = self._turn = (self._turn + 1) % shards
+        for wanted in shard_numbers:
+            number = wanted
+            if number is None:
+                number = self._last_shard = (self._last_shard + 1) % shards
             tick += 1
             if tick >> 12 != head_ms:
                 head_ms = tick >> 12
                 head = f"{head_ms >> 16:08x}-{head_ms & 0xFFFF:04x}"
-            ids.append(f"{head}-7{tick & 0xFFF:03x}-{tail}{home:04x}")
+            ids.append(f"{head}-7{tick & 0xFFF:03x}-{tail}{number:04x}")
         self._tick = tick
         return ids

@@ -16,7 +16,7 @@
     CANCELLED            --purge-->    (gone)
 
 A heartbeat extends a lease and changes nothing else, so it is a move without an event. A task that is FAILED
-by nack, expire or abandon is dead: it stands in the dead-letter queue, and only such a task can be replayed.
+by nack, expire or abandon is dead: it is in the dead-letter queue, and only such a task can be replayed.
 """
 
 from typing import Final
@@ -32,14 +32,14 @@ MAX_ATTEMPTS: Final = "MAX_ATTEMPTS"
 MAX_DELIVERIES: Final = "MAX_DELIVERIES"
 LEASE_EXPIRED: Final = "LEASE_EXPIRED"
 
-# Reading a member of an enum costs five times as much as reading a module's name, and moves do little else.
+# Reading an enum member costs five times as much as reading a module-level name, and moves do little else.
 _PENDING, _IN_PROGRESS, _COMPLETED, _FAILED, _CANCELLED = Status
 (_ENQUEUE, _CLAIM, _COMPLETE, _FAIL, _NACK, _EXPIRE, _ABANDON, _PROMOTE, _CANCEL, _REPLAY, _PURGE, _HEARTBEAT) = Move
 _AT_PENDING, _AT_DELAYED, _AT_IN_PROGRESS, _AT_DEAD, _AT_NONE = Index
 
 
 def enqueue(task: Task, body: Body) -> Change:
-    """Admits a task made by `new`."""
+    """Enqueues a task made by `new`."""
     return Change(_ENQUEUE, None, task, body)
 
 
@@ -58,7 +58,7 @@ def new(
     backoff: Backoff | None,
     has_webhook: bool,
 ) -> Task:
-    """A task that no store has seen yet."""
+    """Returns a pending task that is not stored yet."""
     visible_ms = visible_ms if visible_ms > now_ms else 0
     return Task(
         id=task_id,
@@ -92,7 +92,7 @@ def new(
 
 
 def promote(task: Task, now_ms: int) -> Change:
-    """Makes a delayed task visible once its time has come."""
+    """Makes a delayed task visible once `visible_ms` has passed."""
     if task.status is not _PENDING or not task.visible_ms or task.visible_ms > now_ms:
         raise StaleTask(f"task {task.id} is not due for promotion")
     return Change(_PROMOTE, task, _moved(task, _PROMOTE, now_ms, status=_PENDING))
@@ -110,7 +110,7 @@ def claim(task: Task, worker: str, now_ms: int, *, lease_ms: int) -> Change:
 
 
 def heartbeat(task: Task, holder: Holder, now_ms: int, *, lease_ms: int, progress: str | None = None) -> Change:
-    """Extends the lease to `lease_ms` from now, and notes the progress. Never shortens a lease, makes no event."""
+    """Extends the lease to `lease_ms` from now, and records the progress. Never shortens a lease, adds no event."""
     _check_held(task, holder)
     until_ms = max(task.lease_until_ms, now_ms + lease_ms)
     return Change(_HEARTBEAT, task, _extended(task, until_ms, progress or task.progress))
@@ -119,7 +119,7 @@ def heartbeat(task: Task, holder: Holder, now_ms: int, *, lease_ms: int, progres
 def complete(task: Task, holder: Holder, now_ms: int, *, keep_ms: int, result: bytes | None = None) -> Change:
     """Ends the task with success."""
     _check_held(task, holder)
-    # The last worker and token stay on the record: they tell a repeated submit from a late one.
+    # The last worker and token stay on the record: they distinguish a repeated submit from a late one.
     after = _moved(
         task, _COMPLETE, now_ms, status=_COMPLETED, worker=task.worker, ended_ms=now_ms, purge_ms=now_ms + keep_ms
     )
@@ -139,7 +139,7 @@ def fail(task: Task, holder: Holder, now_ms: int, *, error: str, keep_ms: int, r
 def nack(
     task: Task, holder: Holder, now_ms: int, *, retry_ms: int, reason: str, keep_ms: int, is_last: bool = False
 ) -> Change:
-    """Counts a failed delivery: retry after `retry_ms`, or dead-letter at the limit, or at once if it was the last."""
+    """Counts a failed delivery: retries after `retry_ms`, or dead-letters at the limit or if `is_last`."""
     _check_held(task, holder)
     return _retry_or_dead_letter(
         _NACK, task, now_ms, failed=1, retry_ms=retry_ms, reason=reason, keep_ms=keep_ms, is_last=is_last
@@ -147,7 +147,7 @@ def nack(
 
 
 def expire(task: Task, now_ms: int, *, retry_ms: int, keep_ms: int) -> Change:
-    """Takes the task back from a worker whose lease has expired. Counts like a nack."""
+    """Ends an expired lease: retries or dead-letters the task. Counts like a nack."""
     if task.status is not _IN_PROGRESS or task.lease_until_ms > now_ms:
         raise StaleTask(f"the lease of task {task.id} has not expired")
     return _retry_or_dead_letter(
@@ -162,7 +162,7 @@ def abandon(task: Task, holder: Holder, now_ms: int, *, keep_ms: int) -> Change:
 
 
 def cancel(task: Task, now_ms: int, *, keep_ms: int) -> Change:
-    """Ends a task that has not ended. A worker that holds it learns so at its next call."""
+    """Cancels a task that has not ended. A worker that holds it is refused at its next call."""
     if task.status.is_final:
         raise AlreadyFinal(f"task {task.id} is {task.status} and cannot be cancelled")
     after = _moved(
@@ -173,14 +173,14 @@ def cancel(task: Task, now_ms: int, *, keep_ms: int) -> Change:
 
 
 def replay(task: Task, now_ms: int) -> Change:
-    """Gives a dead task a fresh set of attempts. Its history and its lease tokens go on."""
+    """Returns a dead task to its queue with a fresh set of attempts. Its history and its lease tokens continue."""
     _check_dead(task)
     after = _moved(task, _REPLAY, now_ms, status=_PENDING, attempts=0, deliveries=0)
     return Change(_REPLAY, task, after)
 
 
 def purge(task: Task, now_ms: int) -> Change:
-    """Deletes an ended task. The change is its last event; record, body, result and idempotency key go away."""
+    """Deletes an ended task. The change is its last event; record, body, result and idempotency key are deleted."""
     if not task.status.is_final:
         raise NotFinal(f"task {task.id} is {task.status} and cannot be purged")
     after = _moved(
@@ -191,19 +191,19 @@ def purge(task: Task, now_ms: int) -> Change:
 
 
 def purge_dead(task: Task, now_ms: int) -> Change:
-    """As `purge`, for dead tasks only."""
+    """Deletes a dead task, as `purge`; refuses any other."""
     _check_dead(task)
     return purge(task, now_ms)
 
 
 def is_repeat(task: Task, holder: Holder, status: Status) -> bool:
-    """Whether a submit with this status is the one that already ended the task, sent again."""
+    """Returns whether a submit with this status is the one that already ended the task, sent again."""
     ended_by_worker = task.move is _COMPLETE or task.move is _FAIL
     return ended_by_worker and task.status is status and _is_holder(task, holder)
 
 
 def position(task: Task) -> Index:
-    """Which index the task stands in. Engines file tasks by this and by nothing else."""
+    """Returns the index that the task belongs in. Engines place tasks by this and by nothing else."""
     status = task.status
     if status is _IN_PROGRESS:
         return _AT_IN_PROGRESS
@@ -213,7 +213,7 @@ def position(task: Task) -> Index:
 
 
 def with_grace(task: Task, least_ms: int) -> Task:
-    """A task in progress whose lease lasts at least until then: workers could not reach a store that was down."""
+    """Returns the task with a lease until `least_ms` or later: workers could not reach a store that was down."""
     if task.lease_until_ms >= least_ms:
         return task
     return _extended(task, least_ms, task.progress)
@@ -264,7 +264,7 @@ def _moved(
     ended_ms: int = 0,
     purge_ms: int = 0,
 ) -> Task:
-    """The task after a move: fields not named here stay if they are fixed for life, and are cleared if they are not.
+    """Returns the task after a move. Fields not passed keep their value if fixed for life, and are cleared otherwise.
 
     The one place where a task is written out by position: by name it takes twice as long, and every move makes one.
     """

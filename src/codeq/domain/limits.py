@@ -1,19 +1,19 @@
-"""How large, how many, how long: every hard limit of codeQ, each with the reason for its number."""
+"""Which hard limits codeQ has, each with the reason for its number."""
 
 PAYLOAD_BYTES_MAX = 1 << 20
-"""A queue moves references, not files; one megabyte keeps a batch of claims in memory."""
+"""A queue moves references, not files; at one megabyte a batch of claims fits in memory."""
 
 RESULT_BYTES_MAX = 1 << 20
 """As for payloads: larger outcomes belong in artifacts."""
 
 BATCH_TASKS_MAX = 1000
-"""Past this a batch gains nothing: the shared fsync is already paid a thousandfold."""
+"""A larger batch gains nothing: a thousand tasks already share the fsync."""
 
 BATCH_BYTES_MAX = 32 << 20
-"""Payload bytes in one batch or one answer; bounds what a single call may hold in memory."""
+"""Payload bytes in one batch or one response; bounds what a single call may hold in memory."""
 
 CLAIM_COMMANDS_MAX = 64
-"""A claim looks at each command's head; more commands than this are better served by several workers."""
+"""A claim reads the head of each command's queue; more commands than this are better served by several workers."""
 
 NAME_PATTERN = r"(?!\.\.?$)[A-Za-z0-9_.\-]{1,64}"
 """Commands and tenants: safe in keys, URLs, metric labels and file names without escaping, so not `.` nor `..`."""
@@ -22,31 +22,31 @@ WORKER_CHARS_MAX = 256
 """A worker is named by its token's subject; longer subjects are not names."""
 
 IDEMPOTENCY_KEY_CHARS_MAX = 255
-"""Holds a URL or three UUIDs; longer keys should be hashed by the caller."""
+"""Fits a URL or three UUIDs; the caller should hash longer keys."""
 
 ERROR_CHARS_MAX = 2000
 """The head of a stack trace. It is copied into every later event of the task, so it must stay small."""
 
 PROGRESS_CHARS_MAX = 200
-"""One line on a screen; it is kept in memory with the lease."""
+"""One line on a screen; it is held in memory with the lease."""
 
 WEBHOOK_CHARS_MAX = 2000
-"""What browsers and proxies accept as a URL."""
+"""The longest URL that browsers and proxies accept."""
 
 TRACE_CHARS_MAX = 512
 """The limit that W3C Trace Context sets for `tracestate`."""
 
 PRIORITY_MIN, PRIORITY_MAX = 0, 9
-"""One decimal digit, 9 first: ten tiers can be told apart by a person and looked through in one claim."""
+"""One decimal digit, 9 first: a person can distinguish ten tiers, and one claim can check them all."""
 
 ATTEMPTS_MIN, ATTEMPTS_DEFAULT, ATTEMPTS_MAX = 1, 5, 100
-"""Five tries outlast a deploy with the default backoff; a hundred is a loop, not a retry."""
+"""Five attempts outlast a deploy with the default backoff; a hundred is a loop, not a retry."""
 
 DELIVERIES_DEFAULT, DELIVERIES_MAX = 100, 10_000
-"""Deliveries count abandons too; a task handed back a hundred times is going round in circles."""
+"""Abandons count as deliveries too; a task abandoned a hundred times makes no progress."""
 
 CONSUMERS_MAX = 10_000
-"""As in the original: a limit above this limits nothing."""
+"""As in the original codeQ: a limit above this limits nothing."""
 
 LEASE_MS_MIN, LEASE_MS_DEFAULT, LEASE_MS_MAX = 100, 300_000, 12 * 3_600_000
 """Below 100 ms a lease ends before its reply arrives; twelve hours is what SQS allows, and a heartbeat extends it."""
@@ -58,44 +58,44 @@ BACKOFF_MS_MAX = 86_400_000
 """A retry later than a day from now is a new task."""
 
 RETENTION_MS_DEFAULT, RETENTION_MS_MAX = 86_400_000, 366 * 86_400_000
-"""A day to fetch a result, as in the original; a year for those who keep books."""
+"""A day to fetch a result, as in the original codeQ; a year for audits."""
 
 CLAIM_WAIT_MS_MAX = 30_000
 """Shorter than the idle timeout of common proxies."""
 
 RESULT_WAIT_MS_MAX = 60_000
-"""As in the original: longer waits are better served by a webhook."""
+"""As in the original codeQ: longer waits are better served by a webhook."""
 
 INSPECT_TASKS_MAX = 200
-"""How many due or expired tasks one claim may move first, so that no claim pays for a storm."""
+"""How many due or expired tasks one claim may move first: bounds its cost when many fall due at once."""
 
 SWEEP_TASKS_MAX = 1000
-"""How many tasks one background sweep moves before it lets other calls in."""
+"""How many tasks one background sweep moves before other calls run."""
 
 LIST_TASKS_MAX = 1000
-"""The longest page."""
+"""Tasks in one page."""
 
 LIST_SCAN_MAX = 5000
-"""How many records one page may look at; a page that finds few says where to go on."""
+"""How many records one page may read; a page that finds few has a cursor to continue from."""
 
 EVENTS_READ_MAX = 50_000
 """Events in one read: about seven megabytes."""
 
 EVENTS_PIECE_MAX = 1024
-"""Events that are read and built before others are served: about two milliseconds, and four whole segments."""
+"""Events that are read and built before other calls run: about two milliseconds, and four whole segments."""
 
 EVENTS_COLUMNS_PIECE_MAX = 4096
-"""The same where they are made into columns all at once, which takes a third of the time for each."""
+"""The same for Arrow columns, which are built all at once in a third of the time per event."""
 
 EVENTS_PAUSE_MS = 2
-"""Between two pieces while tasks move: leaves the queue half of the time, and a thread that forces writes to disk
-the interpreter."""
+"""Pause between two pieces while tasks move: leaves half of the time to the queue, and the interpreter to the thread
+that runs fsync."""
 
 EVENTS_POLITE_PIECES = 50
 """How many pieces after the last move of a task a read still pauses: about a fifth of a second."""
 
 EVENT_SEGMENT_MAX = 256
-"""Events stored under one key: finding one event decodes at most this many."""
+"""Events stored under one key: reading one event decodes at most this many."""
 
 WINDOW_TASKS_MAX = 1024
 """Pending tasks read ahead for one queue and priority: one iterator serves eight batches of 128."""
@@ -104,16 +104,16 @@ WINDOWS_TASKS_MAX = 65_536
 """Pending tasks read ahead in all queues together: about 60 MB, whatever the backlog."""
 
 WINDOW_BODY_BYTES_MAX = 16 << 20
-"""Payload bytes kept beside them, so that a queue that keeps up is served without reading."""
+"""Payload bytes cached beside them, so that a queue whose workers keep up is served without reading."""
 
 COMMITS_WAITING_MAX = 10_000
-"""Calls that may wait for one fsync; past this the disk is not keeping up and callers are told so."""
+"""Calls that may wait for one fsync; past this the disk is not keeping up and callers get StoreBusy."""
 
 DISK_RESERVE_BYTES = 64 << 20
 """Free space below which new tasks are refused, so that running ones can still be finished."""
 
 RESTART_GRACE_MS = 10_000
-"""What every live lease has left at least after a restart: time for healthy workers to reconnect and heartbeat."""
+"""The least time left on every live lease after a restart, for healthy workers to reconnect and heartbeat."""
 
 SHARDS_MAX = 4096
-"""The shard number has sixteen bits in the task id; more directories than this help nobody."""
+"""The shard number has sixteen bits in the task id; more directories than this bring no gain."""

@@ -1,4 +1,4 @@
-"""What a queue is: one tenant's tasks of one command, where they stand, and the rules they follow."""
+"""What a queue is: one tenant's tasks of one command, with their indexes, counts and policy."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class QueueKey(NamedTuple):
 
 
 class Index(StrEnum):
-    """Where a task stands. Each task is in exactly one, and which one follows from its record."""
+    """The index that a task is in. Each task is in exactly one, which follows from its record."""
 
     PENDING = "pending"
     DELAYED = "delayed"
@@ -43,17 +43,17 @@ class QueuePolicy(Struct, frozen=True, kw_only=True, gc=False):
     max_consumers: int = 0
     """How many tasks of the queue may be in progress at once; 0 for no limit."""
     paused: bool = False
-    """A paused queue takes new tasks and hands out none."""
+    """A paused queue accepts new tasks and delivers none."""
     priority_tiers: tuple[int, ...] = ()
     dead_letter_ref: str | None = None
-    """These two are kept for the readers of the catalogue, as in the original, and change nothing."""
+    """Stored, like `priority_tiers`, for readers of the queue catalogue, as in the original codeQ; has no effect."""
     version: int = 1
     created_ms: int = 0
     updated_ms: int = 0
 
 
 class QueueCounts(Struct, frozen=True, kw_only=True, gc=False):
-    """How many tasks stand where. Exact at the moment of the answer, and read in constant time."""
+    """How many tasks are in each index. Exact at the time of the call, and read in constant time."""
 
     pending: int = 0
     delayed: int = 0

@@ -1,4 +1,4 @@
-"""Arguments and answers of the queue's verbs: plain values, shared by use cases, stores and clients."""
+"""Arguments and results of the queue's verbs: plain values, shared by use cases, stores and clients."""
 
 from collections.abc import Sequence
 
@@ -44,7 +44,7 @@ class Delivery(Struct, frozen=True, gc=False):
 
 
 class Record(Struct, frozen=True, gc=False):
-    """All that is stored of a task."""
+    """A task with its body and its result."""
 
     task: Task
     body: Body
@@ -63,19 +63,19 @@ class Outcome(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Filter(Struct, frozen=True, kw_only=True, gc=False):
-    """Which tasks of a tenant to list. Everything given must hold."""
+    """Which tasks of a tenant to list. A task must match every field that is set."""
 
     command: str | None = None
     status: Status | None = None
     index: Index | None = None
     error: str | None = None
-    """A piece of text that `error` or `last_error` must contain."""
+    """Text that `error` or `last_error` must contain."""
     created_from_ms: int = 0
     created_to_ms: int = 1 << 62
 
 
 class Page(Struct, frozen=True, gc=False):
-    """Some of the tasks that match."""
+    """One page of the tasks that match."""
 
     tasks: list[Task]
     cursor: str | None
@@ -83,10 +83,10 @@ class Page(Struct, frozen=True, gc=False):
 
 
 class BulkResult(Struct, frozen=True, gc=False):
-    """What an operation on many dead tasks has done: how many matched, how many it changed, and the first ids."""
+    """The result of an operation on many dead tasks: how many matched, how many it changed, and the first ids."""
 
     matched: int
     changed: int
     ids: list[str]
     refused: dict[str, str] = {}
-    """Where ids were named: those that were refused, with the code of the refusal."""
+    """For a call by id: the ids that were refused, each with its error code."""

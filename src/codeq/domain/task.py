@@ -8,7 +8,7 @@ from codeq.domain.backoff import Backoff
 
 
 class Status(StrEnum):
-    __hash__ = str.__hash__  # an enum's own is written in Python, and both are looked up with every move
+    __hash__ = str.__hash__  # an enum's own is written in Python, and every move looks up a status and a move
 
     PENDING = "PENDING"
     IN_PROGRESS = "IN_PROGRESS"
@@ -45,7 +45,7 @@ class Move(StrEnum):
 
 _FAILED = Status.FAILED
 BURYING = frozenset({Move.NACK, Move.EXPIRE, Move.ABANDON})
-"""The moves after which a failed task is dead. After any other, a worker has decided that it failed."""
+"""The moves after which a failed task is dead. After any other move, its worker decided that it failed."""
 
 
 class Task(Struct, frozen=True, array_like=True, gc=False):
@@ -60,7 +60,7 @@ class Task(Struct, frozen=True, array_like=True, gc=False):
     priority: int
     status: Status
     version: int
-    """The number of the event that made this record, given by the shard at commit; 0 before."""
+    """The number of the event that made this record, assigned by the shard at commit; 0 before."""
     previous: int
     """The version before this move: the events of one task form a chain, which is its history."""
     move: Move
@@ -69,7 +69,7 @@ class Task(Struct, frozen=True, array_like=True, gc=False):
     updated_ms: int
     """When the move was made."""
     visible_ms: int
-    """While pending: not before this time; 0 for at once."""
+    """While pending: not delivered before this time; 0 for no delay."""
     attempts: int
     max_attempts: int
     deliveries: int
@@ -82,23 +82,23 @@ class Task(Struct, frozen=True, array_like=True, gc=False):
     last_error: str | None
     ended_ms: int
     purge_ms: int
-    """Once final: kept until then."""
+    """Once final: deleted after this time."""
     payload_bytes: int
     trace_id: str | None
     backoff: Backoff | None
-    """The task's own policy; None leaves it to the queue."""
+    """The task's own backoff; None for the queue's."""
     has_webhook: bool
     progress: str | None = None
-    """While in progress: how far its worker says it is."""
+    """While in progress: the progress that its worker reported last."""
 
     @property
     def is_dead(self) -> bool:
-        """In the dead-letter queue: failed by running out of tries, not by a worker's verdict."""
+        """Whether the task is in the dead-letter queue: it ran out of attempts, its worker did not fail it."""
         return self.status is _FAILED and self.move in BURYING
 
 
 class Body(Struct, frozen=True, array_like=True, gc=False):
-    """What the producer handed over. Written once, read when the task is delivered or shown."""
+    """What the producer enqueued. Written once, read when the task is delivered or shown."""
 
     payload: bytes
     idempotency_key: str | None = None
@@ -108,19 +108,19 @@ class Body(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Change(Struct, frozen=True, gc=False):
-    """One applied move. The engine stores `after`, files it under its new position and takes away the old one."""
+    """One applied move. The engine stores `after`, adds it to its new index and removes it from the old one."""
 
     move: Move
     before: Task | None
     after: Task
     body: Body | None = None
-    """Given with `enqueue` only."""
+    """Set for `enqueue` only."""
     result: bytes | None = None
-    """JSON, given with `complete` and `fail` only."""
+    """JSON, set for `complete` and `fail` only."""
 
 
 class Holder(Struct, frozen=True, gc=False):
-    """Who claims to hold a lease. Without a token the worker's name decides."""
+    """The worker that claims to hold a lease. Without a token its name decides."""
 
     worker: str
     token: int | None = None

@@ -1,6 +1,6 @@
-"""Checks of values that come from outside against the limits. Each returns the value, or raises InvalidRequest.
+"""Checks values from outside against the limits. Each function returns the value, or raises InvalidRequest.
 
-They are shared by everybody who accepts a value: use cases, the SDK before it sends, and the Spark sink.
+Use cases, the SDK before it sends, and the Spark sink share them.
 """
 
 import re
@@ -37,12 +37,12 @@ from codeq.domain.requests import NewTask
 
 _NAME = re.compile(NAME_PATTERN)
 _FAR_MS = 253_402_300_799_999
-"""The last millisecond of the year 9999, which is as far as a date goes on the wire."""
+"""The last millisecond of the year 9999: the latest date that the wire format can express."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def new_task(value: NewTask, now_ms: int | None = None) -> NewTask:
-    """Every limit of a new task. Only who keeps the queue's time can tell whether `run_at_ms` is too far ahead."""
+    """Checks every limit of a new task. Whether `run_at_ms` is too far ahead needs the queue's `now_ms`."""
     name(value.command, "command")
     if not isinstance(value.payload, bytes):
         raise InvalidRequest(f"a payload is JSON in bytes, not {type(value.payload).__name__}")
@@ -78,7 +78,7 @@ def _texts(value: NewTask) -> None:
 
 
 def policy(value: QueuePolicy) -> QueuePolicy:
-    """Every limit of a queue's policy. A stored policy is read again at every start, so it must be right."""
+    """Checks every limit of a queue's policy. A stored policy is loaded at every start, so it must be valid."""
     whole(value.max_attempts, "max attempts", ATTEMPTS_MIN, ATTEMPTS_MAX)
     whole(value.max_deliveries, "max deliveries", 1, DELIVERIES_MAX)
     lease_ms(value.lease_ms)
@@ -94,7 +94,7 @@ def policy(value: QueuePolicy) -> QueuePolicy:
 
 
 def batch(bodies: Sequence[bytes], items: str, content: str) -> None:
-    """How many items one batch may have, and how many bytes of content."""
+    """Checks how many items one batch has, and how many bytes of content."""
     if len(bodies) > BATCH_TASKS_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_TASKS_MAX} {items}, not {len(bodies)}")
     size = sum([len(body) for body in bodies])
@@ -131,7 +131,7 @@ def backoff(value: Backoff) -> Backoff:
 
 
 def text(value: str, what: str, most: int, *, least: int = 0) -> str:
-    """A line of text: no control characters, which have no place in names, keys and headers."""
+    """Checks a line of text: no control characters, which are not allowed in names, keys and headers."""
     is_fitting = isinstance(value, str) and least <= len(value) <= most
     if is_fitting and value.isascii() and value.isprintable():
         return value
@@ -152,7 +152,7 @@ def web_address(value: str, what: str) -> str:
 
 
 def message(value: str) -> str:
-    """An error's text. Cut rather than refused: a long stack trace is no reason to lose a result."""
+    """Returns an error's text, cut rather than refused: a long stack trace is no reason to lose a result."""
     if not isinstance(value, str):
         raise InvalidRequest(f"an error is text, not {_shown(value)}")
     return _encodable(value[:ERROR_CHARS_MAX], "error")
@@ -164,7 +164,7 @@ def _is_name(value: str) -> bool:
 
 
 def _shown(value: object) -> str:
-    """A piece of the value for the one who sent it; numbers too long to be written are only called long."""
+    """Returns the beginning of the value for an error message; past 64 bits a number is only called too large."""
     if isinstance(value, int) and abs(value) >= 1 << 64:
         return "one that is far too large"
     return repr(value)[:80]

@@ -1,1 +1,1 @@
-"""codeQ as a service: how the verbs of the queue are reached over HTTP."""
+"""How the verbs of the queue are reached over HTTP. Imports domain, store, usecases and wire."""

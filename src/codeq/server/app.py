@@ -44,23 +44,23 @@ class App:
         self._batcher = MicroBatcher(lambda batch: self._start(self._run_batch(batch)))
 
     def begin(self, request: HttpRequest) -> None:
-        """Starts to answer the request. Refusals and requests that join a batch need no asyncio task of their own."""
+        """Starts to process the request. Refusals and requests that join a batch need no asyncio task of their own."""
         request.started_s = perf_counter()
-        given = request.headers.get(b"x-request-id")
-        request.id = given.decode() if given and _REQUEST_ID.fullmatch(given) else request_id()
+        header = request.headers.get(b"x-request-id")
+        request.id = header.decode() if header and _REQUEST_ID.fullmatch(header) else request_id()
         try:
             route = request.route = self._router.find(request)
             if self._joins_batch(route, request):
                 return
         except CodeqError as fault:
             self._send(request, self._refuse(request, fault))
-        except Exception:  # noqa: BLE001 - the top of every request: what is not foreseen is logged and hidden
+        except Exception:  # noqa: BLE001 - the top of every request: an unexpected error is logged and hidden
             self._send(request, internal_error(request))
         else:
             self._start(self._run(route, request))
 
     def _joins_batch(self, route: Route, request: HttpRequest) -> bool:
-        """Adds the request to this iteration's batch, if nothing has to be waited for before."""
+        """Adds the request to this iteration's batch, unless it must wait first. Returns whether it was added."""
         handler = route.handler
         if not isinstance(handler, BatchedHandler) or not request.is_complete or self._state.tracing.is_on:
             return False
@@ -98,7 +98,7 @@ class App:
             self._send(request, self._respond(batch.handler, request, answer))
 
     def _respond(self, handler: BatchedHandler, request: HttpRequest, answer: Any) -> HttpResponse:
-        """The response to one request of a batch. If it cannot be made, those behind it are answered all the same."""
+        """Returns the response to one request of a batch. If it cannot be built, the others still get theirs."""
         try:
             if isinstance(answer, CodeqError):
                 return self._refuse(request, answer)
@@ -117,7 +117,7 @@ class App:
                     tracing.answered(span, response.status)
         except asyncio.CancelledError:
             if request.connection.is_lost:
-                return  # nobody is left to answer
+                return  # the client has disconnected
             request.connection.abort()
             raise
         self._send(request, response)
@@ -175,10 +175,10 @@ class App:
 
 
 def _token(request: HttpRequest) -> str:
-    given = request.headers.get(b"authorization")
-    if given is None:
+    header = request.headers.get(b"authorization")
+    if header is None:
         raise Unauthenticated("missing Authorization header")
-    text = given.decode("latin-1")
+    text = header.decode("latin-1")
     if b"authorization" in request.repeated or text[:7].lower() != "bearer ":
         raise Unauthenticated("invalid Authorization format: one header, `Bearer <token>`")
     return text[7:].strip()

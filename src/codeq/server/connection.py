@@ -1,7 +1,7 @@
 """One client connection: HTTP/1.1 in and out, with bounds on what a slow, dead or hostile client can hold.
 
-A connection serves one request at a time and answers in the order of asking. What a client sends ahead waits in the
-socket.
+A connection serves one request at a time and sends responses in the order of the requests. What a client pipelines
+waits in the socket.
 
            shutdown       ┌──────────┐  the response under way is sent
        ┌─────────────────▶│ STOPPING │─────────────────────┐
@@ -12,7 +12,7 @@ socket.
        │  bad HTTP, too slow    ┌──────────┐  everything before it is answered, and it is sent ▲
        └───────────────────────▶│ REFUSING │────────────────────────────────────────────────────┘
                                 └──────────┘
-From every state the transport may be lost. In each, `current` is the request that is being answered, if any.
+From every state the transport may be lost. In each, `current` is the request that is being processed, if any.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ from codeq.server.state import request_id
 
 
 class State(IntEnum):
-    """In the order in which a connection goes through them; it never goes back."""
+    """In the order in which a connection passes through them; it never returns to an earlier one."""
 
     OPEN = 0
     STOPPING = 1
     """The next response is the last."""
     REFUSING = 2
-    """A refusal waits until everything before it is answered; nothing more is parsed."""
+    """A refusal waits until every request before it has its response; nothing more is parsed."""
     CLOSING = 3
-    """Everything is written; the client has a while to read it."""
+    """Everything is written; the client has a limited time to read it."""
     LOST = 4
 
 
@@ -51,14 +51,14 @@ class Serving:
     """What all connections of a server share."""
 
     begin: Callable[[HttpRequest], None]
-    """Starts to answer the request; the answer comes by `Connection.send`, now or later. Must not raise."""
+    """Starts to process the request; the response is sent by `Connection.send`, now or later. Must not raise."""
     http: HttpSettings
     heads: ResponseHeads
     connections: set[Any]
-    """Those that are open."""
+    """The open connections."""
 
     def timeout_s(self, stage: Stage) -> float:
-        """How long the client may take: until its next request, for the rest of a head, for the rest of a body."""
+        """Returns the client's time limit: until its next request, for the rest of a head, for the rest of a body."""
         if stage is _BETWEEN:
             return self.http.idle_timeout_seconds
         return self.http.header_timeout_seconds if stage is _HEAD else self.http.body_timeout_seconds
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
         self._reader = RequestReader(self)
         self._state = _OPEN
         self.current: HttpRequest | None = None
-        """The request that is being answered."""
+        """The request that is being processed."""
         self.waiting: asyncio.Task[Any] | None = None
         """The task of a long poll; cancelled when the client disconnects."""
         self._is_advancing = False
@@ -136,7 +136,7 @@ class Connection(asyncio.Protocol):
     # -- from the server and the app -----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Closes as soon as the request under way, if there is one, has been answered."""
+        """Closes as soon as the current request, if there is one, has its response."""
         self._state = max(self._state, _STOPPING)
         if self.current is None:
             self._close()
@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def send(self, request: HttpRequest, response: HttpResponse) -> None:
-        """Answers the current request, in one write, and goes on with the next."""
+        """Sends the response to the current request in one write, and continues with the next request."""
         if self._state >= _CLOSING:
             return
         is_unread = self._reader.arriving is request
@@ -167,7 +167,7 @@ class Connection(asyncio.Protocol):
             self._advance()
 
     async def body(self, request: HttpRequest, most: int) -> bytes | None:
-        """The body of the current request, as soon as it is complete; None if it is longer than `most`."""
+        """Returns the body of the current request, as soon as it is complete; None if it is longer than `most`."""
         if self._state is _LOST:
             raise asyncio.CancelledError
         reader = self._reader
@@ -183,10 +183,10 @@ class Connection(asyncio.Protocol):
                 return None
         return request.body if len(request.body) <= most else None
 
-    # -- inside --------------------------------------------------------------------------------------------------
+    # -- private -------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Parses while no request waits, begins what may begin, and reads as long as that stays bounded."""
+        """Parses while no request waits, begins what may begin, and reads as long as memory stays bounded."""
         if self._is_advancing:
             return
         self._is_advancing = True
@@ -220,14 +220,14 @@ class Connection(asyncio.Protocol):
         self._serving.begin(request)
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Sends the refusal and closes, once everything before it has been answered."""
+        """Sends the refusal and closes, once every request before it has its response."""
         if self._state >= _REFUSING:
             return
         self._state = _REFUSING
         reader = self._reader
         reader.refuse(refusal)
         if reader.arriving is self.current:
-            self.current = None  # its body will never be complete, so this is its answer
+            self.current = None  # its body will never be complete, so this is its response
         else:
             reader.drop_body()
 
@@ -244,7 +244,7 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     def _set_bounds(self) -> None:
-        """Pauses reading while enough is here, and sets the time by which the client must have done its part."""
+        """Pauses reading while enough has arrived, and sets the deadline for what the client must send or read next."""
         reader = self._reader
         is_ahead = (
             bool(reader.unparsed or reader.complete)
@@ -266,8 +266,8 @@ class Connection(asyncio.Protocol):
         self._timed = stage
 
     def _set_deadline(self, seconds: float) -> None:
-        """The timer is left running while the deadline moves on: it looks again when it fires, so that requests in
-        quick succession cost no timer each."""
+        """Moves the deadline and leaves the timer running: it checks again when it fires, so that requests in quick
+        succession need no timer each."""
         self._deadline_s = deadline_s = self._loop.time() + seconds
         timer = self._timer
         if timer is None:
@@ -286,5 +286,5 @@ class Connection(asyncio.Protocol):
             self._refuse(TOO_SLOW)
             self._advance()
         else:
-            # Not closed: a client that does not read would keep the connection alive with what it has not fetched.
+            # Not closed gracefully: a client that does not read would keep the connection open with its unread data.
             self.abort()

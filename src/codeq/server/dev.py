@@ -1,4 +1,4 @@
-"""A development server's own keys and tokens: an Ed25519 key in the data directory, and the fixed `dev-token`."""
+"""The keys and tokens of a development server: an Ed25519 key in the data directory, and the fixed `dev-token`."""
 
 import os
 import time
@@ -24,7 +24,7 @@ ALL_SCOPES = sorted(WORKER_SCOPES | {"codeq:admin", "codeq:events", "codeq:platf
 
 
 def prepare(data: Path) -> bytes:
-    """Make the key if there is none, and answer the public set of keys."""
+    """Creates the key if there is none, and returns the public set of keys."""
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     key_file = data / _KEY_FILE
     if not key_file.exists():
@@ -40,7 +40,7 @@ def prepare(data: Path) -> bytes:
 
 
 def auth_config(data: Path) -> dict[str, Any]:
-    """Accepts the fixed token, and tokens signed with the directory's key."""
+    """Returns the settings that accept the fixed token, and tokens signed with the directory's key."""
     return {
         "providers": [
             {
@@ -71,7 +71,7 @@ def make_token(
     scopes: list[str] | None,
     ttl_s: int,
 ) -> str:
-    """A signed token for the server on this data directory."""
+    """Returns a signed token for the server on this data directory."""
     if role not in ROLES:
         raise InvalidRequest(f"a role is one of {', '.join(ROLES)}, not {role!r}")
     now_s = int(time.time())

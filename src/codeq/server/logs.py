@@ -1,4 +1,4 @@
-"""Logs as JSON lines: one event a line, nothing secret in it, no line that a caller could forge."""
+"""Logs as JSON lines: one event per line, without secrets, and no line that a caller could forge."""
 
 import json
 import logging
@@ -36,5 +36,5 @@ def set_up(level: str, *, json_lines: bool) -> None:
 
 
 def log(level: int, message: str, *, exc_info: bool = False, **fields: Any) -> None:
-    """Write one line. `fields` must hold no token, secret or payload."""
+    """Writes one line. `fields` must hold no token, secret or payload."""
     logging.getLogger("codeq").log(level, message, exc_info=exc_info, extra={"fields": fields})

@@ -1,4 +1,4 @@
-"""Start the service and stop it: the one place that knows settings, engine and app together."""
+"""Starts and stops the service: the one place that knows settings, engine and app together."""
 
 import asyncio
 import contextlib
@@ -37,11 +37,11 @@ from codeq.usecases.waiters import Waiters
 from codeq.wire.local_server import is_loopback
 
 EXIT_STORE_FAILED = 70
-"""What the process exits with after a failed write: start it again, and it comes back with all it acknowledged."""
+"""The process's exit code after a failed write: start it again, and it recovers all that it acknowledged."""
 
 
 def run(settings: Settings, *, is_dev: bool = False, banner: bool = True) -> int:
-    """Serve until SIGTERM or SIGINT. Answers the exit code."""
+    """Serves until SIGTERM or SIGINT. Returns the exit code."""
     check(settings, is_dev=is_dev)
     logs.set_up(settings.log.level, json_lines=settings.log.format == "json")
     listener = _listen(settings)
@@ -54,7 +54,7 @@ def run(settings: Settings, *, is_dev: bool = False, banner: bool = True) -> int
 
 
 def check(settings: Settings, *, is_dev: bool) -> None:
-    """Refuse settings that contradict each other or would be unsafe."""
+    """Refuses settings that contradict each other or are unsafe."""
     if is_dev:
         if not is_loopback(settings.http.host):
             raise InvalidRequest(
@@ -66,7 +66,7 @@ def check(settings: Settings, *, is_dev: bool) -> None:
         raise InvalidRequest(
             f"auth.{missing[0]}.provider is not set: say who may call (see docs/guides/server.md), or try it with --dev"
         )
-    _authenticator(settings, Path(), is_dev=False)  # a provider refuses what it cannot work with
+    _authenticator(settings, Path(), is_dev=False)  # a provider refuses a configuration that it cannot use
 
 
 async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, banner: bool) -> int:
@@ -107,7 +107,7 @@ async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, b
         try:
             await state.core.close()
         except StoreError:
-            if not server.has_failed:  # else it has been said already
+            if not server.has_failed:  # else it is logged already
                 raise
         state.tracing.close()
         log(logging.INFO, "stopped")
@@ -182,14 +182,14 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop on SIGTERM and SIGINT, with an exit code of our own: uvicorn would die of the signal in the end."""
+        """Stops on SIGTERM and SIGINT, with our own exit code: uvicorn would end by raising the signal again."""
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, self.handle_exit, sig, None)
         yield
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Calls that wait are answered at once; the others have until the bound."""
+        """Completes waiting calls at once; the others have until the timeout."""
         self._state.is_stopping = True
         asyncio.get_running_loop().call_soon(self._state.core.waiters.end_waits)
         super().handle_exit(sig, frame)
@@ -216,7 +216,7 @@ def _listen(settings: Settings) -> socket.socket:
 
 
 async def _no_asgi(scope: Any, receive: Any, send: Any) -> None:
-    """Stands where uvicorn wants an app; our connections do not call it."""
+    """The app that uvicorn requires; our connections do not call it."""
 
 
 def _print_banner(settings: Settings, listener: socket.socket, *, is_dev: bool) -> None:

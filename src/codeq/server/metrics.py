@@ -1,4 +1,4 @@
-"""What the service counts, for Prometheus. Names are the original's; values are true for every tenant and command."""
+"""What the service counts, for Prometheus. Names are the original codeQ's; values are exact per tenant and command."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -15,7 +15,7 @@ from codeq.domain.task import Move, Task
 from codeq.store.interface import Listener
 
 QUEUES_MAX = 1000
-"""Label sets per metric: past this many queues the rest is counted together, as tenant and command `other`."""
+"""Label sets per metric: queues past this number are counted together, as tenant and command `other`."""
 
 LATENCY_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _FSYNC_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
@@ -170,7 +170,7 @@ class Metrics(Listener):
 
 
 def _merged(family: CounterMetricFamily) -> CounterMetricFamily:
-    """One sample per label set: several moves may end a task with the same status."""
+    """Merges samples with equal labels: several moves may end a task with the same status."""
     sums: defaultdict[tuple[tuple[str, str], ...], float] = defaultdict(float)
     for sample in family.samples:
         sums[tuple(sample.labels.items())] += sample.value

@@ -14,24 +14,24 @@ from codeq.usecases.core import Core
 
 
 class BatchedHandler(Struct, frozen=True, kw_only=True):
-    """A handler in three steps, so that requests of one tenant that arrive together can share the middle one.
+    """A handler in three steps, so that concurrent requests of one tenant can share the middle one.
 
     Called like any other handler it runs a batch of one, with the same steps.
     """
 
     name: str
     parse: Callable[[AppState, HttpRequest], Any]
-    """Makes an item of the request, or raises a refusal."""
+    """Turns the request into an item, or raises a refusal."""
     authorize: Callable[[AppState, HttpRequest], Awaitable[None]] | None = None
-    """A check that has to read tasks first. A request that needs it runs by itself."""
+    """A check that has to read tasks first. A request that needs it is not batched."""
     needs_authorizing: Callable[[HttpRequest], bool] = lambda _: False
     execute: Callable[[Core, str, Sequence[Any]], Awaitable[Sequence[Any]]]
-    """The use case: an answer or a CodeqError per item, none of which affects another's."""
+    """The use case: a result or a CodeqError per item, none of which affects another's."""
     respond: Callable[[HttpRequest, Any], HttpResponse]
     item_bytes: Callable[[Any], int]
-    """How much of a batch's bound the item takes."""
+    """How many bytes of a batch's limit the item uses."""
     span: Callable[[HttpRequest, Any], tuple[str, dict[str, Any]]]
-    """The name and the attributes of the trace span around a request that runs by itself."""
+    """The name and the attributes of the trace span around a request that is not batched."""
 
     @property
     def __name__(self) -> str:
@@ -50,7 +50,7 @@ class BatchedHandler(Struct, frozen=True, kw_only=True):
 
 
 class RequestBatch:
-    """Requests for one handler by one tenant: a failing batch of one tenant leaves those of others alone."""
+    """Requests for one handler by one tenant: a failing batch of one tenant does not affect those of others."""
 
     __slots__ = ("bytes", "handler", "items", "requests", "tenant")
 

@@ -1,4 +1,4 @@
-"""The description of the API, made of the route table and the wire structs, so that it cannot differ from them."""
+"""Describes the API by OpenAPI, from the route table and the wire structs, so that it cannot differ from them."""
 
 import html
 import re
@@ -30,7 +30,7 @@ _EVERYWHERE = (400, 401, 403, 413, 415, 429, 503)
 
 
 def describe(routes: Sequence[Route], version: str) -> dict[str, Any]:
-    messages = [kind for route in routes for kind in (route.takes, *[given for _, given in route.gives]) if kind]
+    messages = [kind for route in routes for kind in (route.takes, *[message for _, message in route.gives]) if kind]
     schemas, components = msgspec.json.schema_components(
         [*messages, Problem], ref_template="#/components/schemas/{name}"
     )
@@ -99,14 +99,14 @@ def _path_schema(name: str) -> dict[str, Any]:
 
 
 def _loosen(schema: dict[str, Any]) -> None:
-    """`Raw` and `bytes` are described for MessagePack; in JSON both are any value."""
+    """Describes `Raw` and `bytes` as any value, which they are in JSON; msgspec describes them for MessagePack."""
     for name, field in schema.get("properties", {}).items():
         if name in ("payload", "result") and "$ref" not in str(field):
             schema["properties"][name] = {"type": "string"} if schema["title"] == "TaskView" else _ANY_JSON
 
 
 def page(description: dict[str, Any]) -> str:
-    """The description as one HTML page that needs nothing from anywhere."""
+    """Returns the description as one HTML page that loads nothing else."""
     sections = []
     for path, operations in description["paths"].items():
         for method, operation in operations.items():
@@ -129,13 +129,13 @@ def _section(path: str, method: str, operation: dict[str, Any]) -> str:
         if code[0] == "2"
     )
     others = ", ".join(code for code in sorted(operation["responses"]) if code[0] != "2")
-    asked = f"<p>Body: {_link({'content': {'j': {'schema': takes}}})}</p>" if takes else ""
-    asked += f"<p>Query: <code>{html.escape(', '.join(queries))}</code></p>" if queries else ""
+    inputs = f"<p>Body: {_link({'content': {'j': {'schema': takes}}})}</p>" if takes else ""
+    inputs += f"<p>Query: <code>{html.escape(', '.join(queries))}</code></p>" if queries else ""
     need = operation.get("description", "")
     return (
         f'<details><summary><b class="{method}">{method.upper()}</b> <code>{html.escape(path)}</code>'
         f"<span>{html.escape(operation['summary'])}</span></summary><div><p>For: {operation['tags'][0]}. "
-        f"{html.escape(need)}</p>{asked}<table>{rows}</table><p>Otherwise: {others or 'nothing'}</p></div></details>"
+        f"{html.escape(need)}</p>{inputs}<table>{rows}</table><p>Otherwise: {others or 'nothing'}</p></div></details>"
     )
 
 

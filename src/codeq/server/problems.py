@@ -43,11 +43,11 @@ def refusal(request: HttpRequest, fault: CodeqError) -> HttpResponse:
 
 
 def internal_error(request: HttpRequest) -> HttpResponse:
-    """Call it in an `except` block: the exception is logged, and the client gets only its request id."""
+    """Logs the exception of the enclosing `except` block; the response has only the request id."""
     log(logging.ERROR, "internal error", exc_info=True, request_id=request.id, path=request.path)
     return request.respond(500, Problem(error="internal error", code="internal", request_id=request.id))
 
 
 def _public(fault: CodeqError) -> str:
-    """What an outsider may know of a fault inside: no paths, no library's words."""
+    """Returns the text of an internal fault for outsiders: no paths, no library's message."""
     return str(fault) if fault.code == "unavailable" else _PUBLIC.get(fault.code, "the store is not available")

@@ -1,4 +1,4 @@
-"""How fast one caller may go: token buckets per bearer token and per tenant, in memory."""
+"""Limits the rate of calls: token buckets per bearer token and per tenant, in memory."""
 
 import hashlib
 import math
@@ -11,7 +11,7 @@ from msgspec import Struct
 from codeq.wire.errors import RateLimited
 
 BUCKETS_MAX = 100_000
-"""Buckets of callers seen longest ago are forgotten first; a forgotten bucket is a full one."""
+"""The least recently used buckets are dropped first; a dropped bucket counts as full."""
 
 
 class Rate(Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class RateLimiter:
         self._buckets: OrderedDict[tuple[str, str, str], tuple[float, float]] = OrderedDict()
 
     def spend(self, scope: str, operation: str, *, token: str, tenant: str, items: int = 1) -> None:
-        """Take one token per item. A batch larger than the burst waits for a full bucket, and then empties it."""
+        """Spends one token per item. A batch larger than the burst waits for a full bucket, and then empties it."""
         if not self._per_token and not self._per_tenant:
             return
         rate = self._per_token.get(scope)

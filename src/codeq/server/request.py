@@ -1,4 +1,4 @@
-"""One HTTP request on its way through the server, its parsed body, and the response to it."""
+"""One HTTP request as the server processes it, its parsed body, and its response."""
 
 import asyncio
 import re
@@ -36,7 +36,7 @@ class HttpResponse(Struct, gc=False):
     content_type: str = JSON
     headers: list[tuple[bytes, bytes]] = []
     closes: bool = False
-    """Whether the connection ends with this answer."""
+    """Whether the connection closes after this response."""
 
 
 class Parser:
@@ -66,7 +66,7 @@ class BatchParser:
         self._nested = nested
 
     def parse(self, request: "HttpRequest") -> list[Any]:
-        """Per item the message, or the refusal."""
+        """Returns per item the message, or the refusal."""
         packed = request.is_packed
         body = request.body or (b"\x80" if packed else b"{}")
         try:
@@ -93,7 +93,7 @@ class BatchParser:
 
 
 class HttpRequest:
-    """What a handler needs to know of a request. One is made per request, so it stays small."""
+    """What a handler needs of a request. One is made per request, so it stays small."""
 
     __slots__ = (
         "body", "connection", "expects_continue", "headers", "id", "is_complete", "keeps_alive", "method", "params",
@@ -107,7 +107,7 @@ class HttpRequest:
         self.query_string = query_string
         self.params: Mapping[str, str] = _NONE
         self.repeated: Sequence[bytes] = ()
-        """Names of headers that were given more than once; `headers` has the last of each."""
+        """Names of headers that were sent more than once; `headers` has the last of each."""
         self.body = b""
         self.is_complete = False
         """Whether all of the body has arrived."""
@@ -125,7 +125,7 @@ class HttpRequest:
 
     @property
     def authorization(self) -> str:
-        """The header as it was sent; only of a request that has been authenticated."""
+        """Returns the header as it was sent; only for a request that has been authenticated."""
         return self.headers[b"authorization"].decode("latin-1")
 
     @property
@@ -133,7 +133,7 @@ class HttpRequest:
         """Whether the body is MessagePack."""
         kind = self.headers.get(b"content-type")
         if kind is None or kind.startswith((b"application/json", b"text/", b"application/x-www-form-urlencoded")):
-            return False  # curl -d says "form"; what counts is that it is JSON
+            return False  # curl -d sends the media type of a form, with a body in JSON
         if kind.startswith((b"application/msgpack", b"application/x-msgpack", b"application/vnd.msgpack")):
             return True
         raise WrongMedia(f"send {JSON} or {MSGPACK}")
@@ -155,8 +155,8 @@ class HttpRequest:
         return HttpResponse(status, _json_encode(message))
 
     def query(self, allowed: tuple[str, ...], *, repeated: tuple[str, ...] = ()) -> dict[str, str]:
-        """The parameters behind the question mark. One that is unknown or given twice is a mistake; those of
-        `repeated` may be given many times, and are joined by commas."""
+        """Returns the query parameters. An unknown or repeated one is refused; those of `repeated` may be repeated, and
+        are joined by commas."""
         if not self.query_string:
             return {}
         try:
@@ -198,7 +198,7 @@ NOBODY = Principal(
 
 
 def check_depth(body: bytes, most: int = DEPTH_MAX) -> None:
-    """Refuse JSON nested deeper than `most`. Few brackets mean little depth, so most bodies are only counted."""
+    """Refuses JSON nested deeper than `most`. Few brackets mean little depth, so most bodies are only counted."""
     if body.count(b"[") + body.count(b"{") <= most:
         return
     depth = 0
@@ -209,7 +209,7 @@ def check_depth(body: bytes, most: int = DEPTH_MAX) -> None:
 
 
 def json_value(raw: bytes, what: str) -> bytes:
-    """The bytes of a JSON value that every reader will read alike: valid text, numbers in range, no half surrogates."""
+    """Returns the bytes of JSON that all parsers read alike: valid text, numbers in range, no half surrogates."""
     try:
         value = msgspec.json.decode(raw)
         if b"\\u" in raw and _SURROGATE.search(raw):

@@ -1,6 +1,6 @@
-"""Makes requests of the bytes of one connection, with bounds, and decides what is not acceptable as HTTP.
+"""Turns the bytes of one connection into requests, with bounds, and refuses what is not acceptable as HTTP.
 
-Of a client that sends ahead at most one slice is parsed; of a body that nobody has asked for at most a piece is kept.
+Of pipelined requests at most one slice is parsed; of a body that no handler reads yet at most a piece is buffered.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from codeq.server.request import HttpRequest
 HEADER_BYTES_MAX = 16 * 1024
 HEADERS_MAX = 100
 SLICE_BYTES = HEADER_BYTES_MAX
-"""What is parsed at once: bounds how many requests sent ahead are in memory. A head that arrives in one slice cannot be
-too large."""
+"""Bytes that are parsed at once: bounds how many pipelined requests are in memory. A head that arrives in one slice
+cannot be too large."""
 BODY_AHEAD_BYTES = 64 * 1024
-"""What is kept of a body before its request has been let in."""
+"""Bytes of a body that are buffered before a handler reads it."""
 
 
 class Stage(IntEnum):
-    """Where in a message the parser stands."""
+    """Which part of a message the parser is in."""
 
     BETWEEN = 0
     HEAD = 1
@@ -31,7 +31,7 @@ class Stage(IntEnum):
 
 
 class Refusal(NamedTuple):
-    """A response to what cannot be served, after which the connection closes."""
+    """A response to a request that cannot be served, after which the connection closes."""
 
     status: int
     body: bytes
@@ -47,7 +47,7 @@ _BETWEEN, _HEAD, _BODY = Stage
 
 
 class RequestReader:
-    """Once it has a refusal, it makes no more requests."""
+    """Parses requests, until the first refusal."""
 
     __slots__ = (
         "_head_bytes", "_headers", "_is_head_split", "_parser", "_pieces", "_repeated", "_url", "arriving",
@@ -58,9 +58,9 @@ class RequestReader:
         self.connection = connection
         self.stage = _BETWEEN
         self.complete: deque[HttpRequest] = deque()
-        """Requests whose body is complete, and that wait for their turn."""
+        """Requests with a complete body that wait for their predecessors' responses."""
         self.arriving: HttpRequest | None = None
-        """The request whose body is not complete yet. Its turn may have come already."""
+        """The request whose body is not complete yet. It may be in process already."""
         self.body_bytes = 0
         self.body_max = BODY_AHEAD_BYTES
         self.body_ready: asyncio.Future[None] | None = None
@@ -74,7 +74,7 @@ class RequestReader:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether there is more of a body than may be there before it is asked for."""
+        """Whether more of a body has arrived than may be buffered before a handler reads it."""
         return self.body_bytes > BODY_AHEAD_BYTES and self.body_ready is None
 
     def feed(self, data: bytes | memoryview) -> None:
@@ -84,7 +84,7 @@ class RequestReader:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:  # we speak nothing else, so what follows is HTTP again
+        except httptools.HttpParserUpgrade as upgrade:  # no other protocol is supported, so HTTP follows
             if self.refusal is None:
                 self.unparsed = memoryview(bytes(data[upgrade.args[0] :]) + bytes(self.unparsed))
         except httptools.HttpParserError:
@@ -93,10 +93,10 @@ class RequestReader:
             self.refuse(HEAD_TOO_LARGE)
         ready = self.body_ready
         if ready is not None and self.body_bytes > self.body_max and not ready.done():
-            ready.set_result(None)  # it is too long, which its reader will see
+            ready.set_result(None)  # it is too long, which its reader checks
 
     def refuse(self, refusal: Refusal) -> None:
-        """The first refusal stays."""
+        """Stops with this refusal; a later one is ignored."""
         if self.refusal is None:
             self.refusal = refusal
             self.unparsed = memoryview(b"")
@@ -162,17 +162,17 @@ class RequestReader:
             self.complete.append(request)
         self.drop_body()
 
-    # -- inside --------------------------------------------------------------------------------------------------
+    # -- private -------------------------------------------------------------------------------------------------
 
     def _refusal_of_head(self) -> Refusal | None:
-        """The place for every rule about a head: what is refused here reaches no handler."""
+        """Returns the refusal of a head. Every rule about heads is here: a refused request reaches no handler."""
         headers = self._headers
         if len(headers) + len(self._repeated) > HEADERS_MAX:
             return HEAD_TOO_LARGE
         if self._is_head_split and self._is_head_large():
             return HEAD_TOO_LARGE
         if b"upgrade" in headers and self._parser.should_upgrade() and _has_body(headers):
-            # The parser takes what follows for the other protocol; read as HTTP, a body could pass for a request.
+            # The parser treats what follows as the other protocol; parsed as HTTP, a body could pass for a request.
             return UPGRADE_WITH_BODY
         return None
 
@@ -185,7 +185,7 @@ class RequestReader:
         path, query = _split(self._url)
         request = HttpRequest(parser.get_method().decode(), path, headers, query)
         request.connection = self.connection
-        # A client of HTTP/1.0 that asks to keep the connection says so in a header; we close it all the same.
+        # An HTTP/1.0 client requests to keep the connection open in a header; it is closed all the same.
         request.keeps_alive = parser.should_keep_alive() and (
             b"connection" not in headers or parser.get_http_version() != "1.0"
         )
@@ -201,7 +201,7 @@ def _has_body(headers: dict[bytes, bytes]) -> bool:
 
 
 def _split(url: bytes) -> tuple[str, bytes]:
-    """Path and query of the request target."""
+    """Returns path and query of the request target."""
     if url[:1] == b"/":
         raw, _, query = url.partition(b"#")[0].partition(b"?")
     else:

@@ -1,4 +1,4 @@
-"""The head of a response: status line and headers, of which most are the same for a second at a time."""
+"""Builds the head of a response: status line and headers, most of which stay the same for a second."""
 
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
@@ -10,7 +10,7 @@ _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".en
 
 class ResponseHeads:
     def __init__(self, default_headers: Callable[[], Sequence[tuple[bytes, bytes]]]) -> None:
-        """`default_headers` answers the same list until the date in it changes."""
+        """`default_headers` returns the same list until the date in it changes."""
         self._default_headers = default_headers
         self._defaults: Sequence[tuple[bytes, bytes]] = ()
         self._beginnings: dict[tuple[int, str], bytes] = {}

@@ -1,4 +1,4 @@
-"""Finds the route of a path: exact paths by one look-up, paths with names in them by their number of segments."""
+"""Finds the route of a path: exact paths by one look-up, paths with parameters by their number of segments."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ class Router:
             self._add(route)
 
     def find(self, request: HttpRequest) -> Route:
-        """The route for the request's path and method; the names in the path go into `request.params`."""
+        """Returns the route for the request's path and method; path parameters are stored in `request.params`."""
         methods = self._exact.get(request.path)
         if methods is None:
             methods = self._match(request)
@@ -25,11 +25,11 @@ class Router:
         return route
 
     def _match(self, request: HttpRequest) -> dict[str, Route]:
-        given = request.path.split("/")
-        for pattern, methods in self._patterns.get(len(given), ()):
-            if all(part == text or part[:1] == "{" for part, text in zip(pattern, given, strict=True)):
+        segments = request.path.split("/")
+        for pattern, methods in self._patterns.get(len(segments), ()):
+            if all(part == text or part[:1] == "{" for part, text in zip(pattern, segments, strict=True)):
                 request.params = {
-                    part[1:-1]: text for part, text in zip(pattern, given, strict=True) if part[:1] == "{"
+                    part[1:-1]: text for part, text in zip(pattern, segments, strict=True) if part[:1] == "{"
                 }
                 return methods
         raise NoRoute("there is nothing at this path; see /docs")

@@ -1,4 +1,4 @@
-"""Every route of the service on one screen: path, who may call it, what it takes and gives."""
+"""Every route of the service on one screen: path, token kind, handler, request and response messages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,10 +26,10 @@ class Route(Struct, frozen=True, kw_only=True):
     handler: Handler
     summary: str
     gives: tuple[tuple[int, Any], ...]
-    """What it answers when all is well."""
+    """Statuses and messages of success."""
     takes: Any = None
     refuses: tuple[int, ...] = ()
-    """What it answers otherwise, besides what every route may."""
+    """Statuses of refusals, besides those of every route."""
     scope: str | None = None
     query: tuple[str, ...] = ()
     body_max: int = _SMALL

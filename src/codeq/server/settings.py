@@ -1,4 +1,4 @@
-"""How the service is set up: one frozen value, made of defaults, a YAML file, the environment and flags."""
+"""How the service is configured: one frozen value, made of defaults, a YAML file, the environment and flags."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -127,7 +127,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     log: LogSettings = LogSettings()
 
     def policy(self) -> QueuePolicy:
-        """What holds for queues without a policy of their own."""
+        """Returns the policy of queues without one of their own."""
         return QueuePolicy(
             max_attempts=self.retry.max_attempts,
             max_deliveries=self.retry.max_deliveries,
@@ -144,21 +144,21 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
-    """Read the settings. Raises InvalidRequest that lists everything that is wrong, not only the first."""
+    """Reads the settings. Raises InvalidRequest that lists everything that is wrong, not only the first."""
     faults: list[str] = []
-    given = _from_file(file, faults)
+    raw = _from_file(file, faults)
     known = dict(leaves(Settings))
     for name, text in environ.items():
         if name.startswith("CODEQ_"):
             path = next((path for path in known if variable(path) == name), None)
             if path is not None:
-                _put(given, path, text)
+                _put(raw, path, text)
             elif name not in _OTHER_VARIABLES:
                 faults.append(f"{name}: there is no such setting")
     for path, value in (flags or {}).items():
         if value is not None:
-            _put(given, path, value)
-    settings = _build(Settings, given, "", faults)
+            _put(raw, path, value)
+    settings = _build(Settings, raw, "", faults)
     if settings is not None and settings.retry.backoff_policy not in list(BackoffKind):
         faults.append(f"retry.backoff_policy: {settings.retry.backoff_policy!r} is none of {', '.join(BackoffKind)}")
     if faults or settings is None:
@@ -170,7 +170,7 @@ _OTHER_VARIABLES = frozenset({"CODEQ_CONFIG", "CODEQ_URL", "CODEQ_TOKEN", "CODEQ
 
 
 def leaves(kind: type[Struct], prefix: str = "") -> Iterator[tuple[str, msgspec.inspect.Field]]:
-    """Every setting that is not a group of settings, by its dotted name."""
+    """Yields every setting that is not a group of settings, by its dotted name."""
     info = msgspec.inspect.type_info(kind)
     assert isinstance(info, msgspec.inspect.StructType)  # noqa: S101 - for the type checker
     hints = get_type_hints(kind)
@@ -190,44 +190,44 @@ def _from_file(file: Path | None, faults: list[str]) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        given = yaml.safe_load(file.read_text())
+        raw = yaml.safe_load(file.read_text())
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as fault:
         faults.append(f"{file}: {fault}")
         return {}
-    if given is None:
+    if raw is None:
         return {}
-    if not isinstance(given, dict):
-        faults.append(f"{file}: settings are a mapping, not a {type(given).__name__}")
+    if not isinstance(raw, dict):
+        faults.append(f"{file}: settings are a mapping, not a {type(raw).__name__}")
         return {}
-    return given
+    return raw
 
 
-def _put(given: dict[str, Any], path: str, value: Any) -> None:
+def _put(raw: dict[str, Any], path: str, value: Any) -> None:
     *groups, name = path.split(".")
     for group in groups:
-        inner = given.get(group)
-        given[group] = inner if isinstance(inner, dict) else {}
-        given = given[group]
-    given[name] = value
+        inner = raw.get(group)
+        raw[group] = inner if isinstance(inner, dict) else {}
+        raw = raw[group]
+    raw[name] = value
 
 
-def _build(kind: type[Struct], given: Any, prefix: str, faults: list[str]) -> Any:
-    """Make the value field by field, so that every fault is found."""
-    if not isinstance(given, dict):
+def _build(kind: type[Struct], raw: Any, prefix: str, faults: list[str]) -> Any:
+    """Builds the value field by field, so that every fault is found."""
+    if not isinstance(raw, dict):
         faults.append(f"{prefix.rstrip('.')}: expected a mapping")
         return None
     hints = get_type_hints(kind, include_extras=True)
-    faults += [f"{prefix}{unknown}: there is no such setting" for unknown in sorted(set(given) - set(hints), key=str)]
+    faults += [f"{prefix}{unknown}: there is no such setting" for unknown in sorted(set(raw) - set(hints), key=str)]
     values = {}
     for name, hint in hints.items():
-        if name not in given:
+        if name not in raw:
             continue
         bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
         if isinstance(bare, type) and issubclass(bare, Struct):
-            values[name] = _build(bare, given[name], f"{prefix}{name}.", faults)
+            values[name] = _build(bare, raw[name], f"{prefix}{name}.", faults)
             continue
         try:
-            value = given[name]
+            value = raw[name]
             if bare == dict[str, Any] and isinstance(value, str):
                 value = msgspec.json.decode(value)
             values[name] = msgspec.convert(value, hint, strict=False)
@@ -237,7 +237,7 @@ def _build(kind: type[Struct], given: Any, prefix: str, faults: list[str]) -> An
 
 
 def reference() -> str:
-    """The page that lists every setting, for people."""
+    """Returns the page that lists every setting, as Markdown."""
     lines = [
         "# Settings",
         "",

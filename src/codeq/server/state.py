@@ -1,4 +1,4 @@
-"""Everything a handler may use: the core, the settings, and the parts of the running service."""
+"""What a handler may use: the core, the settings, and the components of the running service."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from codeq.usecases.core import Core
 from codeq.usecases.probe import probe
 
 PROBE_EVERY_S = 1.0
-"""/readyz is open to everyone and costs an fsync, so the disk is probed at most this often."""
+"""/readyz needs no token and costs an fsync, so the disk is probed at most this often."""
 
 
 @dataclass(slots=True)
@@ -32,12 +32,12 @@ class AppState:
     _probed_s: float = -PROBE_EVERY_S
     _probe_fault: str | None = None
 
-    def wait_ms(self, asked_ms: int) -> int:
-        """How long a call may wait: as asked, as long as the settings allow, and not at all once the server stops."""
-        return 0 if self.is_stopping else min(asked_ms, round(self.settings.http.wait_max_seconds * 1000))
+    def wait_ms(self, requested_ms: int) -> int:
+        """Returns how long a call may wait: as requested, at most as configured, and 0 once the server stops."""
+        return 0 if self.is_stopping else min(requested_ms, round(self.settings.http.wait_max_seconds * 1000))
 
     async def not_ready_because(self) -> str | None:
-        """None if a write reaches the disk and tokens can be checked; else the reason."""
+        """Returns None if a write reaches the disk and tokens can be checked; else the reason."""
         if self.is_stopping:
             return "the server is stopping"
         loop_s = asyncio.get_running_loop().time()

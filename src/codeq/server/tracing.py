@@ -14,7 +14,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class Tracing:
-    """Does nothing, and costs next to nothing, until it is given a tracer."""
+    """Does nothing, and costs next to nothing, without a tracer."""
 
     def __init__(self, tracer: Tracer | None = None, provider: Any = None) -> None:
         self._tracer = tracer
@@ -53,7 +53,7 @@ class Tracing:
                 span.set_status(Status(StatusCode.ERROR))
 
     def verb(self, name: str, trace_parent: str | None = None, **attributes: Any) -> AbstractContextManager[None]:
-        """A span `codeq.task.<name>` with attributes `codeq.<key>`; it links to the trace that made the task."""
+        """Opens a span `codeq.task.<name>` with attributes `codeq.<key>`; it links to the trace of the enqueue."""
         return _NOTHING if self._tracer is None else self._verb(self._tracer, name, trace_parent, attributes)
 
     @contextmanager
@@ -67,7 +67,7 @@ class Tracing:
             yield
 
     def context(self) -> tuple[str | None, str | None]:
-        """`traceparent` and `tracestate` of the present span, to be kept with a task."""
+        """Returns `traceparent` and `tracestate` of the current span, to be stored with a task."""
         if self._tracer is None:
             return None, None
         carrier: dict[str, str] = {}

@@ -1,8 +1,8 @@
-"""Fields of many encoded tasks as Arrow columns, without an object for any of them.
+"""Decodes fields of many encoded tasks into Arrow columns, without creating an object per task.
 
-A read of the log is mostly the making of objects that are thrown away at once. Here all tasks are read in step, a field
-at a time: where each one's field begins is an array, and so is everything that is known of it. Whatever the codec does
-not write for a task is refused, and its reader decodes the tasks one by one instead.
+Reading the log spends most of its time on creating objects that are dropped at once. Here all tasks are read in step,
+a field at a time: the positions of the field in each task are an array, and so are its values. An encoding that the
+codec does not write for a task is refused, and the caller decodes the tasks one by one instead.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,36 +19,36 @@ Places = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 LAST = "trace_id"
-"""Fields behind this one are not all numbers and texts, and no event shows them."""
+"""The last field to read. Later ones are not all numbers and texts, and no event contains them."""
 
 _FIELDS = Task.__struct_fields__[: Task.__struct_fields__.index(LAST) + 1]
 _NUMBERS = frozenset(name for name, kind in get_type_hints(Task).items() if kind is int)
 
-_BEHIND = bytes(512)
-"""Lies behind the last record, so that one that is cut short is read on into zeros, and found out at the end."""
+_PADDING = bytes(512)
+"""Padding after the last record: a truncated record is read on into zeros, and detected at the end."""
 _ARRAY, _NONE, _SMALL_MAX = 0xDC, 0xC0, 0x7F
-_ODD = -99
+_UNEXPECTED = -99
 
-_WIDTH = np.full(256, _ODD, np.int64)
-"""By a number's first byte: how many bytes follow it. Without any, it is the number."""
+_WIDTH = np.full(256, _UNEXPECTED, np.int64)
+"""By a number's first byte: how many bytes follow it. If none does, the first byte is the number."""
 _WIDTH[: _SMALL_MAX + 1] = 0
 _WIDTH[0xCC:0xD0] = [1, 2, 4, 8]
 
-_LENGTH = np.full(256, _ODD, np.int64)
-"""By a text's first byte: how long it is, or less than nothing: in how many of the next bytes that is said."""
+_LENGTH = np.full(256, _UNEXPECTED, np.int64)
+"""By a text's first byte: its length; if negative, how many of the next bytes hold the length."""
 _LENGTH[0xA0:0xC0] = np.arange(32)
 _LENGTH[_NONE] = 0
 _LENGTH[0xD9:0xDC] = [-1, -2, -4]
 
 
 class UnexpectedEncoding(ValueError):
-    """Not as the codec writes it."""
+    """A record is not encoded as the codec encodes it."""
 
 
 def columns(records: Sequence[Raw], wanted: Collection[str]) -> dict[str, pa.Array]:
-    """The wanted fields of the tasks: numbers as int64, texts and those that may be None as strings.
+    """Returns the wanted fields of the tasks: numbers as int64, texts and fields that may be None as strings.
 
-    Raises OddRecord, and then nothing is known of any of them.
+    Raises UnexpectedEncoding, and then nothing is known of any of them.
     """
     reader = _RecordReader(records)
     found = {}
@@ -63,13 +63,13 @@ def columns(records: Sequence[Raw], wanted: Collection[str]) -> dict[str, pa.Arr
 
 class _RecordReader:
     def __init__(self, records: Sequence[Raw]) -> None:
-        data = b"".join(records) + _BEHIND
+        data = b"".join(records) + _PADDING
         lengths = np.fromiter(map(len, records), np.int64, len(records))
         self._ends: Places = lengths.cumsum()
         self._buffer = pa.py_buffer(data)
         self._bytes: Bytes = np.frombuffer(data, np.uint8)
         self._words = np.ndarray((len(data) - 7,), ">u8", data, strides=(1,))
-        """The eight bytes from every place on, as a number."""
+        """The eight bytes from each position on, as a number."""
         self._at: Places = self._ends - lengths
         starts = self._bytes[self._at]
         if len(data) > np.iinfo(np.int32).max or not (starts == _ARRAY).all():
@@ -103,14 +103,14 @@ class _RecordReader:
             raise UnexpectedEncoding
 
     def _following_bytes(self, width: Places) -> npt.NDArray[np.uint64]:
-        """What the next so many bytes say, as a number."""
+        """Returns the next `width` bytes of each record as a number."""
         if width.min() < 0 or width.max() > 8:
             raise UnexpectedEncoding
         words = self._words[self._at + 1].astype(np.uint64)
         return words >> np.where(width == 0, 0, 64 - 8 * width).astype(np.uint64)
 
     def _texts_before(self, start: Places, is_none: npt.NDArray[np.bool_]) -> pa.Array:
-        """The texts between `start` and where we are: every second piece of all bytes, cut at both."""
+        """Returns the texts between `start` and the current position: every second slice of the bytes, cut at both."""
         count = len(start)
         if is_none.all():
             return pa.nulls(count, pa.string())

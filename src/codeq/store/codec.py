@@ -1,4 +1,4 @@
-"""Tasks as bytes. MessagePack arrays by position: small, quick, and readable by any MessagePack library.
+"""How tasks are encoded: as MessagePack arrays by position, small, fast, and readable by any MessagePack library.
 
 A record is encoded once per change. The same bytes are the task's state, its entry in an index and its event.
 """
@@ -12,18 +12,18 @@ from codeq.domain.queue import QueuePolicy
 from codeq.domain.task import Body, Task
 
 FORMAT = 1
-"""The layout of everything on disk. A store written by a newer format is refused, never overwritten."""
+"""The version of everything on disk. A store written by a newer format is refused, never overwritten."""
 
 
 class CreatedRecord(Struct, frozen=True, array_like=True, gc=False):
-    """What is written once: the task as it was enqueued, and its body."""
+    """Written once: the task as it was enqueued, and its body."""
 
     task: Raw
     body: Raw
 
 
 class CurrentRecord(Struct, frozen=True, array_like=True, gc=False):
-    """What is written at every later move but the claim: the task, and its result once it has one."""
+    """Written at every later move but the claim: the task, and its result once it has one."""
 
     task: Raw
     result: bytes | None
@@ -34,7 +34,7 @@ encode = _encoder.encode
 decode_task = msgspec.msgpack.Decoder(Task).decode
 decode_tasks = msgspec.msgpack.Decoder(list[Task]).decode
 split_tasks = msgspec.msgpack.Decoder(list[Raw]).decode
-"""What `joined` has joined, each task by itself and still encoded."""
+"""Splits the output of `joined` into its tasks, still encoded."""
 decode_body = msgspec.msgpack.Decoder(Body).decode
 decode_created = msgspec.msgpack.Decoder(CreatedRecord).decode
 decode_current = msgspec.msgpack.Decoder(CurrentRecord).decode
@@ -45,22 +45,22 @@ _set = msgspec.structs.force_setattr
 
 
 def stamp(task: Task, version: int) -> bytes:
-    """Give the task its version and encode it. The only place where a frozen task is touched: its version is
-    the number of its event, which the shard knows only at commit."""
+    """Sets the task's version and encodes it. The only place where a frozen task is changed: its version is the number
+    of its event, which the shard knows only at commit."""
     _set(task, "version", version)
     return encode(task)
 
 
 def created_record(task: bytes, body: Body) -> bytes:
-    """An `CreatedRecord` around a task that is encoded already."""
+    """Returns a `CreatedRecord` around a task that is encoded already."""
     return b"\x92" + task + encode(body)
 
 
 def current_record(task: bytes, result: bytes | None) -> bytes:
-    """A `CurrentRecord` around a task that is encoded already."""
+    """Returns a `CurrentRecord` around a task that is encoded already."""
     return b"\x92" + task + encode(result)
 
 
 def joined(tasks: Sequence[bytes | Raw]) -> bytes:
-    """Many encoded tasks as one MessagePack array, without decoding them."""
+    """Returns many encoded tasks as one MessagePack array, without decoding them."""
     return b"\xdd" + len(tasks).to_bytes(4, "big") + b"".join(tasks)

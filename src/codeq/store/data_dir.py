@@ -1,4 +1,4 @@
-"""A data directory: what is in it, how it is opened, copied and put back."""
+"""What a data directory contains, and how it is opened, backed up and restored."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def open_rocksdb(
     grace_ms: int = RESTART_GRACE_MS,
     listeners: Sequence[Listener] = (),
 ) -> Store:
-    """Open the directory, or make it. `shards` is fixed when it is made; None takes what is there, or one."""
+    """Opens the directory, or creates it. `shards` is fixed at creation; None for the existing number, or one."""
     number = _agree_on_shards(path, shards)
     opened: list[RocksShard] = []
     try:
@@ -49,11 +49,11 @@ def open_rocksdb(
 
 
 async def back_up(store: Store, target: Path) -> None:
-    """Write a copy of an open store into the new directory `target`. It appears there whole or not at all."""
+    """Writes a copy of an open store into the new directory `target`. It appears there whole or not at all."""
     if target.exists():
         raise InvalidRequest(f"{target} exists already; a backup needs a new directory")
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Files are linked, not copied, where the file system allows it: so the copy is made beside its target first.
+    # Files are hard-linked where the file system allows it, rather than copied, so the copy is made beside its target.
     part = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         copy = part / "copy"
@@ -67,7 +67,7 @@ async def back_up(store: Store, target: Path) -> None:
 
 
 def restore(backup: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Copy a backup into the new or empty directory `path`, ready to be opened."""
+    """Copies a backup into the new or empty directory `path`, ready to be opened."""
     backup, path = Path(backup), Path(path)
     if _read_manifest(backup) is None:
         raise InvalidRequest(f"{backup} is not a codeQ backup: it has no {_MANIFEST}")
@@ -135,7 +135,7 @@ def _write_manifest(path: Path, shards: int) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Force a file or a directory to disk."""
+    """Forces a file or a directory to disk."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)

@@ -1,10 +1,10 @@
-"""What a store must do: the seam between the rules of the queue and the engine that stores the tasks.
+"""What a store must do: the interface between the rules of the queue and the engine that stores the tasks.
 
-Engines obey, they do not decide. They compare versions, file records by `lifecycle.position`, append one event per
-change, and never look at a status otherwise. Verbs are batches; an empty batch is legal and does nothing.
+Engines do not decide. They compare versions, index records by `lifecycle.position`, append one event per change, and
+never read a status otherwise. Verbs are batches; an empty batch is legal and does nothing.
 
-Verbs act at once and are visible to the next verb at once, but nothing is durable until `flush` has returned: every use
-case flushes before it answers.
+Verbs take effect at once and are visible to the next verb at once, but nothing is durable until `flush` has returned:
+every use case flushes before it returns.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ClaimRequest(Struct, frozen=True, kw_only=True, gc=False):
-    """Who wants how many tasks of which queues. `limits` caps a queue's tasks in progress; absent means no cap."""
+    """How many tasks of which queues a worker wants. `limits` caps a queue's tasks in progress; absent means no cap."""
 
     queues: Sequence[QueueKey]
     worker: str
@@ -33,22 +33,22 @@ class ClaimRequest(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Events(NamedTuple):
-    """Consecutive events of a shard, and what the shard has: `first` to `next - 1`."""
+    """Consecutive events of a shard, and the range of events that the shard has: `first` to `next - 1`."""
 
     records: Sequence[Raw]
-    """As the codec encoded them: a reader that makes columns of them needs no object per event."""
+    """As the codec encoded them: making columns of them needs no object per event."""
     first: int
     next: int
 
     @property
     def events(self) -> list[Task]:
-        """Decoded, at every access."""
+        """Decodes the events, at every access."""
         return codec.decode_tasks(codec.joined(self.records))
 
     def columns(self, wanted: Collection[str]) -> "dict[str, pa.Array] | None":
-        """Fields of the events as Arrow columns; None if a record is not encoded as this version encodes them.
+        """Returns fields of the events as Arrow columns; None if a record is not encoded as this version encodes it.
 
-        Needs numpy and pyarrow, whose first import takes a while.
+        Needs numpy and pyarrow, whose first import is slow.
         """
         from codeq.store import arrow  # noqa: PLC0415 - large, and only readers of Arrow need it
 
@@ -59,90 +59,90 @@ class Events(NamedTuple):
 
 
 class Listener:
-    """What a store reports while it works. Called on the event loop, so it must not block, and it must not raise."""
+    """Callbacks of a store. They run on the event loop, so they must not block, and they must not raise."""
 
     def ready(self, queue: QueueKey, tasks: int) -> None:
-        """`tasks` tasks of the queue have just become claimable."""
+        """Called when `tasks` tasks of the queue have become claimable."""
 
     def moved(self, tasks: Sequence[Task]) -> None:
-        """The tasks have just made a move and stand as given. Heartbeats are not reported."""
+        """Called with the tasks after their move. Heartbeats are not reported."""
 
     def flushed(self, calls: int, seconds: float) -> None:
-        """A flush has ended: how many calls it served, and how long the disk took."""
+        """Called after a flush: how many calls it served, and how long the disk took."""
 
 
 class Store(Protocol):
     listeners: Sequence[Listener]
-    """Each hears everything, in this order."""
+    """Each is called for everything, in this order."""
 
     @property
     def shards(self) -> int:
-        """How many shards the ids of new tasks may name (see `domain.ids`)."""
+        """How many shards there are; the ids of new tasks name one of them (see `domain.ids`)."""
 
     def now_ms(self) -> int:
-        """The store's clock, in Unix milliseconds. It never runs backwards while the store is open."""
+        """Returns the store's clock, in Unix milliseconds. It never runs backwards while the store is open."""
 
     async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
-        """Apply each change whole or not at all: record, body, result, index, counts and event in one atomic step.
+        """Applies each change whole or not at all: record, body, result, index, counts and event in one atomic step.
 
-        Answers per change: `change.after`, now with its version; None where the stored task is no longer
+        Returns per change: `change.after`, now with its version; None where the stored task is no longer
         `change.before`; or, for an enqueue whose idempotency key the tenant has used, the task that has the key.
         A heartbeat extends the lease in memory and is written lazily. The changes of one shard are applied in order.
         """
 
     async def take(self, request: ClaimRequest) -> list[Delivery]:
-        """Lease up to `limit` ready tasks, by `lifecycle.claim`: highest priority first over all queues, equal
-        priorities in rotation over the queues, first in first out inside one. No task is given to two callers.
+        """Leases up to `limit` ready tasks, by `lifecycle.claim`: highest priority first over all queues, equal
+        priorities in rotation over the queues, first in first out inside one. No task is leased to two callers.
 
-        Costs the same whatever the backlog and however many tasks were served before.
+        Costs the same whatever the backlog and however many tasks were delivered before.
         """
 
     async def get_tasks(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
-        """The tasks as they stand; None for an id that does not exist or belongs to another tenant."""
+        """Returns the stored tasks; None for an id that does not exist or belongs to another tenant."""
 
     async def get_records(self, tenant: str, ids: Sequence[str]) -> list[Record | None]:
         """As `get_tasks`, with body and result. None for the rest once BATCH_BYTES_MAX of payload have been read."""
 
     async def due(self, index: Index, now_ms: int, limit: int) -> list[Task]:
-        """Tasks whose time has come, earliest first: DELAYED by visibility, IN_PROGRESS by lease, NONE by retention.
+        """Returns tasks that are due, earliest first: DELAYED by visibility, IN_PROGRESS by lease, NONE by retention.
 
-        NONE covers the dead as well. Costs in proportion to what it returns, not to what it keeps.
+        NONE includes dead tasks. The cost is proportional to what it returns, not to what is stored.
         """
 
     async def find(self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
-        """A page of the tenant's tasks, newest first (dead ones by command, oldest death first).
+        """Returns a page of the tenant's tasks, newest first (dead ones by command, oldest death first).
 
-        Looks at a bounded number of records: a page may come back short, even empty, with a cursor to go on from.
+        Reads a bounded number of records: a page may be short, even empty, with a cursor to continue from.
         Raises InvalidRequest for a bad cursor.
         """
 
     async def counts(self, tenant: str | None, *, ages: bool = False) -> dict[QueueKey, QueueCounts]:
-        """Every queue of the tenant (of all tenants for None) that holds a task, with exact counts.
+        """Returns every queue of the tenant (of all tenants for None) that holds a task, with exact counts.
 
-        `oldest_ms` is filled in with `ages` only: it may read a record per queue and priority.
+        `oldest_ms` is set with `ages` only: it may read a record per queue and priority.
         """
 
     async def events(self, shard: int, start: int, limit: int) -> Events:
-        """Events `start`, `start + 1`, ... of the shard. Where `start` was trimmed away, from the first one left."""
+        """Returns events `start`, `start + 1`, ... of the shard; if `start` was trimmed, from the first one left."""
 
     async def trim(self, *, before_ms: int, keep_max: int) -> int:
-        """Forget events older than `before_ms`, and the oldest beyond `keep_max` per shard. Answers how many."""
+        """Deletes events older than `before_ms`, and the oldest beyond `keep_max` per shard. Returns how many."""
 
     def policies(self) -> Mapping[QueueKey, QueuePolicy]:
-        """The stored policies, of every tenant."""
+        """Returns the stored policies of every tenant."""
 
     async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None) -> None:
-        """Store the policy, or with None forget it."""
+        """Stores the policy; None deletes it."""
 
     async def flush(self) -> None:
-        """Return once everything that any verb has done or shown is on disk. At once if it already is.
+        """Returns once everything that any verb has done or returned is on disk. At once if it already is.
 
-        Raises StoreFailed if it may not be: then nothing is known of the calls that waited, and the store
-        refuses everything until it is opened again.
+        Raises StoreFailed if it may not be: then the outcome of the waiting calls is unknown, and the store refuses
+        everything until it is opened again.
         """
 
     async def checkpoint(self, target: Path) -> None:
-        """Write a consistent copy into the new directory `target`, while the store goes on working."""
+        """Writes a consistent copy into the new directory `target`, while the store continues to work."""
 
     async def close(self) -> None:
         """Flushes, releases the files, and refuses every later call."""

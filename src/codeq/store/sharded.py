@@ -1,4 +1,4 @@
-"""Many shards as one store: every verb goes to the shard that an id names, or to all of them. Same for every engine."""
+"""Several shards as one store: routes each verb to the shard that an id names, or to all. Same for every engine."""
 
 import asyncio
 from collections import defaultdict
@@ -20,13 +20,13 @@ Answer = TypeVar("Answer")
 
 
 class Shard(Store, Protocol):
-    """A store of one shard, which also knows how many of a queue's tasks it has in progress."""
+    """A store of one shard, which also counts a queue's tasks in progress."""
 
     def in_progress(self, queue: QueueKey) -> int: ...
 
 
 class ShardedStore:
-    """Order and atomicity hold inside a shard. Policies live in the first one."""
+    """Implements `Store` over shards. Order and atomicity hold inside a shard. The first one stores the policies."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = list(shards)
@@ -56,7 +56,7 @@ class ShardedStore:
         return await self._route(changes, lambda change: change.after.id, lambda shard, part: shard.commit(part))
 
     async def take(self, request: ClaimRequest) -> list[Delivery]:
-        """Shards are visited in turn, each claim starting one further: highest priority first holds inside a shard."""
+        """Visits the shards in rotation, each claim starting one further: priority order holds inside a shard."""
         self._turn += 1
         taken: list[Delivery] = []
         for i in range(len(self._shards)):
@@ -83,7 +83,7 @@ class ShardedStore:
         return found[:limit]
 
     async def find(self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
-        """Shard after shard; the cursor is the shard's number and its own cursor."""
+        """Reads shard after shard; the cursor is the shard's number and its own cursor."""
         number, inner = _split_cursor(cursor, len(self._shards))
         found: list[Task] = []
         while number < len(self._shards):
@@ -136,20 +136,20 @@ class ShardedStore:
         id_of: Callable[[Item], str],
         call: Callable[[Shard, Sequence[Item]], Awaitable[list[Answer | None]]],
     ) -> list[Answer | None]:
-        """Send each item to the shard its id names, and put the answers back in request."""
+        """Passes each item to the shard its id names, and returns the results in the order of the items."""
         places: defaultdict[int, list[int]] = defaultdict(list)
         for place, item in enumerate(items):
             task_id = id_of(item)
             if is_task_id(task_id) and (shard := shard_of(task_id)) < len(self._shards):
                 places[shard].append(place)
         answers: list[Answer | None] = [None] * len(items)
-        for shard, mine in places.items():
-            for place, answer in zip(mine, await call(self._shards[shard], [items[p] for p in mine]), strict=True):
+        for shard, chosen in places.items():
+            for place, answer in zip(chosen, await call(self._shards[shard], [items[p] for p in chosen]), strict=True):
                 answers[place] = answer
         return answers
 
     def _limits(self, request: ClaimRequest, shard: Shard) -> Mapping[QueueKey, int]:
-        """A queue's limit holds over all shards: what the others have in progress is taken off."""
+        """Returns the limits less what other shards have in progress: a queue's limit holds over all shards."""
         if not request.limits:
             return request.limits
         others = [other for other in self._shards if other is not shard]

@@ -1,4 +1,4 @@
-"""Takes a task back from its worker unharmed, without counting an attempt."""
+"""Returns a task from its worker to its queue, without counting an attempt."""
 
 from codeq.domain import lifecycle
 from codeq.domain.task import Holder, Task
@@ -8,7 +8,7 @@ from codeq.usecases.moves import move_one
 
 @durable
 async def abandon(core: Core, tenant: str, task_id: str, holder: Holder) -> Task:
-    """Puts the task at the back of its queue at once."""
+    """Moves the task to the back of its queue at once."""
     now_ms = core.now_ms()
     task = await move_one(
         core,

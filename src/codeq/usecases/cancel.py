@@ -1,4 +1,4 @@
-"""Ends tasks that are not wanted any more."""
+"""Cancels tasks that have not ended."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from codeq.usecases.moves import move_each
 
 @durable
 async def cancel(core: Core, tenant: str, ids: Sequence[str]) -> list[Task | CodeqError]:
-    """Pending and delayed tasks end at once; a worker that holds one learns so at its next heartbeat."""
+    """Ends pending and delayed tasks at once; a worker that holds one is refused at its next heartbeat."""
     now_ms = core.now_ms()
     answers = await move_each(
         core, tenant, ids, lambda _, task: lifecycle.cancel(task, now_ms, keep_ms=core.retention_ms(task))

@@ -16,10 +16,10 @@ from codeq.usecases.waiters import EVERY
 
 
 async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
-    """Up to `limit` tasks, leased to the worker. None only if no queue had any until `wait_ms` had passed.
+    """Leases up to `limit` tasks to the worker. Returns none only if no queue had any until `wait_ms` had passed.
 
-    Not `@durable`, because the wait for the disk can be cancelled too: a caller that goes away loses no task, what was
-    leased to it goes back to its queue, and no attempt is counted.
+    Not `@durable`, because the wait for the disk can be cancelled too: a caller that disconnects loses no task, what
+    was leased to it returns to its queue, and no attempt is counted.
     """
     _check(tenant, wanted)
     attempt = _ClaimAttempt(core, tenant, wanted)
@@ -37,7 +37,7 @@ async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
 
 
 class _ClaimAttempt:
-    """One claim, to be tried now and again whenever one of its queues has tasks. Implements `waiters.Claimant`."""
+    """One claim, tried now and again whenever one of its queues has tasks. Implements `waiters.Claimant`."""
 
     def __init__(self, core: Core, tenant: str, wanted: Claim) -> None:
         self._core = core
@@ -68,7 +68,7 @@ class _ClaimAttempt:
         await core.store.commit(changes)
 
     async def _open_queues(self) -> list[QueueKey]:
-        """Those that are not paused."""
+        """Returns the queues that are not paused."""
         core, wanted = self._core, self._wanted
         queues = self.queues if wanted.commands is not None else sorted(await core.store.counts(self._tenant))
         return [queue for queue in queues if not core.policy(*queue).paused]

@@ -1,4 +1,4 @@
-"""What every use case works with, and the one rule they share: nothing is answered before it is on disk."""
+"""What every use case depends on, and the one rule they share: no verb returns before its changes are on disk."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 
 class Randomness(Protocol):
-    """What a `random.Random` has. It need not be cryptographic: every id is looked up within its tenant, so knowing
-    an id gives no right to its task."""
+    """The part of `random.Random` in use. It need not be cryptographic: every id is looked up within its tenant, so
+    knowing an id gives no right to its task."""
 
     def random(self) -> float: ...
 
@@ -27,8 +27,8 @@ class Randomness(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """A store with everything the use cases need besides it. Callers of use cases pass it on and look at nothing
-    but `now_ms` and `shards`."""
+    """A store with everything the use cases need besides it. Callers of use cases pass it on and read nothing but
+    `now_ms` and `shards`."""
 
     store: Store
     waiters: Waiters
@@ -54,7 +54,7 @@ class Core:
         return (policies.get((tenant, command)) or self.defaults) if policies else self.defaults  # type: ignore[call-overload]
 
     def retry_ms(self, task: Task) -> int:
-        """How long the task waits if its present delivery fails."""
+        """Returns how long the task waits if its current delivery fails."""
         backoff = task.backoff or self.policy(task.tenant, task.command).backoff
         return backoff.delay_ms(task.attempts + 1, self.random)
 
@@ -69,20 +69,20 @@ class Core:
         return self.policy(task.tenant, task.command).dead_retention_ms
 
     def slot_freed(self, task: Task) -> None:
-        """Wakes a claim that `max_consumers` held back: a task that is no longer in progress makes room for another."""
+        """Wakes a claim that `max_consumers` held back: a task that is no longer in progress frees a slot."""
         if self.store.policies() and self.policy(task.tenant, task.command).max_consumers:
             self.waiters.ready(QueueKey(task.tenant, task.command), 1)
 
 
 def make_core(store: Store, waiters: Waiters, defaults: QueuePolicy, *, randomness: Randomness) -> Core:
-    """The waiters must be among the store's listeners, or no waiting call is ever woken."""
+    """Builds the core. The waiters must be among the store's listeners, or no waiting call is ever woken."""
     return Core(store, waiters, defaults, IdMint(randomness.randbytes), randomness.random)
 
 
 def durable(
     verb: Callable[Concatenate[Core, P], Awaitable[T]],
 ) -> Callable[Concatenate[Core, P], Coroutine[Any, Any, T]]:
-    """Makes the verb answer, or refuse, only when all that it did and saw is on disk."""
+    """Makes the verb return, or raise, only when everything that it did and read is on disk."""
 
     @wraps(verb)
     async def flushed(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -13,11 +13,11 @@ from codeq.usecases.core import Core
 from codeq.usecases.moves import move_each
 
 MoveFunction = Callable[[Task, int], Change]
-"""A function of `lifecycle` that takes a dead task and the time."""
+"""A function of `lifecycle` with a dead task and the time as arguments."""
 
 
 async def move_ids(core: Core, tenant: str, ids: Sequence[str], move: MoveFunction, *, dry_run: bool) -> BulkResult:
-    """Moves these tasks, and says of each that was refused why."""
+    """Moves these tasks, and reports the error code of each one that was refused."""
     if dry_run:
         found = [task.id for task in await core.store.get_tasks(tenant, ids) if task is not None and task.is_dead]
         return BulkResult(len(found), 0, found)

@@ -1,4 +1,4 @@
-"""Take tasks in. Each is on disk before it is acknowledged, and a repeated idempotency key answers the first one."""
+"""Stores new tasks. Each is on disk before it is acknowledged; a repeated idempotency key returns the first task."""
 
 from collections.abc import Sequence
 
@@ -20,14 +20,14 @@ class Enqueued(Struct, frozen=True, gc=False):
 
 
 @durable
-async def enqueue(core: Core, tenant: str, orders: Sequence[NewTask]) -> list[Enqueued | CodeqError]:
-    """Per order: the task, or why it was refused. One order's refusal leaves the others alone."""
-    validation.batch([order.payload for order in orders], "tasks", "payload")
+async def enqueue(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list[Enqueued | CodeqError]:
+    """Returns per new task: the task, or why it was refused. One refusal does not affect the others."""
+    validation.batch([new_task.payload for new_task in new_tasks], "tasks", "payload")
     validation.name(tenant, "tenant")
     now_ms = core.now_ms()
-    answers: list[Enqueued | CodeqError | None] = [_refusal(order, now_ms) for order in orders]
+    answers: list[Enqueued | CodeqError | None] = [_refusal(new_task, now_ms) for new_task in new_tasks]
     places = [place for place, refusal in enumerate(answers) if refusal is None]
-    changes = _changes(core, tenant, [orders[place] for place in places])
+    changes = _changes(core, tenant, [new_tasks[place] for place in places])
     for place, change, stored in zip(places, changes, await core.store.commit(changes), strict=True):
         if stored is change.after and change.body is not None:
             answers[place] = Enqueued(stored, change.body, is_replay=False)
@@ -36,31 +36,31 @@ async def enqueue(core: Core, tenant: str, orders: Sequence[NewTask]) -> list[En
     return [answer for answer in answers if answer is not None]
 
 
-def _changes(core: Core, tenant: str, orders: Sequence[NewTask]) -> list[Change]:
+def _changes(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list[Change]:
     now_ms = core.now_ms()
     shards = core.store.shards
-    homes = [
-        None if order.idempotency_key is None else shard_for(tenant, order.idempotency_key, shards) for order in orders
+    shard_numbers = [
+        None if key is None else shard_for(tenant, key, shards) for key in (new.idempotency_key for new in new_tasks)
     ]
     changes = []
-    for task_id, order in zip(core.ids.mint(now_ms, shards, homes), orders, strict=True):
-        policy = core.policy(tenant, order.command)
-        trace = order.trace_parent
+    for task_id, new_task in zip(core.ids.mint(now_ms, shards, shard_numbers), new_tasks, strict=True):
+        policy = core.policy(tenant, new_task.command)
+        trace = new_task.trace_parent
         task = lifecycle.new(
             task_id,
             tenant,
-            order.command,
+            new_task.command,
             now_ms=now_ms,
-            priority=order.priority,
-            visible_ms=now_ms + order.delay_ms if order.run_at_ms is None else order.run_at_ms,
-            max_attempts=order.max_attempts or policy.max_attempts,
+            priority=new_task.priority,
+            visible_ms=now_ms + new_task.delay_ms if new_task.run_at_ms is None else new_task.run_at_ms,
+            max_attempts=new_task.max_attempts or policy.max_attempts,
             max_deliveries=policy.max_deliveries,
-            payload_bytes=len(order.payload),
+            payload_bytes=len(new_task.payload),
             trace_id=trace[3:35] if trace else None,
-            backoff=order.backoff,
-            has_webhook=order.webhook is not None,
+            backoff=new_task.backoff,
+            has_webhook=new_task.webhook is not None,
         )
-        body = Body(order.payload, order.idempotency_key, order.webhook, trace, order.trace_state)
+        body = Body(new_task.payload, new_task.idempotency_key, new_task.webhook, trace, new_task.trace_state)
         changes.append(lifecycle.enqueue(task, body))
     return changes
 
@@ -78,9 +78,9 @@ async def _replayed(core: Core, change: Change, stored: Task | None) -> Enqueued
     return Enqueued(record.task, record.body, is_replay=True)
 
 
-def _refusal(order: NewTask, now_ms: int) -> CodeqError | None:
+def _refusal(new_task: NewTask, now_ms: int) -> CodeqError | None:
     try:
-        validation.new_task(order, now_ms)
+        validation.new_task(new_task, now_ms)
     except CodeqError as refusal:
         return refusal
     return None

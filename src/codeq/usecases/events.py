@@ -1,4 +1,4 @@
-"""The event log by shard and offset: read at once, in pieces, or from a point in time on."""
+"""Reads the event log by shard and offset: at once, in pieces, or from a point in time on."""
 
 import asyncio
 import sys
@@ -7,7 +7,7 @@ from importlib import import_module
 
 from codeq.domain import validation
 from codeq.domain.limits import EVENTS_PAUSE_MS, EVENTS_PIECE_MAX, EVENTS_POLITE_PIECES, EVENTS_READ_MAX
-from codeq.store.interface import Events as Events  # noqa: PLC0414 - handlers take it from here
+from codeq.store.interface import Events as Events  # noqa: PLC0414 - handlers import it from here
 from codeq.usecases.core import Core, durable
 
 PAYLOADS_AT_ONCE = 64
@@ -16,7 +16,7 @@ _ARROW = "codeq.store.arrow"
 
 @durable
 async def read(core: Core, shard: int, start: int, limit: int, *, wait_ms: int = 0) -> Events:
-    """Events from `start` on. With `wait_ms`, not before there is one or that time has passed."""
+    """Returns the events from `start` on. With `wait_ms`, waits until there is one or that time has passed."""
     validation.whole(shard, "shard", 0, core.shards - 1)
     validation.whole(limit, "limit", 1, EVENTS_READ_MAX)
     with core.waiters.next_event() as happened:
@@ -38,10 +38,10 @@ async def scan(
     piece: int = EVENTS_PIECE_MAX,
     wait_ms: int = 0,
 ) -> tuple[Events, int]:
-    """Passes `limit` events from `start` on to `each`, a piece at a time, until it takes fewer than it is given.
+    """Passes `limit` events from `start` on to `each`, a piece at a time, until it accepts fewer than it was passed.
 
-    Other calls are served between two pieces, however long the read; while tasks move, they have half of the time to
-    themselves. Returns what the shard has, and where to read on.
+    Other calls run between two pieces, however long the read; while tasks move, they have half of the time to
+    themselves. Returns the shard's range of events, and the offset to continue from.
     """
     validation.whole(limit, "limit", 1, EVENTS_READ_MAX)
     found = await read(core, shard, start, min(limit, piece), wait_ms=wait_ms)
@@ -62,9 +62,9 @@ async def scan(
 
 @durable
 async def first_at(core: Core, shard: int, at_ms: int) -> tuple[Events, int]:
-    """What the shard has, and the first of its events that is not older than `at_ms`; one past the newest if all are.
+    """Returns the shard's range, and its first event not older than `at_ms`; one past the newest if all are older.
 
-    A binary search by time, so a clock that was set back between two starts may blur it by that much.
+    A binary search by time: a clock that was set back between two starts may shift the result by that much.
     """
     found = await read(core, shard, 1, 1)
     low, high = found.first, found.next
@@ -80,13 +80,13 @@ async def first_at(core: Core, shard: int, at_ms: int) -> tuple[Events, int]:
 
 
 async def load_arrow() -> None:
-    """Imports what `Events.columns` needs, in a thread: numpy and pyarrow take a while, once."""
+    """Imports what `Events.columns` needs, in a thread: the first import of numpy and pyarrow is slow."""
     if _ARROW not in sys.modules:
         await asyncio.to_thread(import_module, _ARROW)
 
 
 async def payloads(core: Core, tenant: str, ids: Sequence[str]) -> dict[str, str]:
-    """The payloads of those tasks that still exist, by id; other calls are served in between."""
+    """Returns the payloads of those tasks that still exist, by id; other calls run in between."""
     found: dict[str, str] = {}
     for i in range(0, len(ids), PAYLOADS_AT_ONCE):
         for record in await core.store.get_records(tenant, ids[i : i + PAYLOADS_AT_ONCE]):

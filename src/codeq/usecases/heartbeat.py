@@ -1,4 +1,4 @@
-"""Let a worker keep its task a while longer."""
+"""Extends the lease of a task that its worker still processes."""
 
 from codeq.domain import lifecycle, validation
 from codeq.domain.limits import PROGRESS_CHARS_MAX
@@ -16,10 +16,10 @@ async def heartbeat(
     extend_ms: int | None = None,
     progress: str | None = None,
 ) -> Task:
-    """Extend the lease to `extend_ms` from now, by default the queue's lease, and note the progress.
+    """Extends the lease to `extend_ms` from now, by default the queue's lease, and records the progress.
 
-    Acts in memory and does not wait for the disk: losing it to a crash only shortens a lease, and a restart gives every
-    lease some grace.
+    Changes memory and does not wait for the disk: losing it in a crash only shortens a lease, and a restart extends
+    every lease by a grace period.
     """
     now_ms = core.now_ms()
     if extend_ms is not None:

@@ -1,4 +1,4 @@
-"""Moving tasks by id: read, let the lifecycle decide, commit, and look again where another call was faster."""
+"""Moves tasks by id: reads, lets the lifecycle decide, commits, and retries where another call was faster."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,11 +10,11 @@ from codeq.usecases.core import Core
 _TRIES = 4
 
 Decide = Callable[[int, Task], Change | None]
-"""Given the item's place and its task: the change to make, or None to leave the task as it is. May raise CodeqError."""
+"""Maps an item's index and its task to a change, or to None to leave the task as it is. May raise CodeqError."""
 
 
 async def move_each(core: Core, tenant: str, ids: Sequence[str], decide: Decide) -> list[Task | CodeqError]:
-    """Per id: the task after its change, or why it was refused. One item's refusal leaves the others alone."""
+    """Returns per id: the task after its change, or why it was refused. One refusal does not affect the others."""
     if len(ids) > BATCH_TASKS_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_TASKS_MAX} items, not {len(ids)}")
     answers: list[Task | CodeqError] = [StaleTask("the task kept changing; try again")] * len(ids)
@@ -53,7 +53,7 @@ def _decided(decide: Decide, place: int, task_id: str, task: Task | None) -> Cha
 
 
 async def move_one(core: Core, tenant: str, task_id: str, decide: Callable[[Task], Change | None]) -> Task:
-    """As `move_each` for one id; raises what was refused."""
+    """Moves one task as `move_each` does; raises the refusal."""
     [answer] = await move_each(core, tenant, [task_id], lambda _, task: decide(task))
     if isinstance(answer, CodeqError):
         raise answer

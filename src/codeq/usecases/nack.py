@@ -18,8 +18,8 @@ async def nack(
     reason: str = "",
     is_last: bool = False,
 ) -> Task:
-    """The task waits for `delay_ms` (0 for the back of the queue now), by default as long as its backoff says; at its
-    last attempt, or with `is_last`, it is dead-lettered, with `reason` as its last error."""
+    """Retries the task after `delay_ms` (0 for the back of the queue now), by default after its backoff; at its last
+    attempt, or with `is_last`, dead-letters it, with `reason` as its last error."""
     now_ms = core.now_ms()
     if delay_ms is not None:
         validation.whole(delay_ms, "delay in milliseconds", 0, BACKOFF_MS_MAX)

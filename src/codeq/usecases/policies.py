@@ -1,4 +1,4 @@
-"""The rules of one queue: read, replaced, or given back to the defaults; and its pause."""
+"""Reads, replaces and deletes the policy of one queue, and pauses it."""
 
 import msgspec
 
@@ -8,14 +8,14 @@ from codeq.usecases.core import Core, durable
 
 
 def get_policy(core: Core, queue: QueueKey) -> QueuePolicy | None:
-    """The queue's own policy; None where the defaults hold."""
+    """Returns the queue's own policy; None where the defaults apply."""
     validation.name(queue.command, "command")
     return core.store.policies().get(queue)
 
 
 @durable
 async def put_policy(core: Core, queue: QueueKey, policy: QueuePolicy) -> tuple[QueuePolicy, bool]:
-    """Stores the policy as a new version, unless it changes nothing. Returns what is stored, and whether it is new."""
+    """Stores the policy as a new version, unless it changes nothing. Returns the stored one, and whether it is new."""
     now_ms = core.now_ms()
     before = core.store.policies().get(queue)
     if before is None:
@@ -33,20 +33,20 @@ async def put_policy(core: Core, queue: QueueKey, policy: QueuePolicy) -> tuple[
 
 @durable
 async def set_policy(core: Core, queue: QueueKey, policy: QueuePolicy | None) -> None:
-    """Changes the rules of a queue from now on; None for the defaults. Claims that wait look again."""
+    """Replaces the policy of a queue; None for the defaults. Waiting claims are retried."""
     await _store(core, queue, policy)
 
 
 @durable
 async def delete_policy(core: Core, queue: QueueKey) -> None:
-    """Gives the queue back to the defaults."""
+    """Deletes the queue's policy, so that the defaults apply."""
     if queue in core.store.policies():
         await _store(core, queue, None)
 
 
 @durable
 async def set_paused(core: Core, queue: QueueKey, *, paused: bool) -> None:
-    """Stops or starts handing out the queue's tasks, and leaves its other rules as they are."""
+    """Stops or resumes the delivery of the queue's tasks, and leaves its other rules as they are."""
     now_ms = core.now_ms()
     policy = core.store.policies().get(queue) or msgspec.structs.replace(core.defaults, version=0, created_ms=now_ms)
     if policy.paused != paused:

@@ -25,7 +25,7 @@ async def purge_matching(core: Core, tenant: str, wanted: Filter, *, limit: int,
 
 @durable
 async def purge_before(core: Core, tenant: str, before_ms: int, *, limit: int) -> int:
-    """Deletes up to `limit` ended tasks whose retention passes before then. Returns how many."""
+    """Deletes up to `limit` ended tasks whose retention passes before `before_ms`. Returns how many."""
     now_ms = core.now_ms()
     purged = 0
     cursor: str | None = None

@@ -26,7 +26,7 @@ class QueueStatus(Struct, frozen=True, kw_only=True, gc=False):
 
 @durable
 async def get(core: Core, tenant: str, task_id: str, *, wait_ms: int = 0) -> Record:
-    """All that is stored of the task. With `wait_ms`, not before it has ended or that time has passed."""
+    """Returns all that is stored of the task. With `wait_ms`, waits until it has ended or that time has passed."""
     validation.whole(wait_ms, "wait in milliseconds", 0, RESULT_WAIT_MS_MAX)
     record = await _record(core, tenant, task_id)
     if wait_ms and not record.task.status.is_final:
@@ -37,13 +37,13 @@ async def get(core: Core, tenant: str, task_id: str, *, wait_ms: int = 0) -> Rec
 
 @durable
 async def get_tasks(core: Core, tenant: str, ids: Sequence[str]) -> list[Task]:
-    """Those of the tasks that exist, without body and result."""
+    """Returns those of the tasks that exist, without body and result."""
     return [task for task in await core.store.get_tasks(tenant, ids) if task is not None]
 
 
 @durable
 async def history(core: Core, tenant: str, task_id: str) -> list[Task]:
-    """The task after each of its moves, oldest first, as far back as events are kept."""
+    """Returns the task after each of its moves, oldest first, as far back as events are retained."""
     [task] = await core.store.get_tasks(tenant, [task_id])
     if task is None:
         raise _not_found(task_id)
@@ -60,7 +60,7 @@ async def history(core: Core, tenant: str, task_id: str) -> list[Task]:
 
 @durable
 async def find(core: Core, tenant: str, wanted: Filter, *, cursor: str | None = None, limit: int = 100) -> Page:
-    """A page of tasks without their bodies."""
+    """Returns a page of tasks without their bodies."""
     validation.whole(limit, "limit", 1, LIST_TASKS_MAX)
     return await core.store.find(tenant, wanted, cursor=cursor, limit=limit)
 
@@ -69,7 +69,7 @@ async def find(core: Core, tenant: str, wanted: Filter, *, cursor: str | None = 
 async def find_records(
     core: Core, tenant: str, wanted: Filter, *, cursor: str | None, limit: int
 ) -> tuple[list[Record], str | None]:
-    """A page of tasks with their bodies, and where the next page starts."""
+    """Returns a page of tasks with their bodies, and the cursor of the next page."""
     page = await find(core, tenant, wanted, cursor=cursor, limit=limit)
     records = await core.store.get_records(tenant, [task.id for task in page.tasks])
     return [record for record in records if record is not None], page.cursor
@@ -77,19 +77,19 @@ async def find_records(
 
 @durable
 async def counts(core: Core, tenant: str | None) -> dict[QueueKey, QueueCounts]:
-    """Every queue of the tenant, or of all tenants, that holds a task."""
+    """Returns the counts of every queue of the tenant, or of all tenants, that holds a task."""
     return await core.store.counts(tenant, ages=True)
 
 
 async def queue(core: Core, key: QueueKey) -> QueueStatus:
-    """One queue, whether or not it holds a task."""
+    """Returns one queue, whether or not it holds a task."""
     validation.name(key.command, "command")
     counted = (await counts(core, key.tenant)).get(key, QueueCounts())
     return _status(core, key, counted)
 
 
 async def queues(core: Core, tenant: str) -> list[QueueStatus]:
-    """Every queue of the tenant that holds a task, by command."""
+    """Returns every queue of the tenant that holds a task, by command."""
     return [_status(core, key, counted) for key, counted in sorted((await counts(core, tenant)).items())]
 
 

@@ -1,4 +1,4 @@
-"""End tasks with their worker's result: accepted once, and only from the newest lease."""
+"""Ends tasks with their worker's result: accepted once, and only from the newest lease."""
 
 from collections.abc import Sequence
 
@@ -18,12 +18,12 @@ _COMPLETED, _FAILED = Status.COMPLETED, Status.FAILED
 class Submitted(Struct, frozen=True, gc=False):
     task: Task
     result: bytes | None
-    """What is stored: the first submit's result, should this one be a repeat."""
+    """The stored result: the first submit's, should this one be a repeat."""
 
 
 @durable
 async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[Submitted | CodeqError]:
-    """Per outcome: the ended task, or why it was refused. The same outcome sent again is answered like the first."""
+    """Returns per outcome: the ended task, or why it was refused. A repeated outcome returns the same as the first."""
     if sum(len(outcome.result or b"") for outcome in outcomes) > BATCH_BYTES_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_BYTES_MAX} bytes of results")
     now_ms = core.now_ms()

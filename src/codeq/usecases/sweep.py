@@ -1,6 +1,6 @@
-"""What happens by itself: delayed tasks become visible, lost leases expire, ended tasks and old events are forgotten.
+"""Background work: delayed tasks become visible, lost leases expire, ended tasks and old events are deleted.
 
-Each role does a bounded piece of work and answers how much it found; a stale change means another call was faster.
+Each role does a bounded piece of work and returns how much it found; a stale change means another call was faster.
 """
 
 import asyncio
@@ -49,15 +49,15 @@ async def purge_finished(core: Core, limit: int = SWEEP_TASKS_MAX) -> int:
 
 
 async def before_claim(core: Core, limit: int) -> None:
-    """What a claim must not overlook. Costs two comparisons when nothing is due."""
+    """Promotes and expires what a claim must not overlook. Costs two comparisons when nothing is due."""
     await promote_due(core, limit)
     await expire_leases(core, limit)
 
 
 async def run(core: Core, *, events_keep_ms: int, events_keep_max: int) -> None:
-    """Do all of it, each at its own pace, until cancelled or until the store fails."""
+    """Runs every role at its own interval, until cancelled or until the store fails."""
 
-    async def trim(core: Core, limit: int) -> int:  # noqa: ARG001 - trims all there is
+    async def trim(core: Core, limit: int) -> int:  # noqa: ARG001 - trims all at once
         await core.store.trim(before_ms=core.now_ms() - events_keep_ms, keep_max=events_keep_max)
         return 0
 
@@ -74,7 +74,7 @@ async def _every(period_s: float, role: Callable[[Core, int], Awaitable[int]], c
         while True:
             found = await role(core, SWEEP_TASKS_MAX)
             await core.store.flush()
-            # A full batch means there is more: go on at once, but let waiting calls run in between.
+            # A full batch means there is more: continue at once, but let waiting calls run in between.
             await asyncio.sleep(0 if found >= SWEEP_TASKS_MAX else period_s)
     except StoreError:
-        return  # every call says so already; there is nothing left to sweep
+        return  # every call raises it already; there is nothing left to sweep

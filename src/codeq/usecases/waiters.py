@@ -1,4 +1,4 @@
-"""Calls that wait for a task to become ready or to end. Woken by the event itself, first come, first served."""
+"""Calls that wait for a task to become ready or to end. Woken by the event, first come, first served."""
 
 import asyncio
 from collections import OrderedDict
@@ -18,15 +18,15 @@ EVERY = "*"
 
 
 class Claimant(Protocol):
-    """A claim that may wait. Waking it and taking tasks for it are one step, so that no other call comes between."""
+    """A claim that may wait. Waking it and leasing tasks for it are one step, so that no other call runs in between."""
 
     queues: Sequence[QueueKey]
 
     async def take(self) -> list[Delivery]:
-        """Leases ready tasks; none if there are none."""
+        """Leases ready tasks; returns none if there are none."""
 
     async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
-        """Returns tasks that were leased for a caller that has gone."""
+        """Returns tasks to their queue that were leased for a caller that has disconnected."""
 
 
 class _Waiter:
@@ -39,7 +39,7 @@ class _Waiter:
 
 
 class Waiters(Listener):
-    """Listens to the store. Costs two dictionary look-ups per commit while nobody waits."""
+    """Wakes waiting calls by what the store reports. Costs two dictionary look-ups per commit while no call waits."""
 
     def __init__(self) -> None:
         self._tickets = count()
@@ -51,7 +51,7 @@ class Waiters(Listener):
 
     # -- what the store reports ----------------------------------------------------------------------------------
 
-    def ready(self, queue: QueueKey, tasks: int) -> None:  # noqa: ARG002 - how many is found out by taking them
+    def ready(self, queue: QueueKey, tasks: int) -> None:  # noqa: ARG002 - taking them shows how many
         if queue in self._claims or QueueKey(queue.tenant, EVERY) in self._claims:
             self._ready[queue] = None
             if self._serving is None or self._serving.done():
@@ -70,14 +70,14 @@ class Waiters(Listener):
     # -- claims --------------------------------------------------------------------------------------------------
 
     async def serve_first(self) -> None:
-        """Returns once the claims that wait have been served. A new claim calls this before it takes for itself."""
+        """Returns once the waiting claims have been served. A new claim calls this before it takes tasks."""
         if self._serving is not None and not self._serving.done():
             await asyncio.shield(self._serving)
 
     async def wait_for_tasks(self, claimant: Claimant, wait_ms: int) -> list[Delivery]:
-        """What the claimant took once one of its queues had tasks; nothing after `wait_ms`.
+        """Returns what the claimant leased once one of its queues had tasks; nothing after `wait_ms`.
 
-        A caller that is cancelled loses no task: what was taken for it is handed back.
+        A caller that is cancelled loses no task: what was leased for it returns to its queue.
         """
         waiter = _Waiter(next(self._tickets), claimant)
         for queue in claimant.queues:
@@ -94,14 +94,14 @@ class Waiters(Listener):
             self._remove(waiter)
 
     async def _serve(self) -> None:
-        """A task of its own: a caller that goes away does not take the wake-up of another one along."""
+        """Serves waiters in an asyncio task of its own: a cancelled caller does not cancel another's wake-up."""
         while self._ready:
             queue, _ = self._ready.popitem(last=False)
             while (waiter := self._first(queue)) is not None and await self._serve_one(waiter):
                 pass
 
     async def _serve_one(self, waiter: _Waiter) -> bool:
-        """Whether the queue may have more for the next waiter."""
+        """Serves one waiter. Returns whether the queue may have more for the next one."""
         try:
             deliveries = await waiter.claimant.take()
         except CodeqError as fault:
@@ -152,7 +152,7 @@ class Waiters(Listener):
 
     @contextmanager
     def next_event(self) -> Iterator["asyncio.Future[None]"]:
-        """A future that is done at the next move of any task. Read events inside the block, so that none is missed."""
+        """Yields a future that is done at the next move of any task. Read events inside the block to miss none."""
         happened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._for_event.add(happened)
         try:

@@ -1,4 +1,4 @@
-"""Answers as clients read them: the messages of `wire.tasks` reduced to the fields that a client needs.
+"""Responses as clients decode them: the messages of `wire.tasks` reduced to the fields that a client needs.
 
 The decoder skips fields that are not named here.
 """
@@ -11,7 +11,7 @@ from codeq.wire.tasks import TaskView
 
 
 class ClaimedTask(Wire, frozen=True, kw_only=True, gc=False):
-    """What a worker needs of a claimed task; the rest of the answer is passed over."""
+    """The fields of a claimed task that a worker needs; the rest of the response is skipped."""
 
     id: str
     command: str
@@ -32,7 +32,7 @@ class ClaimedTaskList(Wire, frozen=True, kw_only=True, gc=False):
 
 
 class SubmitVerdict(Wire, frozen=True, kw_only=True, gc=False):
-    """What became of one result; that it was accepted is all there is to know if it was."""
+    """The outcome of submitting one result: empty if it was accepted."""
 
     error: str | None = None
     code: str | None = None
@@ -43,7 +43,7 @@ class SubmitVerdicts(Wire, frozen=True, kw_only=True, gc=False):
 
 
 class RawResult(Wire, frozen=True, kw_only=True, gc=False):
-    """What a worker left behind; absent where it left nothing."""
+    """A worker's result; absent if there is none."""
 
     result: Raw = msgspec.field(default_factory=Raw)
 
@@ -54,7 +54,7 @@ class TaskAndRawResult(Wire, frozen=True, kw_only=True, gc=False):
 
 
 class EnqueueResult(Wire, frozen=True, kw_only=True, gc=False):
-    """What became of one order: the task, still packed, or why it was refused."""
+    """The result for one new task: the task, still packed, or why it was refused."""
 
     task: Raw = msgspec.field(default_factory=Raw)
     error: str | None = None

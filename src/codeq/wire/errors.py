@@ -1,4 +1,4 @@
-"""What the edge refuses by itself, which HTTP status each error of codeQ becomes, and which error a code becomes again.
+"""Errors of the HTTP edge, the HTTP status of each error of codeQ, and the error of each code.
 
 EdgeError
 ├── Unauthenticated   401 unauthenticated     no token, or one that is not accepted
@@ -119,6 +119,6 @@ _BY_CODE = {kind.code: kind for kind in _KINDS}
 
 
 def error_of(code: str, message: str) -> CodeqError:
-    """The error that travelled as this code."""
+    """Returns the error that was sent as this code."""
     kind = _BY_CODE.get(code)
     return kind(message) if kind is not None else Unexpected(message, code or "unexpected")

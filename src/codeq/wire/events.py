@@ -47,30 +47,30 @@ _FIELD_OF = {
     "lease_until": "lease_until_ms",
     "visible_at": "visible_ms",
 }
-"""Columns that are named otherwise than the fields of the task they show. An error is shown of two."""
+"""Columns whose names differ from the task's field. The column for an error combines two fields."""
 _TASK_KINDS = get_type_hints(Task)
 TASK_FIELDS = frozenset(
     {"last_error", *(_FIELD_OF.get(name, name) for name, _, _ in COLUMNS if name != "shard")},
 )
 
 PAYLOAD = ("payload", "string", True)
-"""Added where it is asked for: the JSON text that the producer sent; null once the task is purged."""
+"""Added on request: the JSON text that the producer sent; null once the task is purged."""
 
 ARROW = "application/vnd.apache.arrow.stream"
 """The media type of events as Arrow."""
 ARROW_LZ4 = f"{ARROW};compression=lz4"
-"""The same with its buffers compressed, for clients that say they can read that."""
+"""The same with compressed buffers, for clients that accept it."""
 NEXT_OFFSET, FIRST_OFFSET, END_OFFSET, SHARDS = (
     b"codeq-next-offset",
     b"codeq-first-offset",
     b"codeq-end-offset",
     b"codeq-shards",
 )
-"""Headers that say beside Arrow what JSON says beside its events."""
+"""Headers that carry beside Arrow what JSON has beside its events."""
 
 
 class Event(Wire, frozen=True, kw_only=True, gc=False):
-    """One move of one task, and how the task stood after it."""
+    """One move of one task, and the task's state after it."""
 
     shard: int
     seq: int
@@ -93,7 +93,7 @@ class Event(Wire, frozen=True, kw_only=True, gc=False):
     payload_bytes: int
     trace_id: str | None
     payload: str | UnsetType | None = UNSET
-    """Only where it was asked for: JSON text; null once the task is purged."""
+    """Only if requested: JSON text; null once the task is purged."""
 
 
 class EventPage(Wire, frozen=True, kw_only=True, gc=False):
@@ -102,9 +102,9 @@ class EventPage(Wire, frozen=True, kw_only=True, gc=False):
     shard: int
     events: list[Event]
     next_offset: int
-    """Read on from here. Where a time was asked for: the first event that is not older."""
+    """The offset to continue from. For a request by time: the first event that is not older."""
     first_offset: int
-    """The oldest event that is still kept."""
+    """The oldest event that is still stored."""
     end_offset: int
     """One past the newest event of the shard."""
     shards: int
@@ -142,7 +142,7 @@ def event(task: Task, payload: str | UnsetType | None = UNSET) -> Event:
 
 
 def arrow_schema(*, payload: bool = False) -> "pa.Schema":
-    """The columns as Arrow knows them: exactly what Spark makes of its own schema, so that no row is converted."""
+    """Returns the columns as Arrow types: exactly what Spark makes of its own schema, so that no row is converted."""
     import pyarrow as pa  # noqa: PLC0415 - large, and only readers of Arrow need it
 
     types = {
@@ -156,7 +156,7 @@ def arrow_schema(*, payload: bool = False) -> "pa.Schema":
 
 
 def arrow_fields(tasks: Sequence[Task]) -> "dict[str, pa.Array]":
-    """What `arrow_batch` needs of these tasks."""
+    """Returns what `arrow_batch` needs of these tasks."""
     import pyarrow as pa  # noqa: PLC0415
 
     kinds = {name: pa.int64() if kind is int else pa.string() for name, kind in _TASK_KINDS.items()}
@@ -166,11 +166,11 @@ def arrow_fields(tasks: Sequence[Task]) -> "dict[str, pa.Array]":
 def arrow_batch(
     fields: "Mapping[str, pa.Array]", shard: int, schema: "pa.Schema", payloads: Sequence[str | None] | None = None
 ) -> "pa.RecordBatch":
-    """One piece of an Arrow stream. Text columns are not dictionaries: Spark takes them only as they are."""
+    """Returns one batch of an Arrow stream. Text columns are not dictionaries: Spark accepts plain strings only."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
 
-    given = {
+    computed = {
         "shard": pa.repeat(pa.scalar(shard), len(fields["version"])),
         "error": pc.coalesce(
             pc.if_else(pc.equal(fields["last_error"], ""), None, fields["last_error"]), fields["error"]
@@ -179,7 +179,7 @@ def arrow_batch(
     }
     columns = []
     for field in schema:
-        column = given.get(field.name)
+        column = computed.get(field.name)
         if column is None:
             column = fields[_FIELD_OF.get(field.name, field.name)]
         if pa.types.is_timestamp(field.type):  # the task's are milliseconds, and 0 for none
@@ -189,7 +189,7 @@ def arrow_batch(
 
 
 def arrow_stream(batches: "Sequence[pa.RecordBatch]", schema: "pa.Schema", *, compressed: bool = False) -> bytes:
-    """The pieces as one Arrow IPC stream. Compressed with LZ4 it is a quarter as long, and no slower to write."""
+    """Returns the batches as one Arrow IPC stream. With LZ4 it is a quarter as long, and no slower to write."""
     import pyarrow as pa  # noqa: PLC0415
 
     sink = pa.BufferOutputStream()

@@ -1,4 +1,4 @@
-"""What all messages have in common: camelCase names in JSON, and requests that refuse fields they do not know."""
+"""What all messages have in common: camelCase names in JSON, and requests that refuse unknown fields."""
 
 from typing import Annotated
 

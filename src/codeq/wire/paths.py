@@ -1,4 +1,4 @@
-"""Where things are on the server."""
+"""The URL path of every route."""
 
 BASE = "/v1/codeq"
 

@@ -1,4 +1,4 @@
-"""Queues and their policies on the wire, and what operators ask for."""
+"""Messages about queues and their policies, and the requests of operators."""
 
 from typing import Annotated
 
@@ -33,7 +33,7 @@ class PolicyFields(Request, omit_defaults=False, frozen=True, kw_only=True, gc=F
     dead_letter_topic_ref: Annotated[str, Meta(max_length=63)] | None = None
     retention_seconds: Annotated[int, Meta(ge=0, le=31_622_400)] = 86_400
     dead_retention_seconds: Annotated[int, Meta(ge=0, le=31_622_400)] | UnsetType = UNSET
-    """As `retentionSeconds` if not given."""
+    """As `retentionSeconds` if absent."""
     max_consumers: Annotated[int, Meta(ge=0, le=10_000)] = 0
     max_deliveries: Annotated[int, Meta(ge=1, le=10_000)] = 100
     lease_seconds: Annotated[float, Meta(ge=0.1, le=43_200)] = 300
@@ -47,7 +47,7 @@ class PutTopic(Request, frozen=True, kw_only=True, gc=False):
 
 
 class Topic(Wire, frozen=True, kw_only=True, gc=False):
-    """A queue's policy, in the words of the original."""
+    """A queue's policy, with the field names of the original codeQ."""
 
     topic_id: str
     tenant_id: str
@@ -86,7 +86,7 @@ class Selected(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     dry_run: bool
     ids: list[str]
     refused: dict[str, str] = {}
-    """By id, the code of what was refused."""
+    """By id, the error code of each refusal."""
 
 
 def queue_view(key: QueueKey, counts: QueueCounts, *, oldest_age_ms: int, paused: bool) -> QueueView:

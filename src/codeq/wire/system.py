@@ -1,4 +1,4 @@
-"""What every route may answer besides its own message: refusals, and the state of the server."""
+"""Messages of every route: refusals, and the state of the server."""
 
 from codeq.wire.message import Wire
 

@@ -1,7 +1,7 @@
-"""Tasks on the wire: what producers and workers send, and what they get. JSON names are camelCase.
+"""Messages about tasks: what producers and workers send and receive. JSON names are camelCase.
 
-In JSON a payload or a result that is sent is any JSON value inside the request. In MessagePack it is a byte string that
-holds JSON, so that neither side decodes it on the way.
+In JSON, a payload or a result in a request is any JSON value. In MessagePack it is a byte string that holds JSON, so
+that neither side decodes it in transit.
 """
 
 from typing import Annotated
@@ -26,12 +26,12 @@ class Backoff(Request, omit_defaults=False, frozen=True, kw_only=True, gc=False)
 class _NewTask(Request, frozen=True, kw_only=True, gc=False):
     command: Name
     priority: int = 0
-    """Values outside 0 to 9 are taken as the nearest of these, as the original does."""
+    """Values outside 0 to 9 are clamped to the nearest of these, as in the original codeQ."""
     webhook: str | None = None
     max_attempts: Annotated[int, Meta(le=100)] = 0
     """0 or less for the queue's own."""
     idempotency_key: Annotated[str, Meta(max_length=255)] | None = None
-    """The same key again answers the same task, with `Idempotent-Replay: true`."""
+    """A repeated key returns the same task, with `Idempotent-Replay: true`."""
     run_at: str | None = None
     """RFC 3339; wins over `delaySeconds`, and a time in the past means at once."""
     delay_seconds: Seconds = 0
@@ -54,7 +54,7 @@ class CreateTasks(Request, frozen=True, kw_only=True, gc=False):
 
 
 class ReadTasks(Request, frozen=True, kw_only=True, gc=False):
-    """`CreateTasks` with its items read in the same pass. If one cannot be, they are read one by one."""
+    """`CreateTasks` with its items decoded in the same pass. If one cannot be decoded, they are decoded one by one."""
 
     tasks: Annotated[list[CreateTask], Meta(min_length=1, max_length=BATCH_TASKS_MAX)]
 
@@ -68,9 +68,9 @@ class Claim(Request, frozen=True, kw_only=True, gc=False):
     lease_seconds: Annotated[float, Meta(le=43_200)] = 0
     """0 or less for the queue's own."""
     wait_seconds: float = 0
-    """At most 30; more is taken as 30."""
+    """At most 30; a larger value means 30."""
     worker_id: str | None = None
-    """Accepted from older clients and ignored: the worker is who the token says."""
+    """Accepted from older clients and ignored: the worker is the token's subject."""
 
 
 class ClaimBatch(Claim, frozen=True, kw_only=True, gc=False):
@@ -88,7 +88,7 @@ class Heartbeat(LeaseCall, frozen=True, kw_only=True, gc=False):
     extend_seconds: Annotated[float, Meta(le=43_200)] = 0
     """From now on; 0 or less for the queue's own."""
     progress: Annotated[str, Meta(max_length=200)] | None = None
-    """How far the work is, in words; shown with the task while it is in progress."""
+    """How far the work is, as text; shown with the task while it is in progress."""
 
 
 class Nack(LeaseCall, frozen=True, kw_only=True, gc=False):
@@ -96,7 +96,7 @@ class Nack(LeaseCall, frozen=True, kw_only=True, gc=False):
     """0 for the back of the queue now; absent for the backoff."""
     reason: str = ""
     dead: bool = False
-    """Into the dead-letter queue at once, whatever tries are left."""
+    """Dead-letters the task at once, whatever attempts are left."""
 
 
 class _Submit(LeaseCall, frozen=True, kw_only=True, gc=False):
@@ -129,7 +129,7 @@ class SubmitBatch(Request, frozen=True, kw_only=True, gc=False):
 
 
 class ReadSubmits(Request, frozen=True, kw_only=True, gc=False):
-    """`SubmitBatch` with its items read in the same pass. If one cannot be, they are read one by one."""
+    """`SubmitBatch` with its items decoded in the same pass. If one cannot be decoded, they are decoded one by one."""
 
     results: Annotated[list[SubmitOf], Meta(min_length=1, max_length=BATCH_TASKS_MAX)]
 
@@ -139,8 +139,9 @@ class ReadPackedSubmits(Request, frozen=True, kw_only=True, gc=False):
 
 
 class TaskView(Wire, omit_defaults=True, frozen=True, gc=False):
-    """Made by position: by name it takes twice as long, and every task that is shown is one."""
+    """A task, without its result."""
 
+    # Built by position: by name it takes twice as long, and every task of a response is one.
     id: str
     command: str
     payload: str
@@ -155,7 +156,7 @@ class TaskView(Wire, omit_defaults=True, frozen=True, gc=False):
     priority: int
     last_known_location: str
     last_move: str
-    """What happened to it last: enqueue, claim, nack, ..."""
+    """The last move of the task: enqueue, claim, nack, ..."""
     worker_id: str | None = None
     lease_until: str | None = None
     lease_token: int | None = None
@@ -176,7 +177,7 @@ class ResultView(Wire, omit_defaults=True, frozen=True, gc=False):
     status: str
     completed_at: str
     result: Raw | None = None
-    """What the worker left: any JSON value in JSON, a byte string that holds JSON in MessagePack."""
+    """The worker's result: any JSON value in JSON, a byte string that holds JSON in MessagePack."""
     error: str | None = None
     artifacts: list[str] = []
 
@@ -187,13 +188,13 @@ class TaskAndResult(Wire, frozen=True, kw_only=True, gc=False):
 
 
 class TaskAnswer(Wire, omit_defaults=True, frozen=True, gc=False):
-    """One item of a batch create: the task, or why not."""
+    """One item of a batch create: the task, or why it was refused."""
 
     task: TaskView | None = None
     error: str | None = None
     code: str | None = None
     replayed: bool = False
-    """The idempotency key had been used: this is the task that has it."""
+    """The idempotency key was used before: this is the task that has it."""
 
 
 class TaskAnswers(Wire, frozen=True, kw_only=True, gc=False):

@@ -1,4 +1,4 @@
-"""From messages to values of the domain: what a client reads of answers, and a server of policies."""
+"""Converts messages to values of the domain: responses for clients, policies for the server."""
 
 from functools import lru_cache
 from typing import get_type_hints
@@ -13,7 +13,7 @@ from codeq.wire.tasks import TaskView
 
 
 def task_of(view: TaskView) -> Task:
-    """The task as the server showed it. What does not travel is 0 or empty: version, retention, own backoff."""
+    """Returns the task of a response. What is not sent is 0 or empty: version, retention, own backoff."""
     fields = {
         "id": view.id,
         "tenant": view.tenant_id,
@@ -42,29 +42,29 @@ def task_of(view: TaskView) -> Task:
 
 
 _ABSENT: dict[str, int | None] = {name: 0 if kind is int else None for name, kind in get_type_hints(Task).items()}
-"""Every field of a task in its order, with the value of one that does not travel."""
+"""Every field of a task in its order, with its value where it is not sent."""
 
 
-def policy_of(given: queues.PolicyFields) -> QueuePolicy:
-    """Raises ValueError for a backoff or an expiry rule that does not exist."""
-    dead_s = given.dead_retention_seconds
+def policy_of(message: queues.PolicyFields) -> QueuePolicy:
+    """Returns the policy. Raises ValueError for a backoff or an expiry rule that does not exist."""
+    dead_s = message.dead_retention_seconds
     return QueuePolicy(
-        max_attempts=given.max_attempts,
-        max_deliveries=given.max_deliveries,
-        lease_ms=round(given.lease_seconds * 1000),
-        backoff=domain_backoff(given.backoff),
-        on_expiry=OnExpiry(given.on_expiry),
-        retention_ms=given.retention_seconds * 1000,
-        dead_retention_ms=(given.retention_seconds if isinstance(dead_s, msgspec.UnsetType) else dead_s) * 1000,
-        max_consumers=given.max_consumers,
-        paused=given.paused,
-        priority_tiers=tuple(sorted(given.priority_tiers)),
-        dead_letter_ref=given.dead_letter_topic_ref,
+        max_attempts=message.max_attempts,
+        max_deliveries=message.max_deliveries,
+        lease_ms=round(message.lease_seconds * 1000),
+        backoff=domain_backoff(message.backoff),
+        on_expiry=OnExpiry(message.on_expiry),
+        retention_ms=message.retention_seconds * 1000,
+        dead_retention_ms=(message.retention_seconds if isinstance(dead_s, msgspec.UnsetType) else dead_s) * 1000,
+        max_consumers=message.max_consumers,
+        paused=message.paused,
+        priority_tiers=tuple(sorted(message.priority_tiers)),
+        dead_letter_ref=message.dead_letter_topic_ref,
     )
 
 
 def topic_policy(topic: queues.Topic) -> QueuePolicy:
-    """As `policy_of`, with what the server knows of the policy itself."""
+    """Returns the policy as `policy_of`, with the server's fields, such as its version."""
     return msgspec.structs.replace(
         policy_of(topic.policy),
         version=topic.version,
@@ -73,12 +73,12 @@ def topic_policy(topic: queues.Topic) -> QueuePolicy:
     )
 
 
-def domain_backoff(given: tasks.Backoff) -> Backoff:
-    """Raises ValueError for a policy that does not exist."""
-    return Backoff(BackoffKind(given.policy), round(given.base_seconds * 1000), round(given.max_seconds * 1000))
+def domain_backoff(message: tasks.Backoff) -> Backoff:
+    """Returns the backoff. Raises ValueError for a policy that does not exist."""
+    return Backoff(BackoffKind(message.policy), round(message.base_seconds * 1000), round(message.max_seconds * 1000))
 
 
 @lru_cache(maxsize=1024)
 def moment_ms(text: str | None) -> int:
-    """Unix milliseconds; 0 for none. What was claimed together has the same times, so most are remembered."""
+    """Returns Unix milliseconds; 0 for none. Cached, as tasks that were claimed together have the same times."""
     return times.parse(text) if text else 0

@@ -1,1 +1,1 @@
-"""Who is calling: tokens, their validators, and the tenant they speak for."""
+"""Who is calling: tokens, their validators, and the tenant of a token. Imports domain and wire."""

@@ -1,4 +1,4 @@
-"""What a token says, and the protocol by which plugins read tokens.
+"""What a token contains, and the protocol by which plugins read tokens.
 
 A plugin is a factory `(config: dict) -> Validator`, registered under the entry point group `codeq.auth`.
 """
@@ -17,26 +17,26 @@ class Claims(Struct, frozen=True, kw_only=True):
     scopes: frozenset[str] = frozenset()
     event_types: tuple[str, ...] = ()
     expires_s: float | None = None
-    """Unix seconds; None for tokens that are not bound to a time."""
+    """Unix seconds; None for tokens that do not expire."""
     raw: Mapping[str, Any] = {}
 
 
 class Validator(Protocol):
     async def validate(self, token: str) -> Claims:
-        """The token's claims. Raises Unauthenticated for a bad token, Unavailable if good and bad cannot be told."""
+        """Returns the token's claims. Raises Unauthenticated for a bad token, Unavailable if it cannot be checked."""
 
     async def start(self) -> None:
-        """Fetch what is needed beforehand. Must not fail because an issuer is down."""
+        """Fetches what is needed beforehand. Must not fail because an issuer is down."""
 
     async def close(self) -> None: ...
 
     @property
     def is_ready(self) -> bool:
-        """Whether tokens can be told good from bad now."""
+        """Whether tokens can be checked now."""
 
     @property
     def revision(self) -> int:
-        """Changes whenever a verdict given before may no longer hold."""
+        """Changes whenever an earlier result may no longer hold."""
 
 
 Factory = Callable[[dict[str, Any]], Validator]

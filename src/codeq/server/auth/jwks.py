@@ -1,4 +1,4 @@
-"""Signed tokens (JWT) checked with the public keys of their issuer (JWKS)."""
+"""Validates signed tokens (JWT) with the public keys of their issuer (JWKS)."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from codeq.wire.errors import Unauthenticated
 
 TOKEN_CHARS_MAX = 8192
 LIFETIME_S_MAX = 31 * 86_400
-"""A token that is good for longer than a month is a password."""
+"""A token that is valid for longer than a month is a password."""
 
 _REFUSED = "the token is not accepted"
 
@@ -82,7 +82,7 @@ class JwksValidator:
 
 
 def make_jwks(config: dict[str, Any]) -> JwksValidator:
-    """`jwksUrl` or `jwksFile`, `issuer` and `audience` are required; `clockSkewSeconds` is 60 at most."""
+    """Requires `jwksUrl` or `jwksFile`, `issuer` and `audience`; `clockSkewSeconds` is 60 at most."""
     missing = [name for name in ("issuer", "audience") if not config.get(name)]
     if missing or not (config.get("jwksUrl") or config.get("jwksFile")):
         raise InvalidRequest(

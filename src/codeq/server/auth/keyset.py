@@ -1,4 +1,4 @@
-"""The public keys of an issuer: fetched beside the requests, kept while it is down, never fetched in a storm."""
+"""The public keys of an issuer: fetched in the background, still used while it is down, with a bounded fetch rate."""
 
 import asyncio
 import time
@@ -13,9 +13,9 @@ from codeq.wire.errors import Unavailable
 
 REFRESH_S = 300.0
 COOL_DOWN_S = 10.0
-"""Between two fetches that unknown key ids ask for, whoever sends them."""
+"""The least time between two fetches because of unknown key ids, over all callers."""
 STALE_S = 3600.0
-"""How long keys serve that could not be refreshed."""
+"""How long keys that could not be refreshed stay in use."""
 DOCUMENT_BYTES_MAX = 256 * 1024
 FETCH_S = 5.0
 KEYS_MAX = 100
@@ -40,7 +40,7 @@ class KeySet:
         self._keys: dict[str, Key] = {}
         self._published: dict[Any, Any] = {}
         self._fetched_s: float | None = None
-        self._asked_s = -COOL_DOWN_S
+        self._requested_s = -COOL_DOWN_S
         self._fetching: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self.revision = 0
@@ -58,23 +58,23 @@ class KeySet:
             self._refreshing.cancel()
 
     async def find(self, kid: str) -> Key | None:
-        """The key of that id. One that is not known is asked of the issuer, at most once per cool-down for all ids."""
+        """Returns the key of that id. Fetches unknown ones from the issuer, at most once per cool-down for all ids."""
         if not self.is_ready:
             await self._refresh_once()
             if not self.is_ready:
                 raise Unavailable("the keys to check tokens with cannot be fetched; try again later")
         key = self._keys.get(kid)
-        if key is None and self._clock() - self._asked_s >= COOL_DOWN_S:
+        if key is None and self._clock() - self._requested_s >= COOL_DOWN_S:
             await self._refresh_once()
             key = self._keys.get(kid)
         return key
 
     async def _refresh_once(self) -> None:
-        """One fetch for all who ask at the same time."""
+        """Fetches once for all concurrent callers."""
         if self._fetching is None or self._fetching.done():
-            if self._clock() - self._asked_s < COOL_DOWN_S:
+            if self._clock() - self._requested_s < COOL_DOWN_S:
                 return
-            self._asked_s = self._clock()
+            self._requested_s = self._clock()
             self._fetching = asyncio.create_task(self._refresh())
         await asyncio.shield(self._fetching)
 
@@ -88,17 +88,17 @@ class KeySet:
             document = await self._fetch()
             keys = read_keys(document)
         except (httpx.HTTPError, OSError, ValueError, InvalidRequest):
-            return  # what is known stays in use until it is stale
+            return  # the known keys stay in use until they are stale
         published = {entry["kid"]: entry for entry in document["keys"] if isinstance(entry, dict) and "kid" in entry}
         if any(published.get(kid) != self._published.get(kid) for kid in self._keys):
-            self.revision += 1  # a key was withdrawn or replaced: verdicts by it must not outlive it
+            self.revision += 1  # a key was withdrawn or replaced: cached results that rely on it must not outlive it
         self._keys = keys
         self._published = published
         self._fetched_s = self._clock()
 
 
 def read_keys(document: Any) -> dict[str, Key]:
-    """The usable keys of a JWKS document. Raises ValueError if it is none."""
+    """Returns the usable keys of a JWKS document. Raises ValueError if it is none."""
     entries = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(entries, list) or len(entries) > KEYS_MAX:
         raise ValueError("not a set of keys")

@@ -1,4 +1,4 @@
-"""Several validators as one: the first that accepts a token speaks for it."""
+"""Several validators as one: a token's claims are those of the first validator that accepts it."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class MultiValidator:
             try:
                 return await validator.validate(token)
             except Unavailable as fault:
-                refusal = fault  # it might have been accepted there
+                refusal = fault  # this validator might have accepted it
             except Unauthenticated:
                 continue
         raise refusal

@@ -1,4 +1,4 @@
-"""Who a caller is and what it may do: the verdict on a token, remembered while the token is good."""
+"""Who a caller is and what it may do: the principal of a token, cached while the token is valid."""
 
 import re
 import time
@@ -37,18 +37,18 @@ class Principal(Struct, frozen=True, kw_only=True, gc=False):
     subject: str
     scopes: frozenset[str]
     commands: frozenset[str]
-    """The token's `eventTypes`: which commands a worker may touch."""
+    """The token's `eventTypes`: the commands that a worker may access."""
     is_worker: bool
     is_admin: bool
     is_platform: bool
-    """An admin of the platform, who sees every tenant."""
+    """An admin of the platform, with access to every tenant."""
 
     def may_see(self, command: str) -> bool:
         return not self.is_worker or EVERY_COMMAND in self.commands or command in self.commands
 
 
 class Authenticator:
-    """Turns tokens into principals. Verdicts are kept for a minute at most, and never longer than the token."""
+    """Turns tokens into principals. They are cached for a minute at most, and never longer than the token is valid."""
 
     def __init__(self, producers: Validator, workers: Validator, *, producers_may_work: bool) -> None:
         self._producers = producers
@@ -72,7 +72,7 @@ class Authenticator:
         return self._producers.is_ready and self._workers.is_ready
 
     def cached(self, kind: Kind, token: str) -> Principal | None:
-        """The verdict, if it is remembered and still good."""
+        """Returns the principal of the token, if it is cached and still valid."""
         revision = self._producers.revision
         if self._workers is not self._producers:
             revision += self._workers.revision
@@ -153,9 +153,9 @@ def principal_of(claims: Claims, *, is_worker: bool) -> Principal:
 
 
 def tenant_of(claims: Claims) -> str:
-    """The tenant that all tenant claims agree on; the subject if there is no such claim."""
-    said = [claims.raw[name] for name in _TENANT_CLAIMS if name in claims.raw] or [claims.subject]
-    first = said[0]
-    if not isinstance(first, str) or not _NAME.fullmatch(first) or any(other != first for other in said):
+    """Returns the tenant that all tenant claims agree on; the subject if there is no such claim."""
+    tenants = [claims.raw[name] for name in _TENANT_CLAIMS if name in claims.raw] or [claims.subject]
+    first = tenants[0]
+    if not isinstance(first, str) or not _NAME.fullmatch(first) or any(other != first for other in tenants):
         raise Forbidden("the token's tenant claims are missing, malformed or in conflict")
     return first

@@ -1,4 +1,4 @@
-"""One fixed token, for development and for machines that cannot do better."""
+"""Validates one fixed token, for development and for machines that support nothing better."""
 
 from hmac import compare_digest
 from typing import Any

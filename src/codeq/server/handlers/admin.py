@@ -21,7 +21,7 @@ SELECTION = Parser(wire.Selection)
 
 
 async def all_queues(state: AppState, request: HttpRequest) -> HttpResponse:
-    """The original's flat map of key names and counts; an admin of the platform sees every tenant's."""
+    """Returns the original codeQ's flat map of key names and counts; an admin of the platform gets every tenant's."""
     counts = await queries.counts(state.core, None if request.principal.is_platform else request.tenant)
     flat: dict[str, int] = {}
     for (tenant, command), counted in sorted(counts.items()):
@@ -48,13 +48,13 @@ async def resume(state: AppState, request: HttpRequest) -> HttpResponse:
 
 async def put_topic(state: AppState, request: HttpRequest) -> HttpResponse:
     key = _topic_key(request)
-    asked = request.parse(TOPIC).policy
-    if len(set(asked.priority_tiers)) < len(asked.priority_tiers):
+    message = request.parse(TOPIC).policy
+    if len(set(message.priority_tiers)) < len(message.priority_tiers):
         raise InvalidRequest("policy.priorityTiers holds a tier twice")
-    if asked.dead_letter_topic_ref == key.command:
+    if message.dead_letter_topic_ref == key.command:
         raise InvalidRequest("policy.deadLetterTopicRef must name another topic")
     try:
-        wanted = policy_of(asked)
+        wanted = policy_of(message)
     except ValueError as fault:
         raise InvalidRequest(f"policy: {fault}") from None
     policy, is_new = await policies.put_policy(state.core, key, wanted)
@@ -78,15 +78,15 @@ async def delete_topic(state: AppState, request: HttpRequest) -> HttpResponse:
 
 
 async def list_dead(state: AppState, request: HttpRequest) -> HttpResponse:
-    given = request.query(("command", "error", "cursor", "limit"))
-    command = given.get("command")
+    query = request.query(("command", "error", "cursor", "limit"))
+    command = query.get("command")
     wanted = Filter(
         command=validation.name(command, "command") if command is not None else None,
-        error=given.get("error"),
+        error=query.get("error"),
         index=Index.DEAD,
     )
-    limit = whole_number(given.get("limit", "100"), "limit", 1, LIST_TASKS_MAX)
-    return await page_of(state, request, wanted, given.get("cursor"), limit=limit)
+    limit = whole_number(query.get("limit", "100"), "limit", 1, LIST_TASKS_MAX)
+    return await page_of(state, request, wanted, query.get("cursor"), limit=limit)
 
 
 async def replay_dead(state: AppState, request: HttpRequest) -> HttpResponse:
@@ -98,29 +98,29 @@ async def purge_dead(state: AppState, request: HttpRequest) -> HttpResponse:
 
 
 async def cleanup(state: AppState, request: HttpRequest) -> HttpResponse:
-    asked = request.parse(CLEANUP)
+    message = request.parse(CLEANUP)
     state.limiter.spend("admin", "cleanup", token=request.authorization, tenant=request.tenant)
     now_ms = state.core.now_ms()
     try:
-        before_ms = times.parse(asked.before) if asked.before else now_ms
+        before_ms = times.parse(message.before) if message.before else now_ms
     except (ValueError, OverflowError) as fault:
         raise InvalidRequest(f"before is {fault}") from None
-    deleted = await purge.purge_before(state.core, request.tenant, before_ms, limit=asked.limit or 1000)
-    return request.respond(200, wire.Cleaned(deleted=deleted, before=times.text(before_ms), limit=asked.limit))
+    deleted = await purge.purge_before(state.core, request.tenant, before_ms, limit=message.limit or 1000)
+    return request.respond(200, wire.Cleaned(deleted=deleted, before=times.text(before_ms), limit=message.limit))
 
 
 async def _move_dead(state: AppState, request: HttpRequest, named: Any, matching: Any) -> HttpResponse:
-    asked = request.parse(SELECTION)
-    chosen = [asked.ids is not None, asked.command is not None or asked.error is not None, asked.all]
+    message = request.parse(SELECTION)
+    chosen = [message.ids is not None, message.command is not None or message.error is not None, message.all]
     if sum(chosen) != 1:
         raise InvalidRequest("say which dead tasks: ids, or command and error, or all: true; one of these")
-    if asked.ids is not None:
-        result = await named(state.core, request.tenant, asked.ids, dry_run=asked.dry_run)
+    if message.ids is not None:
+        result = await named(state.core, request.tenant, message.ids, dry_run=message.dry_run)
     else:
-        wanted = Filter(command=asked.command, error=asked.error)
-        result = await matching(state.core, request.tenant, wanted, limit=asked.limit, dry_run=asked.dry_run)
+        wanted = Filter(command=message.command, error=message.error)
+        result = await matching(state.core, request.tenant, wanted, limit=message.limit, dry_run=message.dry_run)
     answer = wire.Selected(
-        matched=result.matched, changed=result.changed, dry_run=asked.dry_run, ids=result.ids, refused=result.refused
+        matched=result.matched, changed=result.changed, dry_run=message.dry_run, ids=result.ids, refused=result.refused
     )
     return request.respond(200, answer)
 

@@ -1,8 +1,8 @@
-"""The event log over HTTP: by shard and offset, as JSON or Arrow, waiting for what is yet to come.
+"""The event log over HTTP: by shard and offset, as JSON or Arrow, with a wait for new events.
 
-A read is built in pieces, and every other call is served between two of them: Spark may read millions of events while
-workers claim (benchmarks/reading.py measures it). They are built on the event loop on purpose: a thread would hold the
-interpreter lock for five milliseconds at a time, at moments that nobody chooses.
+A response is built in pieces, and other calls run between two of them: Spark may read millions of events while workers
+claim (benchmarks/reading.py measures it). They are built on the event loop on purpose: a thread would hold the
+interpreter lock for five milliseconds at a time, at arbitrary moments.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ async def read_events(state: AppState, request: HttpRequest) -> HttpResponse:
 
 
 class EventsBuilder(ABC):
-    """Builds the answer of a read, piece by piece, of what the caller may see."""
+    """Builds the response of a read, piece by piece, from the events that the caller may see."""
 
     piece = EVENTS_PIECE_MAX
     """How many events to add at once."""
@@ -82,24 +82,24 @@ class EventsBuilder(ABC):
 
     @property
     def is_plain(self) -> bool:
-        """All events are shown, and nothing but the events."""
+        """Whether the response has all events, and nothing but the events."""
         return not self._hides and not self.query.with_payload
 
     async def add(self, found: Events) -> int:
-        """Take a piece of the log; less than all of it once the answer is as large as an answer may be."""
+        """Adds a piece of the log. Returns how many events were added: fewer once the response has its full size."""
         tasks = found.events
         if self.is_plain:
             self.put(tasks, None)
             return len(tasks)
         visible = [task if self._may_see(task) else None for task in tasks]
         fits = self._fitting(visible) if self.query.with_payload else len(tasks)
-        mine = [task for task in visible[:fits] if task is not None]
-        self.put(mine, await self._payloads(mine) if self.query.with_payload else None)
+        shown = [task for task in visible[:fits] if task is not None]
+        self.put(shown, await self._payloads(shown) if self.query.with_payload else None)
         return fits
 
     @abstractmethod
     def put(self, tasks: list[Task], payloads: list[str | None] | None) -> None:
-        """Keep these events, with their payloads where they were query for."""
+        """Adds these events, with their payloads if requested."""
 
     @abstractmethod
     async def response(self, span: Events, next_offset: int) -> HttpResponse: ...
@@ -113,7 +113,7 @@ class EventsBuilder(ABC):
         )
 
     def _fitting(self, tasks: list[Task | None]) -> int:
-        """How many of these the answer has room for; one at least, so that every read gets on."""
+        """Returns how many of these fit in the response; one at least, so that every read makes progress."""
         for number, task in enumerate(tasks):
             size = task.payload_bytes if task else 0
             if self._payload_bytes and self._payload_bytes + size > BATCH_BYTES_MAX:
@@ -154,16 +154,16 @@ class ArrowEventsBuilder(EventsBuilder):
         self._batches.append(wire.arrow_batch(fields, self.query.shard, self._schema, payloads))
 
     async def response(self, span: Events, next_offset: int) -> HttpResponse:
-        said = {
+        values = {
             wire.NEXT_OFFSET: next_offset,
             wire.FIRST_OFFSET: span.first,
             wire.END_OFFSET: span.next,
             wire.SHARDS: self.state.core.shards,
         }
-        headers = [(name, str(value).encode()) for name, value in said.items()]
+        headers = [(name, str(value).encode()) for name, value in values.items()]
         compressed = wire.ARROW_LZ4.encode() in self.request.headers[b"accept"].replace(b" ", b"")
         writing = partial(wire.arrow_stream, self._batches, self._schema, compressed=compressed)
-        body = await asyncio.to_thread(writing)  # which frees the interpreter while it copies
+        body = await asyncio.to_thread(writing)  # which releases the interpreter lock while it copies
         return HttpResponse(200, body, wire.ARROW, headers)
 
 
@@ -196,25 +196,25 @@ def _page(
 
 
 def _query(state: AppState, request: HttpRequest) -> EventsQuery:
-    given = request.query(QUERY, repeated=("command",))
-    wait_s = whole_number(given.get("waitSeconds", "0"), "waitSeconds", 0, 3600)
+    params = request.query(QUERY, repeated=("command",))
+    wait_s = whole_number(params.get("waitSeconds", "0"), "waitSeconds", 0, 3600)
     tenant = request.tenant
     if request.principal.is_platform:
-        tenant = given.get("tenant", "")
-    elif "tenant" in given:
+        tenant = params.get("tenant", "")
+    elif "tenant" in params:
         raise InvalidRequest("tenant is for admins of the platform; others see their own events")
-    with_payload = given.get("includePayload", "false")
+    with_payload = params.get("includePayload", "false")
     if with_payload not in ("true", "false"):
         raise InvalidRequest(f"includePayload is true or false, not {with_payload[:40]!r}")
     return EventsQuery(
-        shard=whole_number(given.get("shard", "0"), "shard", 0, 65_535),
-        offset=whole_number(given.get("offset", "1"), "offset", 0, 1 << 62),
-        limit=whole_number(given.get("limit", "1000"), "limit", 1, EVENTS_READ_MAX),
+        shard=whole_number(params.get("shard", "0"), "shard", 0, 65_535),
+        offset=whole_number(params.get("offset", "1"), "offset", 0, 1 << 62),
+        limit=whole_number(params.get("limit", "1000"), "limit", 1, EVENTS_READ_MAX),
         wait_ms=state.wait_ms(min(wait_s * 1000, CLAIM_WAIT_MS_MAX)),
         tenant=tenant,
-        commands=_commands(given["command"]) if "command" in given else frozenset(),
+        commands=_commands(params["command"]) if "command" in params else frozenset(),
         with_payload=with_payload == "true",
-        at_ms=_moment_ms(given["at"]) if "at" in given else None,
+        at_ms=_moment_ms(params["at"]) if "at" in params else None,
     )
 
 

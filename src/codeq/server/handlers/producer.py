@@ -21,7 +21,7 @@ CREATE_MANY = BatchParser(
     Parser(wire.CreateTasks),
     CREATE,
     Parser(wire.ReadTasks, wire.ReadPackedTasks),
-    nested=lambda asked: bytes(asked.payload),
+    nested=lambda message: bytes(message.payload),
 )
 
 _TRACE_PARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -29,9 +29,9 @@ _REPLAYED = [(b"idempotent-replay", b"true")]
 
 
 def _parse_create(state: AppState, request: HttpRequest) -> NewTask:
-    asked = request.parse(CREATE)
+    message = request.parse(CREATE)
     state.limiter.spend("producer", "create_task", token=request.authorization, tenant=request.tenant)
-    return _new_task(state, request, asked, request.headers.get(b"idempotency-key"))
+    return _new_task(state, request, message, request.headers.get(b"idempotency-key"))
 
 
 def _respond_created(request: HttpRequest, answer: Enqueued) -> HttpResponse:
@@ -60,11 +60,11 @@ async def create_many(state: AppState, request: HttpRequest) -> HttpResponse:
     state.limiter.spend("producer", "create_task", token=request.authorization, tenant=request.tenant, items=len(items))
     new_tasks: list[NewTask] = []
     answers: list[wire.TaskAnswer | None] = []
-    for asked in items:
+    for message in items:
         try:
-            if isinstance(asked, CodeqError):
-                raise asked
-            new_tasks.append(_new_task(state, request, asked, None))
+            if isinstance(message, CodeqError):
+                raise message
+            new_tasks.append(_new_task(state, request, message, None))
             answers.append(None)
         except CodeqError as refusal:
             answers.append(_refused(refusal))
@@ -93,26 +93,26 @@ async def cancel(state: AppState, request: HttpRequest) -> HttpResponse:
     return request.respond(200, wire.view(record.task, record.body))
 
 
-def _new_task(state: AppState, request: HttpRequest, asked: Any, key_header: bytes | None) -> NewTask:
+def _new_task(state: AppState, request: HttpRequest, message: Any, key_header: bytes | None) -> NewTask:
     trace_parent, trace_state = state.tracing.context()
-    given = request.headers.get(b"traceparent")
-    if asked.trace_parent and _TRACE_PARENT.fullmatch(asked.trace_parent.encode()):
-        trace_parent, trace_state = asked.trace_parent, asked.trace_state
-    elif given is not None and trace_parent is None and _TRACE_PARENT.fullmatch(given):
+    header = request.headers.get(b"traceparent")
+    if message.trace_parent and _TRACE_PARENT.fullmatch(message.trace_parent.encode()):
+        trace_parent, trace_state = message.trace_parent, message.trace_state
+    elif header is not None and trace_parent is None and _TRACE_PARENT.fullmatch(header):
         trace_parent, trace_state = _header(request, b"traceparent"), _header(request, b"tracestate")
-    key = asked.idempotency_key or None
+    key = message.idempotency_key or None
     if key is None and key_header is not None:
         key = key_header.decode("latin-1")
     return NewTask(
-        command=asked.command,
-        payload=_payload(asked.payload),
-        priority=min(max(asked.priority, PRIORITY_MIN), PRIORITY_MAX),
-        delay_ms=min(round(asked.delay_seconds * 1000), DELAY_MS_MAX) if asked.delay_seconds else 0,
-        run_at_ms=_run_at(asked.run_at) if asked.run_at else None,
-        max_attempts=asked.max_attempts if asked.max_attempts > 0 else None,
+        command=message.command,
+        payload=_payload(message.payload),
+        priority=min(max(message.priority, PRIORITY_MIN), PRIORITY_MAX),
+        delay_ms=min(round(message.delay_seconds * 1000), DELAY_MS_MAX) if message.delay_seconds else 0,
+        run_at_ms=_run_at(message.run_at) if message.run_at else None,
+        max_attempts=message.max_attempts if message.max_attempts > 0 else None,
         idempotency_key=key,
-        webhook=asked.webhook or None,
-        backoff=_backoff(asked.backoff) if asked.backoff else None,
+        webhook=message.webhook or None,
+        backoff=_backoff(message.backoff) if message.backoff else None,
         trace_parent=trace_parent,
         trace_state=trace_state,
     )
@@ -120,7 +120,7 @@ def _new_task(state: AppState, request: HttpRequest, asked: Any, key_header: byt
 
 def _payload(raw: Any) -> bytes:
     payload = bytes(raw)
-    # In JSON an absent payload and null look alike to many clients; a byte string that says null was meant.
+    # In JSON many clients confuse an absent payload with null; a byte string `null` is intended.
     if not payload or (payload == b"null" and not isinstance(raw, bytes)):
         raise InvalidRequest("payload is required and must not be null")
     return json_value(payload, "payload")
@@ -133,9 +133,9 @@ def _run_at(value: str) -> int:
         raise InvalidRequest(f"runAt is {fault}") from None
 
 
-def _backoff(asked: wire.Backoff) -> Any:
+def _backoff(message: wire.Backoff) -> Any:
     try:
-        return domain_backoff(asked)
+        return domain_backoff(message)
     except ValueError as fault:
         raise InvalidRequest(f"backoff: {fault}") from None
 

@@ -22,10 +22,10 @@ async def get_task(state: AppState, request: HttpRequest) -> HttpResponse:
 
 
 async def get_result(state: AppState, request: HttpRequest) -> HttpResponse:
-    given = request.query(("waitSeconds",)).get("waitSeconds", "0")
+    seconds = request.query(("waitSeconds",)).get("waitSeconds", "0")
     wait_ms = 0
-    if given.isascii() and given.isdigit():  # as in the original, what is no number is no wait
-        wait_ms = min(int(given[:9]) * 1000, RESULT_WAIT_MS_MAX)
+    if seconds.isascii() and seconds.isdigit():  # as in the original codeQ, a value that is not a number means no wait
+        wait_ms = min(int(seconds[:9]) * 1000, RESULT_WAIT_MS_MAX)
     record = await _visible(state, request, state.wait_ms(wait_ms))
     if not record.task.status.is_final:
         raise NotFound("result not found: the task has not ended")
@@ -43,23 +43,23 @@ async def get_history(state: AppState, request: HttpRequest) -> HttpResponse:
 
 
 async def list_tasks(state: AppState, request: HttpRequest) -> HttpResponse:
-    given = request.query(("command", "status", "queue", "error", "createdFrom", "createdTo", "cursor", "limit"))
-    command = given.get("command")
+    query = request.query(("command", "status", "queue", "error", "createdFrom", "createdTo", "cursor", "limit"))
+    command = query.get("command")
     if not request.principal.may_see(command or EVERY_COMMAND):
         raise Forbidden("a worker lists the tasks of a command that its token names")
     try:
         wanted = Filter(
             command=command,
-            status=Status(given["status"]) if "status" in given else None,
-            index=Index(given["queue"]) if "queue" in given else None,
-            error=given.get("error"),
-            created_from_ms=times.parse(given["createdFrom"]) if "createdFrom" in given else 0,
-            created_to_ms=times.parse(given["createdTo"]) if "createdTo" in given else 1 << 62,
+            status=Status(query["status"]) if "status" in query else None,
+            index=Index(query["queue"]) if "queue" in query else None,
+            error=query.get("error"),
+            created_from_ms=times.parse(query["createdFrom"]) if "createdFrom" in query else 0,
+            created_to_ms=times.parse(query["createdTo"]) if "createdTo" in query else 1 << 62,
         )
     except (ValueError, OverflowError) as fault:
         raise InvalidRequest(f"a filter cannot be read: {fault}") from None
-    limit = whole_number(given.get("limit", "100"), "limit", 1, LIST_TASKS_MAX)
-    return await page_of(state, request, wanted, given.get("cursor"), limit=limit)
+    limit = whole_number(query.get("limit", "100"), "limit", 1, LIST_TASKS_MAX)
+    return await page_of(state, request, wanted, query.get("cursor"), limit=limit)
 
 
 async def page_of(

@@ -1,4 +1,4 @@
-"""Routes for machines: health, readiness, metrics, the description of the API, the keys of a development server."""
+"""Routes for machines: health, readiness, metrics, the API description, the keys of a development server."""
 
 from codeq.server.request import HttpRequest, HttpResponse
 from codeq.server.state import AppState
@@ -7,7 +7,7 @@ from codeq.wire.errors import NoRoute
 from codeq.wire.system import Health
 
 
-async def healthz(state: AppState, request: HttpRequest) -> HttpResponse:  # noqa: ARG001 - answering at all is the answer
+async def healthz(state: AppState, request: HttpRequest) -> HttpResponse:  # noqa: ARG001 - any response means healthy
     return request.respond(200, Health(status="ok"))
 
 

@@ -22,9 +22,11 @@ from codeq.wire import times
 from codeq.wire.errors import Forbidden
 
 
-def _nested(asked: wire.SubmitOf) -> bytes:
-    result = bytes(asked.result)
-    return result if not asked.artifacts else b"[%b]%b" % (b",".join([bytes(raw) for raw in asked.artifacts]), result)
+def _nested(message: wire.SubmitOf) -> bytes:
+    result = bytes(message.result)
+    return (
+        result if not message.artifacts else b"[%b]%b" % (b",".join([bytes(raw) for raw in message.artifacts]), result)
+    )
 
 
 CLAIM = Parser(wire.Claim)
@@ -50,13 +52,13 @@ async def claim_one(state: AppState, request: HttpRequest) -> HttpResponse:
 
 
 async def claim_many(state: AppState, request: HttpRequest) -> HttpResponse:
-    asked = request.parse(CLAIM_MANY)
-    views = await _claim(state, request, asked, asked.count)
+    message = request.parse(CLAIM_MANY)
+    views = await _claim(state, request, message, message.count)
     return request.respond(200, wire.ClaimedTasks(tasks=views)) if views else _NOTHING
 
 
 async def heartbeat(state: AppState, request: HttpRequest) -> HttpResponse:
-    asked = request.parse(HEARTBEAT)
+    message = request.parse(HEARTBEAT)
     task_id = request.params["id"]
     await _check_commands(state, request, [task_id])
     with state.tracing.verb("heartbeat", task_id=task_id, worker_id=request.principal.subject):
@@ -64,36 +66,36 @@ async def heartbeat(state: AppState, request: HttpRequest) -> HttpResponse:
             state.core,
             request.tenant,
             task_id,
-            _holder(request, asked),
-            extend_ms=_ms(asked.extend_seconds) or None,
-            progress=asked.progress,
+            _holder(request, message),
+            extend_ms=_ms(message.extend_seconds) or None,
+            progress=message.progress,
         )
     return request.respond(200, wire.HeartbeatAnswer(ok=True, lease_until=times.text(task.lease_until_ms)))
 
 
 async def abandon(state: AppState, request: HttpRequest) -> HttpResponse:
-    asked = request.parse(LEASE_CALL)
+    message = request.parse(LEASE_CALL)
     task_id = request.params["id"]
     await _check_commands(state, request, [task_id])
     with state.tracing.verb("abandon", task_id=task_id, worker_id=request.principal.subject):
-        task = await abandon_task(state.core, request.tenant, task_id, _holder(request, asked))
+        task = await abandon_task(state.core, request.tenant, task_id, _holder(request, message))
     return request.respond(200, wire.GiveBackAnswer(status="dlq" if task.is_dead else "requeued"))
 
 
 async def nack(state: AppState, request: HttpRequest) -> HttpResponse:
-    asked = request.parse(NACK)
+    message = request.parse(NACK)
     task_id = request.params["id"]
     await _check_commands(state, request, [task_id])
-    delay_ms = None if asked.delay_seconds is None else min(_ms(asked.delay_seconds), BACKOFF_MS_MAX)
+    delay_ms = None if message.delay_seconds is None else min(_ms(message.delay_seconds), BACKOFF_MS_MAX)
     with state.tracing.verb("nack", task_id=task_id, worker_id=request.principal.subject):
         task = await nack_task(
             state.core,
             request.tenant,
             task_id,
-            _holder(request, asked),
+            _holder(request, message),
             delay_ms=delay_ms,
-            reason=asked.reason,
-            is_last=asked.dead,
+            reason=message.reason,
+            is_last=message.dead,
         )
     waits_ms = task.visible_ms - task.updated_ms if task.visible_ms else 0
     status = "dlq" if task.is_dead else "requeued"
@@ -132,14 +134,14 @@ async def submit_many(state: AppState, request: HttpRequest) -> HttpResponse:
     wants_packed = request.wants_packed
     answers: list[wire.SubmitAnswer | None] = []
     outcomes: list[Outcome] = []
-    for asked in SUBMIT_MANY.parse(request):
-        if isinstance(asked, CodeqError):
-            raise asked
+    for message in SUBMIT_MANY.parse(request):
+        if isinstance(message, CodeqError):
+            raise message
         try:
-            outcomes.append(_outcome(request, asked, asked.task_id))
+            outcomes.append(_outcome(request, message, message.task_id))
             answers.append(None)
         except CodeqError as refusal:
-            answers.append(wire.SubmitAnswer(task_id=asked.task_id, error=str(refusal), code=refusal.code))
+            answers.append(wire.SubmitAnswer(task_id=message.task_id, error=str(refusal), code=refusal.code))
     await _check_commands(state, request, [outcome.task_id for outcome in outcomes])
     with state.tracing.verb("submit_result", batch=len(outcomes), worker_id=request.principal.subject):
         submitted = iter(await submit(state.core, request.tenant, outcomes))
@@ -158,14 +160,14 @@ async def submit_many(state: AppState, request: HttpRequest) -> HttpResponse:
     return request.respond(200, wire.SubmitAnswers(results=results))
 
 
-async def _claim(state: AppState, request: HttpRequest, asked: Any, count: int) -> list[wire.TaskView]:
+async def _claim(state: AppState, request: HttpRequest, message: Any, count: int) -> list[wire.TaskView]:
     state.limiter.spend("worker", "claim", token=request.authorization, tenant=request.tenant, items=count)
-    wait_ms = state.wait_ms(min(_ms(asked.wait_seconds), CLAIM_WAIT_MS_MAX))
+    wait_ms = state.wait_ms(min(_ms(message.wait_seconds), CLAIM_WAIT_MS_MAX))
     wanted = Claim(
         worker=request.principal.subject,
-        commands=_commands(request, asked.commands),
+        commands=_commands(request, message.commands),
         limit=count,
-        lease_ms=max(_ms(asked.lease_seconds), LEASE_MS_MIN) if asked.lease_seconds > 0 else None,
+        lease_ms=max(_ms(message.lease_seconds), LEASE_MS_MIN) if message.lease_seconds > 0 else None,
         wait_ms=wait_ms,
     )
     with state.tracing.verb("claim", worker_id=wanted.worker, tenant_id=request.tenant):
@@ -174,17 +176,17 @@ async def _claim(state: AppState, request: HttpRequest, asked: Any, count: int) 
     return [wire.view(delivery.task, delivery.body) for delivery in deliveries]
 
 
-def _commands(request: HttpRequest, asked: list[str] | None) -> Sequence[str] | None:
+def _commands(request: HttpRequest, wanted: list[str] | None) -> Sequence[str] | None:
     allowed = request.principal.commands
     if EVERY_COMMAND in allowed:
-        return list(dict.fromkeys(asked)) if asked else None
-    if asked and not allowed.issuperset(asked):
+        return list(dict.fromkeys(wanted)) if wanted else None
+    if wanted and not allowed.issuperset(wanted):
         raise Forbidden("event type not allowed: the token's eventTypes do not include every command asked for")
-    return list(dict.fromkeys(asked)) if asked else sorted(allowed)
+    return list(dict.fromkeys(wanted)) if wanted else sorted(allowed)
 
 
 async def _check_commands(state: AppState, request: HttpRequest, ids: list[str]) -> None:
-    """A token that is limited to some commands is limited to their tasks on every verb."""
+    """Refuses tasks of commands that the token does not name, on every verb."""
     if EVERY_COMMAND in request.principal.commands:
         return
     for task in await queries.get_tasks(state.core, request.tenant, ids):
@@ -192,18 +194,18 @@ async def _check_commands(state: AppState, request: HttpRequest, ids: list[str])
             raise Forbidden("event type not allowed: the token's eventTypes do not include the task's command")
 
 
-def _outcome(request: HttpRequest, asked: Any, task_id: str) -> Outcome:
-    status = _STATUSES.get(asked.status)
+def _outcome(request: HttpRequest, message: Any, task_id: str) -> Outcome:
+    status = _STATUSES.get(message.status)
     if status is None:
         raise InvalidRequest("invalid status: COMPLETED or FAILED")
-    if asked.artifacts:
+    if message.artifacts:
         raise InvalidRequest("artifacts are not taken by this server yet; send a link inside the result")
-    result = json_value(bytes(asked.result), "result") if asked.result else None
-    return Outcome(task_id=task_id, holder=_holder(request, asked), status=status, result=result, error=asked.error)
+    result = json_value(bytes(message.result), "result") if message.result else None
+    return Outcome(task_id=task_id, holder=_holder(request, message), status=status, result=result, error=message.error)
 
 
-def _holder(request: HttpRequest, asked: Any) -> Holder:
-    return Holder(request.principal.subject, asked.lease_token)
+def _holder(request: HttpRequest, message: Any) -> Holder:
+    return Holder(request.principal.subject, message.lease_token)
 
 
 def _ms(seconds: float) -> int:

@@ -1,4 +1,4 @@
-"""The RocksDB files of one shard: how they are opened, read and written, and what their errors mean."""
+"""How the RocksDB files of one shard are opened, read and written, and what their errors mean."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ from codeq.store.rocksdb.wal_repair import without_zeros
 
 class Database:
     def __init__(self, path: Path, *, recover: bool = False) -> None:
-        """Open or create. With `recover`, damaged write-ahead logs are read up to the damage instead of refused."""
+        """Opens or creates. With `recover`, damaged write-ahead logs are read up to the damage instead of refused."""
         self.path = path
         try:
             self._db = _open(path, recover=recover)
@@ -46,16 +46,16 @@ class Database:
             raise _meaning(self.path, str(fault)) from fault
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries from `start` up to but not including `end`, in order.
+        """Yields the entries from `start` up to but not including `end`, in order.
 
-        A generator on purpose: rocksdict borrows the bytes of the bound without keeping them, and the frame does.
+        A generator on purpose: rocksdict borrows the bytes of the bound, and the generator's frame keeps them alive.
         """
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
         yield from self._db.items(from_key=start, read_opt=options)
 
     def scan_back(self, start: bytes, end: bytes) -> Iterator[bytes]:
-        """Keys from just before `end` down to and including `start`. rocksdict knows no lower bound, so we look."""
+        """Yields keys from just before `end` down to and including `start`. rocksdict has no lower bound."""
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
         cursor = self._db.iter(options)
@@ -65,7 +65,7 @@ class Database:
             cursor.prev()
 
     def last(self, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
-        """The last entry from `start` up to but not including `end`."""
+        """Returns the last entry from `start` up to but not including `end`."""
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
         cursor = self._db.iter(options)
@@ -73,14 +73,14 @@ class Database:
         return (cursor.key(), cursor.value()) if cursor.valid() and cursor.key() >= start else None
 
     def write(self, batch: WriteBatch) -> None:
-        """Apply the batch atomically. It survives the process, and the machine once `flush` has returned."""
+        """Applies the batch atomically. It survives a process crash, and a machine crash once `flush` has returned."""
         try:
             self._db.write(batch, self._write_options)
         except Exception as fault:
             raise StoreFailed(f"cannot write to {self.path}: {fault}") from fault
 
     def flush(self) -> int:
-        """Force everything written before this call to disk; answers RocksDB's sequence number of then.
+        """Forces everything written before this call to disk; returns RocksDB's sequence number at that time.
 
         `flush_wal` releases the interpreter lock while the disk works, which `write(sync=True)` does not.
         """
@@ -123,26 +123,26 @@ def _options(*, recover: bool) -> Options:
     options.create_if_missing(True)
     options.set_paranoid_checks(True)
     modes = DBRecoveryMode
-    # RocksDB's own default drops acknowledged records behind a damaged one without a word.
+    # RocksDB's own default silently drops acknowledged records behind a damaged one.
     options.set_wal_recovery_mode(modes.point_in_time() if recover else modes.tolerate_corrupted_tail_records())
     options.set_allow_concurrent_memtable_write(False)  # one writer: saves a fifth of every write
     options.set_write_buffer_size(32 << 20)
-    options.set_memtable_whole_key_filtering(True)  # a new idempotency key is looked for in every buffer and not found
+    options.set_memtable_whole_key_filtering(True)  # a new idempotency key is looked up in every buffer and not found
     options.set_memtable_prefix_bloom_ratio(0.05)
-    options.set_max_write_buffer_number(4)  # a burst may outrun the flushing of full buffers without being held back
+    options.set_max_write_buffer_number(4)  # a burst may outrun the flushing of full buffers without a write stall
     options.set_max_total_wal_size(128 << 20)  # bounds what a restart must replay
     options.set_max_background_jobs(2)
     options.set_bytes_per_sync(1 << 20)
     options.set_keep_log_file_num(5)
     options.set_max_open_files(512)
     options.set_level_compaction_dynamic_level_bytes(True)
-    # Served tasks leave deletion marks; files full of them are compacted early, so that scans stay short.
+    # Delivered tasks leave tombstones; files full of them are compacted early, so that scans stay short.
     options.add_compact_on_deletion_collector_factory(4096, 2048, 0.5)
     table = BlockBasedOptions()
     table.set_block_cache(Cache(64 << 20))
     table.set_bloom_filter(10, False)
     # In small pieces: the filter of a file with a million keys is larger than a shard of the cache, so it would never
-    # be kept, and every look for a key that is not there would read a megabyte.
+    # stay cached, and every look-up of a missing key would read a megabyte.
     table.set_index_type(BlockBasedIndexType.two_level_index_search())
     table.set_partition_filters(True)
     table.set_cache_index_and_filter_blocks(True)

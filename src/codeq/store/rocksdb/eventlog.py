@@ -1,4 +1,4 @@
-"""The events of one shard on disk: gapless numbers, several events under one key, trimmed from the front."""
+"""The event log of one shard on disk: gapless numbers, several events under one key, trimmed from the front."""
 
 from msgspec import Raw
 
@@ -22,7 +22,7 @@ class EventLog:
             self.next_version = _first(key) + len(split_tasks(value))
 
     def read(self, start: int, limit: int) -> list[Raw]:
-        """The encoded events from `start` on."""
+        """Returns the encoded events from `start` on."""
         start = max(start, self.first)
         limit = min(limit, EVENTS_READ_MAX)
         if limit <= 0 or start >= self.buffer.next_version:
@@ -38,7 +38,7 @@ class EventLog:
         return found[:limit]
 
     def trim(self, *, before_ms: int, keep_max: int) -> int:
-        """Forget whole keys of events from the front. What shares a key with an event to keep is kept as well."""
+        """Deletes whole keys of events from the front. Events that share a key with one to keep are kept as well."""
         cut = self.first
         for key, value in self.buffer.scan(keys.events(self.first), keys.after(keys.EVENTS)):
             events = split_tasks(value)
@@ -55,5 +55,5 @@ class EventLog:
 
 
 def _first(key: bytes) -> int:
-    """The number of the first event under the key; those after it follow without a gap."""
+    """Returns the number of the first event under the key; those after it follow without a gap."""
     return int.from_bytes(key[2:], "big")

@@ -1,4 +1,4 @@
-"""One fsync for all calls that wait for one: the calls of a group are written, forced to disk and answered together."""
+"""Group commit: the calls that wait for an fsync share one. They are written, forced to disk and completed together."""
 
 import asyncio
 import os
@@ -14,11 +14,11 @@ from codeq.store.rocksdb.high_water_mark import HighWaterMark
 from codeq.store.rocksdb.write_buffer import WriteBuffer
 
 _CHECK_SPACE_EVERY_S = 0.1
-"""How often free space is looked at: far below the reserve's worth of writes."""
+"""How often free space is checked: far less than the reserve can be written in between."""
 
 
 class GroupCommit:
-    """A group is whatever arrived while the disk was busy with the last one, so it grows with the load by itself."""
+    """A group is all calls that arrived while the disk was busy with the last one, so it grows with the load."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class GroupCommit:
         self._is_scheduled = False
         self._is_flushing = False
         self._covered = buffer.writes
-        """What was written up to here is on disk, or under way to it by the present flush."""
+        """The writes up to this number are on disk, or covered by the current flush."""
         self._fault: StoreError | None = None
         self._is_full = False
         self._started_s = 0.0
@@ -51,7 +51,7 @@ class GroupCommit:
         """Called after every fsync: how many calls it served and how long it took."""
 
     def check(self, *, growing: bool) -> None:
-        """Refuse a call that cannot be kept. `growing` calls add tasks; they are refused first when space runs out."""
+        """Refuses a call that cannot be stored. `growing` calls add tasks and are refused first when space runs out."""
         if self._fault:
             raise type(self._fault)(*self._fault.args)
         if len(self._next) >= COMMITS_WAITING_MAX:
@@ -77,13 +77,13 @@ class GroupCommit:
         done = loop.create_future()
         group.append(done)
         if not self._is_flushing and not self._is_scheduled:
-            # Not at once: calls that are ready to run in this turn of the loop still join the group.
+            # Not at once: calls that are ready to run in this iteration of the loop still join the group.
             self._is_scheduled = True
             loop.call_soon(self._start, loop)
         await done
 
     def fail(self, fault: BaseException) -> None:
-        """Stop for good. After a failed write or fsync nobody knows what is on disk, so nothing more is promised."""
+        """Stops for good: after a failed write or fsync the disk content is unknown, so nothing is acknowledged."""
         if self._fault is None:
             self._fault = fault if isinstance(fault, StoreError) else StoreFailed(f"{type(fault).__name__}: {fault}")
         waiting, self._next, self._current = self._current + self._next, [], []
@@ -100,7 +100,7 @@ class GroupCommit:
             self.fail(StoreClosed(f"the store at {self._database.path} is closed"))
 
     def stop(self) -> None:
-        """End the thread, once the flush under way is done."""
+        """Ends the thread, once the current flush is done."""
         if self._thread.is_alive():
             self._requests.put(None)
             self._thread.join()
@@ -113,31 +113,31 @@ class GroupCommit:
         try:
             self._buffer.write()
         except StoreError:
-            return  # everyone who waits has been told
+            return  # `fail` has completed all waiting calls
         self._covered = self._buffer.writes
         self._is_flushing = True
         self._started_s = time.perf_counter()
         self._requests.put(loop)
 
     def _flush_on_request(self) -> None:
-        """Runs in the thread. A plain queue hands over in half the time of an executor, and every call waits for it."""
+        """Runs in the thread. A plain queue is twice as fast as an executor here, and every call waits for it."""
         while (loop := self._requests.get()) is not None:
             fault: BaseException | None = None
             try:
                 self._flush()
-            except Exception as raised:  # noqa: BLE001 - whatever it is, those who wait must hear of it
+            except Exception as raised:  # noqa: BLE001 - any fault must reach the waiting calls
                 fault = raised
             try:
                 loop.call_soon_threadsafe(self._finish, loop, fault)
             except RuntimeError:
-                return  # the loop is gone, and everyone who waited with it
+                return  # the loop is closed, and the waiting calls with it
 
     def _flush(self) -> None:
         self._high_water_mark.record_periodically(self._database.flush())
         self._is_space_low()
 
     def _is_space_low(self) -> bool:
-        """Whether space runs out: asked of the file system now and then, and every time while it does."""
+        """Returns whether space runs out: checked at intervals, and at every call while it does."""
         now_s = time.monotonic()
         if self._is_full or now_s - self._space_checked_s > _CHECK_SPACE_EVERY_S:
             self._space_checked_s = now_s
@@ -151,7 +151,7 @@ class GroupCommit:
             return
         group, self._current = self._current, []
         took_s = time.perf_counter() - self._started_s
-        # The last ones first: they are the claims that enqueues of this group have woken, and handlers wait for them.
+        # The last first: they are the claims woken by the enqueues of this group, and handlers wait for them.
         for done in reversed(group):
             if not done.done():
                 done.set_result(None)

@@ -1,7 +1,7 @@
-"""A second opinion on how much was promised: RocksDB's sequence number, kept in a small file beside its own.
+"""Records the last synced RocksDB sequence number, to detect lost writes at start.
 
-If RocksDB comes back with less than the witness saw forced to disk, then acknowledged writes are missing (a damaged
-log that was cut short, an old copy put in place of the newer one), and opening is refused instead of going on short.
+The number is in the small file `witness` beside RocksDB's own. If RocksDB opens with a lower one, acknowledged writes
+are missing (a damaged log that was cut short, an old copy in place of the newer one), and the store refuses to open.
 """
 
 import os
@@ -22,15 +22,15 @@ class HighWaterMark:
         self._next_s = 0.0
 
     def verify(self, sequence: int) -> None:
-        promised = self._read()
-        if promised is not None and sequence < promised:
+        recorded = self._read()
+        if recorded is not None and sequence < recorded:
             raise StoreCorrupt(
-                f"{self.path.parent} holds {promised - sequence} fewer writes than were acknowledged: it was cut short "
+                f"{self.path.parent} holds {recorded - sequence} fewer writes than were acknowledged: it was cut short "
                 "or replaced by an older copy. Restore a backup, or open it with recover=True to go on with the rest"
             )
 
     def record_periodically(self, sequence: int) -> None:
-        """Record at most once a second: a second fsync per group would halve the speed for a check of the tail."""
+        """Records at most once a second: a second fsync per group would halve the speed for a check of the tail."""
         now_s = time.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + _PERIOD_S
@@ -47,6 +47,6 @@ class HighWaterMark:
     def _read(self) -> int | None:
         data = os.pread(self._file, 12, 0)
         if len(data) < 12 or struct.unpack(">I", data[8:])[0] != zlib.crc32(data[:8]):
-            return None  # new, or torn while it was written: then the second before it is not checked
+            return None  # new, or torn while it was written: then the last second is not checked
         number: int = struct.unpack(">Q", data[:8])[0]
         return number

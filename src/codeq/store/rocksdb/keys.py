@@ -10,13 +10,13 @@
     d/<visible ms><version>                         delayed: the task
     h/<version>                                     claim batch: the tasks that one claim leased, while any of them is
     q/<tenant><command><version>                    dead: the task's id
-    x/<purge ms><version>                           ended together: [tenant, id] of tasks to forget then
+    x/<purge ms><version>                           ended together: [tenant, id] of tasks to purge then
     e/<version>                                     events: the tasks after each move, numbered from <version>
     c/<tenant><command>                             counts of the queue, and where its pending tasks begin
     y/<tenant><command>                             policy of the queue
 
 A task is at p/, d/ or q/ exactly while `lifecycle.position` says so. Names end in 00 01 and a zero byte inside them
-becomes 00 ff, so no name is the beginning of another and none can reach into another queue, whatever its bytes.
+becomes 00 ff, so no name is a prefix of another and no key can fall into another queue, whatever its bytes.
 """
 
 from functools import lru_cache
@@ -41,7 +41,7 @@ def _queue(queue: QueueKey) -> bytes:
 
 
 def split_names(data: bytes) -> list[str]:
-    """The names that `name` made, in order."""
+    """Returns the names that `name` encoded, in order."""
     return [part.replace(b"\0\xff", b"\0").decode() for part in data.split(b"\0\x01")[:-1]]
 
 
@@ -58,7 +58,7 @@ def current_record(tenant: str, task_id: str) -> bytes:
 
 
 def idempotency(tenant: str, key: str) -> bytes:
-    return b"i/" + name(tenant) + _terminated(key)  # each is asked for once: remembering them would push names out
+    return b"i/" + name(tenant) + _terminated(key)  # each is used once: caching them would evict names
 
 
 @lru_cache(maxsize=65_536)
@@ -99,5 +99,5 @@ def policy(queue: QueueKey) -> bytes:
 
 
 def after(prefix: bytes) -> bytes:
-    """The first key behind every key that begins with `prefix`."""
+    """Returns the first key after every key that begins with `prefix`."""
     return prefix[:-1] + bytes([prefix[-1] + 1])

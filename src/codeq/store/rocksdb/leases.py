@@ -1,4 +1,4 @@
-"""Which tasks are in progress, in memory: a result or a heartbeat finds its task here and reads nothing."""
+"""Which tasks are in progress, in memory: a result or a heartbeat finds its task here without a read."""
 
 import heapq
 
@@ -9,7 +9,7 @@ from codeq.store.rocksdb.write_buffer import WriteBuffer
 
 
 class Leases:
-    """A claim writes all tasks it leased under one key, which is deleted when the last of them is no longer leased."""
+    """A claim writes all tasks it leased under one key. The key is deleted with the last of the leases."""
 
     def __init__(self, buffer: WriteBuffer) -> None:
         self._buffer = buffer
@@ -29,7 +29,7 @@ class Leases:
 
     def restore(self, batch: int, tasks: list[Task]) -> None:
         if len(self._expiries) > 2 * len(self._held) + 4096:
-            # Tasks that ended in time leave their expiry behind; the heap would grow to a lease's worth of them.
+            # Tasks that ended in time leave their expiry in the heap, which would grow to a lease's worth of them.
             self._expiries = [(task.lease_until_ms, task.id) for task in self._held.values()]
             heapq.heapify(self._expiries)
         self._remaining[batch] = len(tasks)
@@ -64,12 +64,12 @@ class Leases:
                 found[task_id] = task
             else:  # a heartbeat has extended it since
                 heapq.heappush(self._expiries, (task.lease_until_ms, task_id))
-        for task in found.values():  # they stay until a change takes them away
+        for task in found.values():  # they stay until a change removes them
             heapq.heappush(self._expiries, (task.lease_until_ms, task.id))
         return list(found.values())
 
     def save_extended(self) -> None:
-        """Write the leases that heartbeats have extended since the last call, to be forced to disk when convenient."""
+        """Writes the leases that heartbeats have extended since the last call; a later fsync forces them to disk."""
         for task in self._extended.values():
             self._buffer.put(keys.current_record(task.tenant, task.id), current_record(encode(task), None))
         self._extended.clear()

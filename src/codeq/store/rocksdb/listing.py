@@ -1,4 +1,4 @@
-"""Looking through a tenant's tasks, a bounded number of records at a time."""
+"""Lists a tenant's tasks, a bounded number of records at a time."""
 
 from collections.abc import Callable, Iterator
 
@@ -40,7 +40,7 @@ def matches(task: Task, wanted: Filter) -> bool:
 
 
 def _newest(buffer: WriteBuffer, tenant: str, cursor: str | None) -> Iterator[tuple[str, str]]:
-    """Every task of the tenant, newest first. The place of a task is its id."""
+    """Yields every task of the tenant, newest first. The cursor is the id."""
     prefix = keys.BODIES + keys.name(tenant)
     if cursor is not None and not is_task_id(cursor):
         raise InvalidRequest(f"{cursor[:64]!r} is not a cursor of this listing")
@@ -51,7 +51,7 @@ def _newest(buffer: WriteBuffer, tenant: str, cursor: str | None) -> Iterator[tu
 
 
 def _dead(buffer: WriteBuffer, tenant: str, wanted: Filter, cursor: str | None) -> Iterator[tuple[str, str]]:
-    """The dead tasks of the tenant, or of one command, oldest death first. The place of a task is its key, in hex."""
+    """Yields the dead tasks of the tenant, or of one command, oldest death first. The cursor is the key, in hex."""
     one = wanted.command is not None
     prefix = keys.dead_prefix(QueueKey(tenant, wanted.command or "")) if one else keys.dead_of_tenant(tenant)
     start = prefix

@@ -1,8 +1,8 @@
-"""Which pending task comes next, in memory: a window on the head of each queue and priority.
+"""Which pending task is next, in memory: a window on the head of each queue and priority.
 
-A queue kept as sorted keys grows slower with every task served, because the deleted keys stay in the way of a scan
-that starts at the front. A window remembers where its queue begins, so no scan ever passes what was served; and while
-its end has been seen, new tasks are appended in memory and delivered without being read at all.
+A queue stored as sorted keys gets slower with every task delivered, because a scan from the front passes the
+tombstones of the deleted keys. A window remembers where its queue begins, so no scan ever passes what was delivered;
+and while it reaches the end of the queue, new tasks are appended in memory and delivered without being read at all.
 """
 
 from collections import OrderedDict
@@ -31,7 +31,7 @@ class Window:
         self.count = 0
         self.entries: OrderedDict[int, Entry] = OrderedDict()
         self.floor = 0
-        """Unless the end is in sight: what is not in `entries` stands on disk from this version on."""
+        """Unless `sees_end`: tasks that are not in `entries` are on disk from this version on."""
         self.sees_end = True
 
     def append(self, task: Task, body: Body | None) -> None:
@@ -44,18 +44,18 @@ class Window:
                 self.floor = task.version
 
     def remove(self, version: int) -> None:
-        """Forget a task that left by another way than `pop`."""
+        """Removes a task that was not popped, but cancelled or the like."""
         entry = self.entries.pop(version, None)
         if entry:
             self.budget.release(entry)
         self._shrink(1)
 
     def must_read(self, limit: int) -> bool:
-        """Whether `limit` pops will have to read from disk."""
+        """Returns whether `limit` pops must read from disk."""
         return len(self.entries) < min(limit, self.count)
 
     def pop(self, buffer: WriteBuffer, limit: int) -> list[Entry]:
-        """Take out the first `limit` tasks, or all there are."""
+        """Removes and returns the first `limit` tasks, or all there are."""
         popped: list[Entry] = []
         pop_first = self.entries.popitem
         wanted = min(limit, self.count)
@@ -76,11 +76,11 @@ class Window:
         return next(iter(self.entries.values()))[0]
 
     def head(self) -> int:
-        """A version that no pending task of this window is below."""
+        """Returns a version that no pending task of this window is below."""
         return next(iter(self.entries)) if self.entries else self.floor
 
     def drop(self) -> None:
-        """Forget what was read ahead, to make room."""
+        """Drops what was read ahead, to free memory."""
         if self.entries:
             self.floor = next(iter(self.entries))
             self.sees_end = False
@@ -110,7 +110,7 @@ class Window:
 
 
 class Budget:
-    """Bounds what all windows hold together; the windows used longest ago give way."""
+    """Bounds what all windows hold together, by dropping the least recently used ones."""
 
     def __init__(self) -> None:
         self.tasks = 0
@@ -119,7 +119,7 @@ class Budget:
         self._latest: Window | None = None
 
     def admit(self, window: Window, task: Task, body: Body | None) -> bool:
-        """Count a task in; answers whether its body may stay with it."""
+        """Counts a task in; returns whether its body may be cached with it."""
         self.tasks += 1
         if window is not self._latest:
             self._latest = window
@@ -134,7 +134,7 @@ class Budget:
         return True
 
     def forget(self, window: Window) -> None:
-        """Let go of a window that has no tasks left."""
+        """Drops a window that has no tasks left."""
         self._used.pop(id(window), None)
         if window is self._latest:
             self._latest = None
@@ -146,7 +146,7 @@ class Budget:
 
 
 class QueueState:
-    """What one shard knows of one queue, whatever its length."""
+    """The state of one queue in one shard, of bounded size whatever the queue's length."""
 
     __slots__ = ("budget", "dead", "delayed", "in_progress", "key", "served", "windows")
 
@@ -157,12 +157,12 @@ class QueueState:
         self.in_progress = 0
         self.dead = 0
         self.served = 0
-        """When it last gave a task to a claim that asked for several queues; those served longest ago come first."""
+        """When it last delivered to a claim of several queues; those served longest ago are first."""
         self.windows: dict[int, Window] = {}
         """By priority; only those that have tasks."""
 
     def window(self, priority: int) -> Window:
-        """The window of a priority that is about to get a task."""
+        """Returns the window of a priority that is about to get a task."""
         window = self.windows.get(priority)
         if window is None:
             window = self.windows[priority] = Window(self, priority)

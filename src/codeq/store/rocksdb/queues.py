@@ -1,4 +1,4 @@
-"""The queues of one shard: exact counts in constant time, kept on disk in the same batch as the changes they count."""
+"""The queues of one shard: exact counts in constant time, stored in the same batch as the changes they count."""
 
 from collections import defaultdict
 
@@ -36,8 +36,8 @@ class Queues:
         buffer.before_write(self._save)
 
     def get(self, tenant: str, command: str) -> QueueState:
-        """The queue, about to be changed: its counts go with the next write."""
-        queue = self._queues.get((tenant, command))  # a plain tuple equals the key and is quicker to make
+        """Returns the queue for a change: its counts are part of the next write."""
+        queue = self._queues.get((tenant, command))  # a plain tuple equals the key and is faster to make
         if queue is None:
             queue = self._add(QueueKey(tenant, command))
         self._changed.add(queue)
@@ -54,7 +54,7 @@ class Queues:
 
     def counts(self, tenant: str | None, *, ages: bool = False) -> dict[QueueKey, QueueCounts]:
         keys_ = list(self._queues) if tenant is None else self.of_tenant(tenant)
-        wanted = [self._queues[key] for key in keys_]  # a copy: to look at ages writes, which removes empty queues
+        wanted = [self._queues[key] for key in keys_]  # a copy: reading ages writes, which removes empty queues
         return {queue.key: self._count(queue, ages=ages) for queue in wanted if not queue.is_empty}
 
     def _count(self, queue: QueueState, *, ages: bool) -> QueueCounts:

@@ -9,9 +9,9 @@ Selected = tuple[Window, Entry]
 
 
 def select(buffer: WriteBuffer, request: ClaimRequest, queues: list[QueueState]) -> list[Selected]:
-    """Take tasks out of their windows. `queues` come in the order of their turn."""
+    """Removes the claim's tasks from their windows. `queues` are in order of rotation."""
     if any(window.must_read(request.limit) for queue in queues for window in queue.windows.values()):
-        # Scans write the journal out. That must not happen between the pops below and the changes that match them:
+        # Scans flush the write buffer. That must not happen between the pops below and the changes that match them:
         # a crash would leave counts on disk that miss tasks which are still pending.
         buffer.write()
     limits = request.limits
@@ -32,7 +32,7 @@ def select(buffer: WriteBuffer, request: ClaimRequest, queues: list[QueueState])
 def _take_round(
     buffer: WriteBuffer, ready: list[Window], room: dict[QueueKey, int], selected: list[Selected], *, limit: int
 ) -> list[Window]:
-    """Take one task of each window, and answer those that may give another."""
+    """Removes one task from each window, and returns the windows that may have another."""
     remaining = []
     for window in ready:
         key = window.queue.key

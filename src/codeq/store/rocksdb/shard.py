@@ -1,4 +1,4 @@
-"""One shard on RocksDB: the unit of atomicity, order and event numbers. All calls come from one event loop."""
+"""One shard on RocksDB: the unit of atomicity, order and event numbers. All calls run on one event loop."""
 
 import asyncio
 from collections import defaultdict
@@ -84,7 +84,7 @@ class RocksShard:
         try:
             owners = self._key_owners(changes)
             return [self._apply(change, owners) for change in changes]
-        except Exception as fault:  # half of a change may be in the journal: it must never be written
+        except Exception as fault:  # half of a change may be in the write buffer: it must never be written
             self._group_commit.fail(fault)
             raise
         finally:
@@ -173,7 +173,7 @@ class RocksShard:
             self.release()
 
     def release(self) -> None:
-        """Let go of the files without settling. Once is enough."""
+        """Releases the files without a flush. Later calls do nothing."""
         if self._is_released:
             return
         self._is_released = True
@@ -188,13 +188,13 @@ class RocksShard:
     # -- changes -------------------------------------------------------------------------------------------------
 
     def _key_owners(self, changes: Sequence[Change]) -> dict[bytes, bytes | None]:
-        """By key, the task that has each idempotency key asked for: one look for all costs half of one for each."""
-        asked = [
+        """Returns the task id by idempotency key, where used: one read for all costs half of one for each."""
+        wanted = [
             keys.idempotency(change.after.tenant, change.body.idempotency_key)
             for change in changes
             if change.body is not None and change.body.idempotency_key is not None
         ]
-        return dict(zip(asked, self._buffer.get_many(asked), strict=True)) if asked else {}
+        return dict(zip(wanted, self._buffer.get_many(wanted), strict=True)) if wanted else {}
 
     def _apply(self, change: Change, owners: dict[bytes, bytes | None]) -> Task | None:
         before, after, move = change.before, change.after, change.move
@@ -359,7 +359,7 @@ class RocksShard:
     # -- opening -------------------------------------------------------------------------------------------------
 
     def _restore_leases(self, grace_ms: int) -> None:
-        """Find what was in progress, and give every lease a little time so that healthy workers keep their tasks."""
+        """Restores the tasks in progress, each with `grace_ms` of lease or more, so that healthy workers keep them."""
         least_ms = self.now_ms() + grace_ms
         for key, value in self._database.scan(keys.CLAIM_BATCHES, keys.after(keys.CLAIM_BATCHES)):
             tasks = [task for claimed in codec.decode_tasks(value) if (task := self._still_leased(claimed))]
@@ -375,7 +375,7 @@ class RocksShard:
             return None  # purged since
         task = codec.decode_task(codec.decode_current(current).task) if current is not None else claimed
         if task.version > claimed.version:
-            return None  # moved on since
+            return None  # moved since
         return task if task.version == claimed.version else claimed
 
 

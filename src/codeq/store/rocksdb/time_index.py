@@ -1,7 +1,7 @@
-"""Tasks that wait for a time, on disk: delayed ones until they are visible, ended ones until they are forgotten.
+"""Tasks that wait for a time, on disk: delayed ones until they are visible, ended ones until they are purged.
 
-Each index remembers the earliest time it may hold. Asking whether anything is due costs a comparison, and a scan
-starts where the last one ended, so neither the far future nor what was served before is ever looked at.
+Each index remembers the earliest time it may hold. Checking whether anything is due costs a comparison, and a scan
+starts where the last one ended, so neither the far future nor what was processed before is ever read.
 """
 
 from collections import defaultdict
@@ -46,7 +46,7 @@ class DelayedIndex:
 
 
 class RetentionIndex:
-    """Tasks that ended in one batch and are kept equally long share one entry."""
+    """Tasks that ended in one batch with the same retention share one entry."""
 
     def __init__(self, buffer: WriteBuffer) -> None:
         self._buffer = buffer
@@ -79,7 +79,7 @@ class RetentionIndex:
         return found[:limit]
 
     def _still_ended(self, purge_ms: int, pairs: list[tuple[str, str]]) -> list[Task]:
-        """Those that have not been purged, nor come back to life since."""
+        """Returns those that have been neither purged nor replayed since."""
         records = self._buffer.get_many([keys.current_record(tenant, task_id) for tenant, task_id in pairs])
         tasks = [decode_task(decode_current(record).task) for record in records if record is not None]
         return [task for task in tasks if position(task) in _ENDED and task.purge_ms == purge_ms]

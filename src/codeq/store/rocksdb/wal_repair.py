@@ -1,8 +1,8 @@
-"""What a power cut may leave at the end of RocksDB's log, and how it is cut off.
+"""Cuts off the zeros that a power loss may leave at the end of RocksDB's log.
 
 A file system can make the new length of a log durable before its last blocks, which then read as zeros. Nothing
-acknowledged is there: an fsync makes length and blocks durable together. RocksDB forgives a log that is cut
-short, but takes zeros inside a record for damage; without the zeros it is a log that is cut short.
+acknowledged is there: an fsync makes length and blocks durable together. RocksDB accepts a log that is cut short, but
+treats zeros inside a record as damage; without the zeros it is a log that is cut short.
 """
 
 import os
@@ -17,20 +17,20 @@ _PIECE = 64 * 1024
 
 @contextmanager
 def without_zeros(database: Path) -> Iterator[bool]:
-    """Try with the zeros cut off the end of the newest log; whatever fails then finds the log put back as it was.
+    """Cuts the zeros off the end of the newest log; restores the log if the block raises.
 
-    Gives False, and changes nothing, where there are no zeros. A log that was cut is kept beside the one that is used.
+    Yields False, and changes nothing, where there are no zeros. A copy of the log before the cut stays beside it.
     """
     logs = sorted(database.glob("*.log"))
     newest = logs[-1] if logs else None
     length = newest.stat().st_size if newest else 0
-    kept = _without_zeros(newest, length) if newest else 0
-    if newest is None or kept == length:
+    without_zeros_length = _without_zeros(newest, length) if newest else 0
+    if newest is None or without_zeros_length == length:
         yield False
         return
     copy = next(c for n in count() if not (c := newest.with_name(f"{newest.name}-before-cut-{n}")).exists())
     shutil.copyfile(newest, copy)
-    _truncate(newest, kept)
+    _truncate(newest, without_zeros_length)
     try:
         yield True
     except BaseException:

@@ -1,4 +1,4 @@
-"""What was decided and is not yet written: one atomic batch shared by all calls that wait for the same fsync."""
+"""Changes that are decided and not yet written: one atomic batch shared by all calls that wait for the same fsync."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,12 +11,12 @@ from codeq.store.rocksdb.database import Database, batch
 
 
 class WriteBuffer:
-    """Reads by key see what is written here at once; scans write it out first."""
+    """Reads by key see its content at once; scans write it to RocksDB first."""
 
     def __init__(self, database: Database, next_version: int) -> None:
         self.next_version = next_version
         self.writes = 0
-        """How many batches RocksDB was given. A flush covers those given before it began."""
+        """How many batches were written to RocksDB. A flush covers those written before it began."""
         self._database = database
         self._batch = batch()
         self._recent: dict[bytes, bytes | None] = {}
@@ -25,7 +25,7 @@ class WriteBuffer:
         self.on_failure: Callable[[StoreError], None] = lambda _: None
 
     def before_write(self, prepare: Callable[[], None]) -> None:
-        """Call `prepare` before each write, to add what is kept per batch rather than per change."""
+        """Calls `prepare` before each write, to add what is stored per batch rather than per change."""
         self._before_write.append(prepare)
 
     @property
@@ -33,7 +33,7 @@ class WriteBuffer:
         return bool(self._recent)
 
     def event(self, task: Task) -> bytes:
-        """Number the task's move, and answer the task's bytes."""
+        """Numbers the task's move, and returns the encoded task."""
         version = self.next_version
         self.next_version = version + 1
         data = stamp(task, version)
@@ -79,7 +79,7 @@ class WriteBuffer:
         return self._database.last(start, end)
 
     def write(self) -> None:
-        """Hand everything to RocksDB in one atomic batch. Visible to scans and safe from a killed process after it."""
+        """Writes everything to RocksDB in one atomic batch: visible to scans, and safe from a killed process."""
         if not self._recent:
             return
         for prepare in self._before_write:
@@ -90,7 +90,7 @@ class WriteBuffer:
         try:
             self._database.write(self._batch)
         except StoreError as fault:
-            self.on_failure(fault)  # whoever wrote: a verb that waits for it, or a scan
+            self.on_failure(fault)  # whether a verb wrote that waits for it, or a scan
             raise
         self.writes += 1
         self._batch = batch()

@@ -30,7 +30,7 @@ from codeq.wire import paths
 from codeq.wire.errors import Unauthenticated
 
 
-class Everyone:
+class AcceptAll:
     """Takes every token as `<tenant>` or `<tenant>/<name>`, but `nobody`."""
 
     is_ready = True
@@ -47,7 +47,7 @@ class Everyone:
         return Claims(subject=token, scopes=scopes, event_types=("*",), raw={"tid": token.partition("/")[0]})
 
 
-class Inside:
+class InProcessServer:
     """A server on a port of its own. `failures` counts how often it was told that its store has failed."""
 
     def __init__(self, folder: Path, *, tracing: Tracing | None = None, limiter: RateLimiter | None = None) -> None:
@@ -66,7 +66,7 @@ class Inside:
         self.state = AppState(
             core=make_core(self.store, waiters, Settings().policy(), randomness=random.Random()),
             settings=Settings(),
-            authenticator=Authenticator(Everyone(), Everyone(), producers_may_work=False),
+            authenticator=Authenticator(AcceptAll(), AcceptAll(), producers_may_work=False),
             limiter=limiter or RateLimiter({}, {}),
             metrics=metrics,
             tracing=tracing or Tracing(),
