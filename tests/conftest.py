@@ -1,5 +1,9 @@
-"""How the tests are shared out when several processes run them (`pytest -n 2`): by file, so that each sets up once."""
+"""How the tests are shared out when several processes run them (`pytest -n 2`): by file, so that each sets up once.
 
+And what holds for all of them, wherever they were started from.
+"""
+
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,15 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         if folder == "server" and name.startswith(("test_auth", "test_endpoints")):
             return "endpoints"  # the last of them looks back at the others
         return file
+
+
+def pytest_configure() -> None:
+    """Ctrl-C reaches what the tests start, also where it does not reach the tests: after `nohup`, or behind `&`.
+
+    A process hands on that it ignores a signal. Handled here, the signal has its usual effect in every process started.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:

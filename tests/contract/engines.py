@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -29,7 +29,7 @@ class FakeClock:
 
 class Open(Protocol):
     def __call__(
-        self, path: Path, *, clock: Clock, shards: int | None, fsync: bool, grace_ms: int, listener: Listener
+        self, path: Path, *, clock: Clock, shards: int | None, fsync: bool, grace_ms: int, listeners: Sequence[Listener]
     ) -> Store: ...
 
 
@@ -59,9 +59,11 @@ class Engine:
     crash: Callable[[Path, Path], None] = copy_files
 
     def open(
-        self, path: Path, clock: FakeClock, listener: Listener, *, fsync: bool = False, grace_ms: int = RESTART_GRACE_MS
+        self, path: Path, clock: FakeClock, *listeners: Listener, fsync: bool = False, grace_ms: int = RESTART_GRACE_MS
     ) -> Store:
-        return self.open_store(path, clock=clock, shards=self.shards, fsync=fsync, grace_ms=grace_ms, listener=listener)
+        return self.open_store(
+            path, clock=clock, shards=self.shards, fsync=fsync, grace_ms=grace_ms, listeners=listeners
+        )
 
 
 ENGINES = {engine.name: engine for engine in (Engine("rocksdb", 1), Engine("rocksdb-3-shards", 3))}

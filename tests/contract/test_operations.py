@@ -1,12 +1,12 @@
 """Operators cancel, replay and purge: one task, or all that match."""
 
 import pytest
-from tests.contract.world import BACKOFF_MS, KEEP_MS, TENANT, World, ids
+from tests.contract.world import BACKOFF_MS, KEEP_MS, TENANT, World, ids, replay_each
 
 from codeq.domain.errors import AlreadyFinal, CodeqError, NotDead, NotFinal, NotFound
 from codeq.domain.requests import Filter
 from codeq.domain.task import Move, Status, Task
-from codeq.usecases import operate
+from codeq.usecases import cancel, purge, replay
 
 
 async def test_a_pending_task_is_cancelled_at_once(world: World) -> None:
@@ -48,7 +48,7 @@ async def test_an_ended_task_cannot_be_cancelled(world: World) -> None:
 
 async def test_the_same_id_twice_in_one_call_is_cancelled_once(world: World) -> None:
     task = await world.enqueue()
-    first, second = await operate.cancel(world.core, TENANT, [task.id, task.id])
+    first, second = await cancel.cancel(world.core, TENANT, [task.id, task.id])
     assert isinstance(first, Task)
     assert isinstance(second, AlreadyFinal)
 
@@ -120,7 +120,7 @@ async def test_a_purged_dead_task_leaves_the_dead_letter_queue(world: World) -> 
 
 async def test_all_dead_tasks_that_match_are_replayed(world: World) -> None:
     dead = [await world.dead(command) for command in ("a", "a", "b", "a")]
-    swept = await operate.replay_matching(world.core, TENANT, Filter(command="a"), limit=100)
+    swept = await replay.replay_matching(world.core, TENANT, Filter(command="a"), limit=100)
     assert (swept.matched, swept.changed) == (3, 3)
     assert sorted(swept.ids) == sorted(task.id for task in dead if task.command == "a")
     assert await world.counts("a") == (3, 0, 0, 0)
@@ -130,7 +130,7 @@ async def test_all_dead_tasks_that_match_are_replayed(world: World) -> None:
 async def test_a_dry_run_counts_and_changes_nothing(world: World) -> None:
     for _ in range(3):
         await world.dead()
-    for sweep in (operate.replay_matching, operate.purge_matching):
+    for sweep in (replay.replay_matching, purge.purge_matching):
         swept = await sweep(world.core, TENANT, Filter(), limit=100, dry_run=True)
         assert (swept.matched, swept.changed) == (3, 0)
     assert await world.counts() == (0, 0, 0, 3)
@@ -139,8 +139,8 @@ async def test_a_dry_run_counts_and_changes_nothing(world: World) -> None:
 async def test_no_more_than_the_limit_is_replayed_or_purged(world: World) -> None:
     for _ in range(7):
         await world.dead()
-    assert (await operate.replay_matching(world.core, TENANT, Filter(), limit=3)).changed == 3
-    assert (await operate.purge_matching(world.core, TENANT, Filter(), limit=2)).changed == 2
+    assert (await replay.replay_matching(world.core, TENANT, Filter(), limit=3)).changed == 3
+    assert (await purge.purge_matching(world.core, TENANT, Filter(), limit=2)).changed == 2
     assert await world.counts() == (3, 0, 0, 2)
 
 
@@ -148,12 +148,12 @@ async def test_dead_tasks_are_chosen_by_error_too(world: World) -> None:
     await world.enqueue_many(4, max_attempts=1)
     for number, task in enumerate(await world.claim(limit=4)):
         await world.nack(task, "odd one" if number % 2 else "even one")
-    swept = await operate.purge_matching(world.core, TENANT, Filter(error="odd"), limit=100)
+    swept = await purge.purge_matching(world.core, TENANT, Filter(error="odd"), limit=100)
     assert swept.changed == 2
     assert {task.last_error for task in await world.find_all()} == {"even one"}
 
 
 async def test_a_batch_of_operations_answers_each_on_its_own(world: World) -> None:
     dead, pending = await world.dead(), await world.enqueue(delay_ms=BACKOFF_MS)
-    answers = await operate.replay(world.core, TENANT, [pending.id, dead.id, "nonsense"])
+    answers = await replay_each(world.core, TENANT, [pending.id, dead.id, "nonsense"])
     assert [isinstance(answer, CodeqError) for answer in answers] == [True, False, True]

@@ -12,9 +12,8 @@ from tests.contract.world import KEEP_MS, LEASE_MS, TENANT, World, Worlds, by_sh
 from codeq.domain.errors import InvalidRequest, StoreClosed, StoreLocked, StoreMismatch
 from codeq.domain.limits import RESTART_GRACE_MS
 from codeq.domain.queue import Index
-from codeq.domain.requests import Filter
+from codeq.domain.requests import Filter, Record
 from codeq.domain.task import Status, Task
-from codeq.store.interface import Record
 from codeq.usecases.waiters import Waiters
 
 Everything = tuple[list[Record | None], object, object, object]
@@ -207,7 +206,7 @@ async def test_another_number_of_shards_is_refused(world: World, engine: Engine,
 async def test_the_number_of_shards_need_not_be_said_again(world: World, engine: Engine, clock: FakeClock) -> None:
     await world.close()
     store = engine.open_store(
-        world.path, clock=clock, shards=None, fsync=False, grace_ms=RESTART_GRACE_MS, listener=Waiters()
+        world.path, clock=clock, shards=None, fsync=False, grace_ms=RESTART_GRACE_MS, listeners=[Waiters()]
     )
     assert store.shards == engine.shards
     await store.close()

@@ -10,7 +10,7 @@ from codeq.domain.errors import CodeqError, NotFound
 from codeq.domain.queue import QueueKey
 from codeq.domain.requests import Filter
 from codeq.domain.task import Status, Task
-from codeq.usecases import operate
+from codeq.usecases import cancel, purge, replay
 
 Verb = Callable[[World, Task], Awaitable[object]]
 
@@ -87,7 +87,7 @@ async def test_load_and_read_answer_nothing_for_another_tenant(world: World) -> 
 async def test_a_batch_with_foreign_ids_moves_only_its_own(world: World) -> None:
     mine = await world.enqueue()
     theirs = await world.enqueue(tenant="other")
-    answers = await operate.cancel(world.core, TENANT, [theirs.id, mine.id, "nonsense"])
+    answers = await cancel.cancel(world.core, TENANT, [theirs.id, mine.id, "nonsense"])
     assert [isinstance(answer, CodeqError) for answer in answers] == [True, False, True]
     assert (await world.load(theirs)).status is Status.PENDING
     assert (await world.load(mine)).status is Status.CANCELLED
@@ -113,7 +113,7 @@ async def test_a_claim_never_crosses_tenants_even_with_names_that_begin_alike(wo
 
 async def test_replay_and_purge_of_all_dead_tasks_stay_inside_the_tenant(world: World) -> None:
     dead = await world.dead()
-    for sweep in (operate.replay_matching, operate.purge_matching):
+    for sweep in (replay.replay_matching, purge.purge_matching):
         swept = await sweep(world.core, "other", Filter(), limit=100)
         assert (swept.matched, swept.changed) == (0, 0)
     assert (await world.load(dead)).is_dead

@@ -13,7 +13,7 @@ from codeq.domain.limits import WINDOW_TASKS_MAX
 from codeq.domain.requests import Filter
 from codeq.domain.task import Status, Task
 from codeq.store.rocksdb import pending
-from codeq.usecases import operate
+from codeq.usecases import cancel
 
 
 @pytest.fixture(params=[(1, 1, 0), (2, 3, 8), (4, 9, 1 << 20), (3, 1000, 0)], ids=str)
@@ -155,7 +155,7 @@ class Mixture:
         if lines:
             line = self.dice.choice(lines)
             gone = line.pop(self.dice.randrange(len(line)))
-            await operate.cancel(self.world.core, TENANT, [gone])
+            await cancel.cancel(self.world.core, TENANT, [gone])
 
     async def look(self) -> None:
         await self.world.store.counts(TENANT, ages=True)

@@ -1,5 +1,6 @@
 """One open store with its clock and core, and the verbs of the use cases in the short form that tests read well in."""
 
+import random
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,20 +8,21 @@ from typing import Any, TypeVar
 
 from tests.contract.engines import Engine, FakeClock
 
+from codeq.domain import lifecycle
 from codeq.domain.backoff import Backoff, BackoffKind
 from codeq.domain.errors import CodeqError
 from codeq.domain.ids import shard_of
 from codeq.domain.limits import RESTART_GRACE_MS
 from codeq.domain.queue import QueueCounts, QueueKey, QueuePolicy
-from codeq.domain.requests import Claim, Filter, NewTask, Outcome
+from codeq.domain.requests import Claim, Filter, NewTask, Outcome, Record
 from codeq.domain.task import Holder, Status, Task
-from codeq.embedded import AsyncQueue, make_core
-from codeq.store.interface import Record, Store
+from codeq.embedded import AsyncQueue
+from codeq.store.interface import Store
+from codeq.usecases import abandon, cancel, enqueue, heartbeat, nack, queries, submit, sweep
 from codeq.usecases import claim as claiming
-from codeq.usecases import enqueue as prepare_enqueue
-from codeq.usecases import heartbeat, nack, operate, queries, submit, sweep
-from codeq.usecases.core import Core
+from codeq.usecases.core import Core, durable, make_core
 from codeq.usecases.enqueue import Enqueued
+from codeq.usecases.moves import move_each
 from codeq.usecases.submit import Submitted
 from codeq.usecases.waiters import Waiters
 
@@ -42,6 +44,20 @@ DEFAULTS = QueuePolicy(
 )
 
 
+@durable
+async def replay_each(core: Core, tenant: str, ids: Sequence[str]) -> list[Task | CodeqError]:
+    """As `replay.replay`, with the task itself for an answer."""
+    now_ms = core.now_ms()
+    return await move_each(core, tenant, ids, lambda _, task: lifecycle.replay(task, now_ms))
+
+
+@durable
+async def purge_each(core: Core, tenant: str, ids: Sequence[str]) -> list[Task | CodeqError]:
+    """Deletes ended tasks, dead or not, whatever their retention."""
+    now_ms = core.now_ms()
+    return await move_each(core, tenant, ids, lambda _, task: lifecycle.purge(task, now_ms))
+
+
 class World:
     """Nothing moves by itself here: time and sweeps are the test's."""
 
@@ -61,7 +77,7 @@ class World:
     def open(self, *, grace_ms: int = RESTART_GRACE_MS) -> "World":
         waiters = Waiters()
         self.store = self.engine.open(self.path, self.clock, waiters, fsync=self.fsync, grace_ms=grace_ms)
-        self.core = make_core(self.store, waiters, self.defaults)
+        self.core = make_core(self.store, waiters, self.defaults, randomness=random.Random())
         self.is_open = True
         return self
 
@@ -81,7 +97,7 @@ class World:
         return accepted(answer).task
 
     async def enqueue_all(self, orders: Sequence[NewTask], *, tenant: str = TENANT) -> list[Enqueued | CodeqError]:
-        return await prepare_enqueue.enqueue(self.core, tenant, orders)
+        return await enqueue.enqueue(self.core, tenant, orders)
 
     async def enqueue_many(
         self, number: int, command: str = "work", *, tenant: str = TENANT, **options: Any
@@ -138,20 +154,20 @@ class World:
         return await nack.nack(self.core, task.tenant, task.id, holder_of(task), delay_ms=delay_ms, reason=reason)
 
     async def abandon(self, task: Task) -> Task:
-        return await nack.abandon(self.core, task.tenant, task.id, holder_of(task))
+        return await abandon.abandon(self.core, task.tenant, task.id, holder_of(task))
 
     # -- operators -----------------------------------------------------------------------------------------------
 
     async def cancel(self, task: Task) -> Task:
-        [answer] = await operate.cancel(self.core, task.tenant, [task.id])
+        [answer] = await cancel.cancel(self.core, task.tenant, [task.id])
         return accepted(answer)
 
     async def replay(self, task: Task) -> Task:
-        [answer] = await operate.replay(self.core, task.tenant, [task.id])
+        [answer] = await replay_each(self.core, task.tenant, [task.id])
         return accepted(answer)
 
     async def purge(self, task: Task) -> Task:
-        [answer] = await operate.purge(self.core, task.tenant, [task.id])
+        [answer] = await purge_each(self.core, task.tenant, [task.id])
         return accepted(answer)
 
     async def kill(self, task: Task) -> Task:

@@ -6,6 +6,7 @@
 
 import asyncio
 import os
+import random
 import shutil
 import signal
 import tempfile
@@ -18,17 +19,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.contract.engines import ENGINES, FakeClock
+from tests.contract.world import purge_each, replay_each
 from tests.lockstep.model import COMMANDS, DEFAULTS, LEASE_MS, LIMITED, NOW, Failure, Model, ModelTask, policy_of
 
 from codeq.domain.errors import CodeqError, IdempotencyMismatch
 from codeq.domain.queue import Index, QueueKey
 from codeq.domain.requests import Claim, Filter, NewTask, Outcome
 from codeq.domain.task import Holder, Move, Status, Task
-from codeq.embedded import make_core
 from codeq.store.rocksdb import pending
+from codeq.usecases import abandon, cancel, enqueue, heartbeat, nack, purge, queries, replay, submit, sweep
 from codeq.usecases import claim as claiming
-from codeq.usecases import enqueue as prepare_enqueue
-from codeq.usecases import heartbeat, nack, operate, queries, submit, sweep
+from codeq.usecases.core import make_core
 from codeq.usecases.enqueue import Enqueued
 from codeq.usecases.submit import Submitted
 from codeq.usecases.waiters import Waiters
@@ -105,7 +106,7 @@ class Lockstep(RuleBasedStateMachine):
     def open(self) -> None:
         waiters = Waiters()
         self.store = self.engine.open(self.path, self.clock, waiters, grace_ms=GRACE_MS)
-        self.core = make_core(self.store, waiters, DEFAULTS)
+        self.core = make_core(self.store, waiters, DEFAULTS, randomness=random.Random())
 
     def run(self, call: Coroutine[Any, Any, Answer]) -> Answer:
         signal.alarm(CALL_S_MAX)
@@ -135,7 +136,7 @@ class Lockstep(RuleBasedStateMachine):
 
     def enqueue_batch(self, tenant: str, batch: list[NewTask]) -> None:
         now_ms = self.clock.now_ms
-        answers = self.run(prepare_enqueue.enqueue(self.core, tenant, batch))
+        answers = self.run(enqueue.enqueue(self.core, tenant, batch))
         assert len(answers) == len(batch)
         new: Moved = []
         for order, answer in zip(batch, answers, strict=True):
@@ -285,7 +286,7 @@ class Lockstep(RuleBasedStateMachine):
             case "nack" | "nack at once" | "nack soon":
                 return await nack.nack(self.core, tenant, task_id, holder, delay_ms=NACKS[verb])
             case "abandon":
-                return await nack.abandon(self.core, tenant, task_id, holder)
+                return await abandon.abandon(self.core, tenant, task_id, holder)
         status = Status.COMPLETED if verb == "complete" else Status.FAILED
         error = None if verb == "complete" else "broken"
         outcome = Outcome(task_id=task_id, holder=holder, status=status, result=result, error=error)
@@ -316,17 +317,17 @@ class Lockstep(RuleBasedStateMachine):
         task = self.some((fitting if number % 5 else []) or list(self.model.tasks.values()), number)
         match move:
             case Move.CANCEL:
-                self.operator_call(task, move, operate.cancel, self.model.cancel(task, self.clock.now_ms))
+                self.operator_call(task, move, cancel.cancel, self.model.cancel(task, self.clock.now_ms))
             case Move.REPLAY:
-                self.operator_call(task, move, operate.replay, self.model.replay(task))
+                self.operator_call(task, move, replay_each, self.model.replay(task))
             case _:
-                self.operator_call(task, move, operate.purge, self.model.purge(task))
+                self.operator_call(task, move, purge_each, self.model.purge(task))
 
     @precondition(lambda self: self.model.at(Index.DEAD))
     @rule(tenant=tenants, command=st.one_of(st.none(), commands), again=st.booleans())
     def replay_or_purge_all_dead(self, tenant: str, command: str | None, *, again: bool) -> None:
         dead = [t for t in self.model.at(Index.DEAD) if t.tenant == tenant and command in (None, t.command)]
-        call = operate.replay_matching if again else operate.purge_matching
+        call = replay.replay_matching if again else purge.purge_matching
         swept = self.run(call(self.core, tenant, Filter(command=command), limit=1000))
         assert (swept.matched, swept.changed) == (len(dead), len(dead))
         for task in dead:

@@ -14,7 +14,7 @@ import codeq
 from codeq.domain.errors import CodeqError
 from codeq.domain.requests import Claim, NewTask, Outcome
 from codeq.domain.task import Holder, Status, Task
-from codeq.usecases import nack, operate, submit, sweep
+from codeq.usecases import abandon, cancel, nack, submit, sweep
 from codeq.usecases.claim import claim
 from codeq.usecases.core import Core
 from codeq.wire import events as wire
@@ -106,7 +106,7 @@ class _Actor:
         elif roll < 0.94:
             await self.end()
         elif roll < 0.97 and self.known:
-            await operate.cancel(self.core, self.tenant, [self.dice.choice(self.known)])
+            await cancel.cancel(self.core, self.tenant, [self.dice.choice(self.known)])
         else:
             await codeq.AsyncQueue(self.core, self.tenant, None).replay_dead(limit=2)
 
@@ -143,7 +143,7 @@ class _Actor:
                     delay_ms = dice.choice((None, None, 0, 1500))
                     await nack.nack(core, tenant, task.id, holder, delay_ms=delay_ms, reason=why)
                 elif roll < 0.9:
-                    await nack.abandon(core, tenant, task.id, holder)
+                    await abandon.abandon(core, tenant, task.id, holder)
             except CodeqError:
                 pass  # its lease expired or it was cancelled; the jobs of all other rolls are left to expire
 

@@ -10,7 +10,7 @@ from tests.pipeline.cluster import environment_in, start_driver
 from tests.pipeline.event_log import log_of
 from tests.server.running import Caller, Tenant, run_codeq
 
-from codeq.cli.errors import Code
+from codeq.cli.errors import ExitCode
 from codeq.server.dev import ALL_SCOPES
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.cluster]
@@ -39,5 +39,5 @@ def test_everything_works_through_spark_connect(
 
 def test_the_command_line_says_why_it_does_not_use_spark_connect() -> None:
     run = run_codeq("pipeline", "run", "--master", "sc://127.0.0.1", env={"CODEQ_TOKEN": "any"})
-    assert run.returncode == Code.USAGE
+    assert run.returncode == ExitCode.USAGE
     assert "token" in run.stderr

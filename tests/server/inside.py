@@ -1,6 +1,7 @@
 """The service inside the test's own process: what several callers send can be made to arrive in the same turn."""
 
 import asyncio
+import random
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -11,7 +12,6 @@ from typing import Any
 import msgspec
 from tests.server.connections import Answer, Answers
 
-from codeq.embedded import make_core
 from codeq.server.app import App
 from codeq.server.auth.claims import Claims
 from codeq.server.auth.principal import Authenticator
@@ -24,6 +24,7 @@ from codeq.server.settings import Settings
 from codeq.server.state import AppState
 from codeq.server.tracing import Tracing
 from codeq.store.data_dir import open_rocksdb
+from codeq.usecases.core import make_core
 from codeq.usecases.waiters import Waiters
 from codeq.wire import paths
 from codeq.wire.errors import Unauthenticated
@@ -51,26 +52,26 @@ class Inside:
 
     def __init__(self, folder: Path, *, tracing: Tracing | None = None, limiter: RateLimiter | None = None) -> None:
         waiters = Waiters()
-        metrics = Metrics(waiters)
+        metrics = Metrics()
         self.store = open_rocksdb(
             folder / "data",
             clock=lambda: time.time_ns() // 1_000_000,
             shards=1,
             fsync=False,
             grace_ms=0,
-            listener=metrics,
+            listeners=[waiters, metrics],
         )
         self.failures = 0
         self.tasks: set[asyncio.Task[None]] = set()
-        self.parts = AppState(
-            core=make_core(self.store, waiters, Settings().policy()),
+        self.state = AppState(
+            core=make_core(self.store, waiters, Settings().policy(), randomness=random.Random()),
             settings=Settings(),
             authenticator=Authenticator(Everyone(), Everyone(), producers_may_work=False),
             limiter=limiter or RateLimiter({}, {}),
             metrics=metrics,
             tracing=tracing or Tracing(),
         )
-        app = App(self.parts, ROUTES, tasks=self.tasks, on_failure=self._failed)
+        app = App(self.state, ROUTES, tasks=self.tasks, on_failure=self._failed)
         self._serving = Serving(app.begin, Settings().http, ResponseHeads(list), set())
         self._callers: list[Caller] = []
         self._address: Any = None

@@ -102,7 +102,7 @@ def test_only_a_few_of_the_requests_sent_ahead_are_in_memory_at_once(tmp_path: P
             await asyncio.to_thread(client.socket.sendall, look() * 2000)
             await asyncio.sleep(0.1)
             assert 1 < sum(isinstance(thing, HttpRequest) for thing in gc.get_objects()) < 500
-            inside.parts.core.waiters.end_waits()
+            inside.state.core.waiters.end_waits()
             assert (await client.answer()).status == 204
             assert {(await client.answer()).status for _ in range(2000)} == {200}
 

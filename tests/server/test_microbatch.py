@@ -37,7 +37,7 @@ def tell(tmp_path: Path) -> Callable[..., None]:
 def settle_by(wait: Callable[[], Awaitable[object]], inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have this store settle when the wait is over. Others in the process, with loops of their own, go on as ever."""
     mine, settle = inside.store, type(inside.store).flush
-    monkeypatch.setattr(type(mine), "settle", lambda store: wait() if store is mine else settle(store))
+    monkeypatch.setattr(type(mine), "flush", lambda store: wait() if store is mine else settle(store))
 
 
 def watch(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
@@ -318,7 +318,7 @@ def test_a_batch_that_is_cancelled_at_the_end_of_the_server_answers_nobody(
             task.cancel()
         with pytest.raises((AssertionError, ConnectionError)):
             await caller.answer()
-        monkeypatch.setattr(type(inside.store), "settle", settle)
+        monkeypatch.setattr(type(inside.store), "flush", settle)
 
     tell(story)
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,6 @@ from tests.server.running import Caller, Server, Tenant, answered, at, eventuall
 
 from codeq.domain.errors import StoreBusy
 from codeq.domain.queue import QueueCounts, QueueKey
-from codeq.embedded import make_core
 from codeq.server.app import App
 from codeq.server.auth.claims import make_validator
 from codeq.server.auth.principal import Authenticator
@@ -34,6 +34,7 @@ from codeq.server.settings import Settings
 from codeq.server.state import AppState
 from codeq.server.tracing import Tracing
 from codeq.store.data_dir import open_rocksdb
+from codeq.usecases.core import make_core
 from codeq.usecases.waiters import Waiters
 from codeq.wire import paths
 
@@ -179,12 +180,7 @@ def test_a_refusal_by_the_rate_limit_is_counted_and_says_when_to_come_back(talka
 
 
 def test_queues_past_the_bound_are_counted_together() -> None:
-    class Nobody:
-        def ready(self, queue: QueueKey, tasks: int) -> None: ...
-
-        def moved(self, tasks: Any) -> None: ...
-
-    metrics = Metrics(Nobody())
+    metrics = Metrics()
     counts = {QueueKey("t", f"c{n}"): QueueCounts(pending=1) for n in range(QUEUES_MAX + 50)}
     text = metrics.render(counts, 0).decode()
     depths = [line for line in text.splitlines() if line.startswith("codeq_queue_depth{") and 'queue="ready"' in line]
@@ -331,21 +327,26 @@ class Traced:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         waiters = Waiters()
-        metrics = Metrics(waiters)
+        metrics = Metrics()
         store = open_rocksdb(
-            data, clock=lambda: time.time_ns() // 1_000_000, shards=1, fsync=False, grace_ms=0, listener=metrics
+            data,
+            clock=lambda: time.time_ns() // 1_000_000,
+            shards=1,
+            fsync=False,
+            grace_ms=0,
+            listeners=[waiters, metrics],
         )
         fixed = auth_config(data)["providers"][0]
         everyone = make_validator(fixed["type"], fixed["config"])
-        self.parts = AppState(
-            core=make_core(store, waiters, Settings().policy()),
+        self.state = AppState(
+            core=make_core(store, waiters, Settings().policy(), randomness=random.Random()),
             settings=Settings(),
             authenticator=Authenticator(everyone, everyone, producers_may_work=False),
             limiter=RateLimiter({}, {}),
             metrics=metrics,
             tracing=Tracing(provider.get_tracer("codeq"), provider),
         )
-        app = App(self.parts, ROUTES, tasks=set(), on_failure=lambda: None)
+        app = App(self.state, ROUTES, tasks=set(), on_failure=lambda: None)
         self.serving = Serving(app.begin, Settings().http, ResponseHeads(list), set())
 
     def run(self, scenario: Callable[[httpx.AsyncClient], Any]) -> dict[str, ReadableSpan]:
@@ -359,7 +360,7 @@ class Traced:
                 try:
                     await scenario(client)
                 finally:
-                    await self.parts.core.store.close()
+                    await self.state.core.store.close()
 
         asyncio.run(running())
         return {span.name: span for span in self.exporter.get_finished_spans()}
@@ -461,7 +462,7 @@ def test_a_fault_of_the_server_makes_its_span_an_error(traced: Traced, monkeypat
         async def broken(*_: Any, **__: Any) -> Any:
             raise StoreBusy("/secret/path is busy")
 
-        monkeypatch.setattr(type(traced.parts.core.store), "read", broken)
+        monkeypatch.setattr(type(traced.state.core.store), "get_records", broken)
         answer = await client.get(at(paths.TASK, "unknown"))
         problem = refused(answer, 503, "busy")
         assert "/secret" not in answer.text
@@ -476,7 +477,7 @@ def test_an_unforeseen_fault_says_nothing_but_its_request_id(traced: Traced, mon
         async def broken(*_: Any, **__: Any) -> Any:
             raise RuntimeError("canary in a library's words")
 
-        monkeypatch.setattr(type(traced.parts.core.store), "read", broken)
+        monkeypatch.setattr(type(traced.state.core.store), "get_records", broken)
         for accept in ("*/*", "text/html", "application/msgpack"):
             answer = await client.get(at(paths.TASK, "unknown"), headers={"Accept": accept})
             assert answer.status_code == 500

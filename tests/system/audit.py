@@ -121,7 +121,7 @@ def _read(path: Path, number: int) -> ShardKeys:
 
 
 def _leased(shard: ShardKeys) -> dict[str, Task]:
-    """The newest hand-out of each task."""
+    """The newest claim batch of each task."""
     newest: dict[str, Task] = {}
     for value in shard.of[b"h/"].values():
         for task in codec.decode_tasks(value):
@@ -268,18 +268,18 @@ def _leases(shard: ShardKeys) -> Iterator[str]:
         tasks = codec.decode_tasks(value)
         number = int.from_bytes(key, "big")
         if not tasks or tasks[0].version != number:
-            yield f"hand-out {number} does not begin with its own number"
+            yield f"claim batch {number} does not begin with its own number"
         live = [task for task in tasks if _is_live(shard, task)]
         if not live:
-            yield f"hand-out {number} is kept although none of its tasks is leased under it"
+            yield f"claim batch {number} is kept although none of its tasks is leased under it"
         for task in live:
             holding[task.id].append(number)
     for task_id, stored in shard.tasks.items():
         held = holding.get(task_id, [])
         if len(held) > 1:
-            yield f"task {task_id} is in the hand-outs {held}"
+            yield f"task {task_id} is in the claim batchs {held}"
         if lifecycle.position(stored.task) is Index.IN_PROGRESS and not held:
-            yield f"task {task_id} is in progress and in no hand-out"
+            yield f"task {task_id} is in progress and in no claim batch"
 
 
 def _is_live(shard: ShardKeys, claimed: Task) -> bool:

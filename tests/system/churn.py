@@ -21,7 +21,7 @@ from codeq.domain.errors import CodeqError, StoreError, StoreFull
 from codeq.domain.requests import Claim, Delivery, Outcome
 from codeq.domain.task import Holder
 from codeq.store.interface import ClaimRequest
-from codeq.usecases import nack, queries
+from codeq.usecases import abandon, nack, queries
 from codeq.usecases.claim import claim
 from codeq.usecases.heartbeat import heartbeat
 from codeq.usecases.submit import submit
@@ -129,7 +129,7 @@ class Actor:
             delay_ms = dice.choice((None, 0, 50))
             acknowledge("nack", await nack.nack(core, TENANT, task.id, holder, delay_ms=delay_ms, reason="no"))
         elif fate < 0.75:
-            acknowledge("abandon", await nack.abandon(core, TENANT, task.id, holder))
+            acknowledge("abandon", await abandon.abandon(core, TENANT, task.id, holder))
         elif fate < 0.8:
             await self.submit([task], codeq.Status.FAILED)
         elif fate < 0.85:

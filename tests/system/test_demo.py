@@ -100,7 +100,7 @@ def test_a_demo_that_is_stopped_leaves_no_process(number: signal.Signals, tmp_pa
         for line in demo.stdout:
             if "kill -9" in line or (" completed " in line and " completed 0 " not in line):
                 break
-        assert len(ours(tmp_path)) > 10  # itself, a server, five workers with a heart each
+        assert len(ours(tmp_path)) > 10  # itself, a server, five workers, each with a process for heartbeats
         demo.send_signal(number)
         demo.stdout.read()
         code = demo.wait(30)
@@ -116,4 +116,4 @@ def test_a_directory_with_something_in_it_is_not_used(tmp_path: Path) -> None:
         command_line("--keep", str(tmp_path)), env=environment(tmp_path), capture_output=True, text=True, check=False
     )
     assert run.returncode == 1
-    assert "is there already" in run.stderr
+    assert "already exists" in run.stderr

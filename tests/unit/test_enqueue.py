@@ -24,7 +24,7 @@ from codeq.domain.queue import QueueKey, QueuePolicy
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Change, Status, Task
 from codeq.store.interface import Store
-from codeq.usecases import operate
+from codeq.usecases import policies
 from codeq.usecases.core import Core
 from codeq.usecases.enqueue import Enqueued, enqueue
 from codeq.usecases.waiters import Waiters
@@ -163,7 +163,7 @@ def test_a_payload_that_is_text_is_refused_before_it_reaches_the_store() -> None
 )
 def test_a_policy_beyond_the_limits_is_refused_before_it_reaches_the_store(policy: QueuePolicy) -> None:
     with pytest.raises(InvalidRequest):
-        asyncio.run(operate.set_policy(core_of(Taker()), QueueKey("acme", "mail"), policy))
+        asyncio.run(policies.set_policy(core_of(Taker()), QueueKey("acme", "mail"), policy))
 
 
 def test_a_refusal_leaves_the_other_tasks_of_the_batch_alone() -> None:

@@ -57,7 +57,7 @@ def test_timed_keys_sort_by_time_and_then_by_version(
     assert sorted(entries, key=lambda entry: timed(*entry)) == sorted(entries)
 
 
-@pytest.mark.parametrize("numbered", [keys.number, keys.handout, keys.events])
+@pytest.mark.parametrize("numbered", [keys.number, keys.claim_batch, keys.events])
 @settings(max_examples=60, deadline=None)
 @given(a=versions, b=versions)
 def test_numbered_keys_sort_by_number(numbered: Callable[[int], bytes], a: int, b: int) -> None:
@@ -102,7 +102,7 @@ def test_every_kind_of_key_begins_differently() -> None:
     queue = QueueKey("acme", "mail")
     made = [
         keys.FORMAT, keys.body("t", "i"), keys.current_record("t", "i"), keys.idempotency("t", "k"),
-        keys.pending_prefix(queue, 0), keys.delayed(1, 1), keys.handout(1), keys.dead_prefix(queue),
+        keys.pending_prefix(queue, 0), keys.delayed(1, 1), keys.claim_batch(1), keys.dead_prefix(queue),
         keys.ended(1, 1), keys.events(1), keys.counts(queue), keys.policy(queue),
     ]  # fmt: skip
     assert len({key[:2] for key in made}) == len(made)

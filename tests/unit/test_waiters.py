@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -31,12 +31,32 @@ def ended(name: str, status: Status = Status.COMPLETED) -> Task:
     return msgspec.structs.replace(delivery(name).task, status=status)
 
 
-def names(deliveries: list[Delivery]) -> list[str]:
+def names(deliveries: Sequence[Delivery]) -> list[str]:
     return [given.task.id for given in deliveries]
 
 
-class Hall:
-    """A lobby with queues of names behind it, and a record of who asked and what came back."""
+class FakeClaim:
+    """A claim whose steps are given."""
+
+    def __init__(
+        self,
+        queues: Sequence[QueueKey],
+        take: Callable[[], Awaitable[list[Delivery]]],
+        hand_back: Callable[[Sequence[Delivery]], Awaitable[None]],
+    ) -> None:
+        self.queues = queues
+        self._take = take
+        self._hand_back = hand_back
+
+    async def take(self) -> list[Delivery]:
+        return await self._take()
+
+    async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
+        await self._hand_back(deliveries)
+
+
+class Queues:
+    """Waiting claims with queues of names behind them, and a record of who asked and what came back."""
 
     def __init__(self) -> None:
         self.waiters = Waiters()
@@ -60,13 +80,14 @@ class Hall:
                 return [delivery(self.stock[queue].popleft())]
         return []
 
-    async def hand_back(self, unwanted: list[Delivery]) -> None:
+    async def hand_back(self, unwanted: Sequence[Delivery]) -> None:
         self.back += names(unwanted)
 
     async def come(self, who: str, *queues: QueueKey, wait_ms: int = LONG_MS) -> "asyncio.Task[list[Delivery]]":
         """Let someone wait; returns once they stand in line."""
         looks_at = [MAIL, SMS] if ALL_OF_ACME in queues else list(queues)
-        waiting = self.waiters.wait(queues, lambda: self.take(who, looks_at), self.hand_back, wait_ms)
+        claim = FakeClaim(queues, lambda: self.take(who, looks_at), self.hand_back)
+        waiting = self.waiters.wait_for_tasks(claim, wait_ms)
         task = asyncio.create_task(waiting, name=who)
         await turns()
         return task
@@ -88,9 +109,9 @@ def run(story: Coroutine[Any, Any, None]) -> None:
 
 def test_a_waiter_is_given_the_task_that_arrives() -> None:
     async def story() -> None:
-        hall = Hall()
-        ann = await hall.come("ann", MAIL)
-        hall.put(MAIL, "t1")
+        queues = Queues()
+        ann = await queues.come("ann", MAIL)
+        queues.put(MAIL, "t1")
         assert names(await ann) == ["t1"]
 
     run(story())
@@ -98,25 +119,25 @@ def test_a_waiter_is_given_the_task_that_arrives() -> None:
 
 def test_waiters_are_served_first_come_first_served() -> None:
     async def story() -> None:
-        hall = Hall()
-        line = [await hall.come(who, MAIL) for who in ("ann", "bob", "cid")]
-        hall.put(MAIL, "t1", "t2", "t3")
+        queues = Queues()
+        line = [await queues.come(who, MAIL) for who in ("ann", "bob", "cid")]
+        queues.put(MAIL, "t1", "t2", "t3")
         assert [names(await waiter) for waiter in line] == [["t1"], ["t2"], ["t3"]]
-        assert hall.asked == ["ann", "bob", "cid"]
+        assert queues.asked == ["ann", "bob", "cid"]
 
     run(story())
 
 
 def test_one_task_wakes_one_waiter() -> None:
     async def story() -> None:
-        hall = Hall()
-        line = [await hall.come(who, MAIL) for who in ("ann", "bob", "cid", "dan")]
-        hall.put(MAIL, "t1")
+        queues = Queues()
+        line = [await queues.come(who, MAIL) for who in ("ann", "bob", "cid", "dan")]
+        queues.put(MAIL, "t1")
         assert names(await line[0]) == ["t1"]
         await turns()
         assert [waiter.done() for waiter in line] == [True, False, False, False]
-        assert hall.asked == ["ann", "bob"]  # bob finds out that there is no more; nobody behind him is troubled
-        hall.put(MAIL, "t2")
+        assert queues.asked == ["ann", "bob"]  # bob finds out that there is no more; nobody behind him is troubled
+        queues.put(MAIL, "t2")
         assert names(await line[1]) == ["t2"]
         for waiter in line[2:]:
             waiter.cancel()
@@ -126,12 +147,12 @@ def test_one_task_wakes_one_waiter() -> None:
 
 def test_a_task_of_another_queue_wakes_nobody() -> None:
     async def story() -> None:
-        hall = Hall()
-        ann = await hall.come("ann", MAIL)
-        hall.put(SMS, "t1")
-        hall.waiters.ready(QueueKey("other", "mail"), 1)
+        queues = Queues()
+        ann = await queues.come("ann", MAIL)
+        queues.put(SMS, "t1")
+        queues.waiters.ready(QueueKey("other", "mail"), 1)
         await turns()
-        assert (hall.asked, ann.done()) == ([], False)
+        assert (queues.asked, ann.done()) == ([], False)
         ann.cancel()
 
     run(story())
@@ -139,14 +160,14 @@ def test_a_task_of_another_queue_wakes_nobody() -> None:
 
 def test_one_who_waits_for_several_queues_is_served_by_the_first_that_has_a_task() -> None:
     async def story() -> None:
-        hall = Hall()
-        ann = await hall.come("ann", MAIL, SMS)
-        hall.put(SMS, "t1")
+        queues = Queues()
+        ann = await queues.come("ann", MAIL, SMS)
+        queues.put(SMS, "t1")
         assert names(await ann) == ["t1"]
-        hall.put(MAIL, "t2")
+        queues.put(MAIL, "t2")
         await turns()
-        assert hall.asked == ["ann"]
-        assert list(hall.stock[MAIL]) == ["t2"]
+        assert queues.asked == ["ann"]
+        assert list(queues.stock[MAIL]) == ["t2"]
 
     run(story())
 
@@ -154,11 +175,11 @@ def test_one_who_waits_for_several_queues_is_served_by_the_first_that_has_a_task
 @pytest.mark.parametrize("order", [(ALL_OF_ACME, MAIL), (MAIL, ALL_OF_ACME)])
 def test_one_who_waits_for_every_queue_stands_in_the_same_line(order: tuple[QueueKey, QueueKey]) -> None:
     async def story() -> None:
-        hall = Hall()
-        line = [await hall.come(who, queue) for who, queue in zip(("ann", "bob"), order, strict=True)]
-        hall.put(MAIL, "t1")
+        queues = Queues()
+        line = [await queues.come(who, queue) for who, queue in zip(("ann", "bob"), order, strict=True)]
+        queues.put(MAIL, "t1")
         assert names(await line[0]) == ["t1"]
-        hall.put(MAIL, "t2")
+        queues.put(MAIL, "t2")
         assert names(await line[1]) == ["t2"]
 
     run(story())
@@ -166,11 +187,11 @@ def test_one_who_waits_for_every_queue_stands_in_the_same_line(order: tuple[Queu
 
 def test_a_newcomer_lets_those_who_waited_go_first() -> None:
     async def story() -> None:
-        hall = Hall()
-        ann = await hall.come("ann", MAIL)
-        hall.put(MAIL, "t1")
-        await hall.waiters.serve()  # what a claim does before it takes for itself
-        assert await hall.take("newcomer", [MAIL]) == []
+        queues = Queues()
+        ann = await queues.come("ann", MAIL)
+        queues.put(MAIL, "t1")
+        await queues.waiters.serve_first()  # what a claim does before it takes for itself
+        assert await queues.take("newcomer", [MAIL]) == []
         assert names(await ann) == ["t1"]
 
     run(story())
@@ -178,36 +199,36 @@ def test_a_newcomer_lets_those_who_waited_go_first() -> None:
 
 def test_serving_an_empty_lobby_asks_nobody() -> None:
     async def story() -> None:
-        hall = Hall()
-        hall.put(MAIL, "t1")
-        await hall.waiters.serve()
-        assert hall.asked == []
+        queues = Queues()
+        queues.put(MAIL, "t1")
+        await queues.waiters.serve_first()
+        assert queues.asked == []
 
     run(story())
 
 
 def test_a_waiter_whose_time_has_passed_goes_away_with_nothing() -> None:
     async def story() -> None:
-        hall = Hall()
+        queues = Queues()
         loop = asyncio.get_running_loop()
         start_s = loop.time()
-        ann = await hall.come("ann", MAIL, wait_ms=20)
+        ann = await queues.come("ann", MAIL, wait_ms=20)
         assert await ann == []
         assert loop.time() - start_s >= 0.019
-        hall.put(MAIL, "t1")
+        queues.put(MAIL, "t1")
         await turns()
-        assert hall.asked == []
+        assert queues.asked == []
 
     run(story())
 
 
 def test_a_waiter_who_gave_up_does_not_hold_up_the_next() -> None:
     async def story() -> None:
-        hall = Hall()
-        ann = await hall.come("ann", MAIL, wait_ms=1)
-        bob = await hall.come("bob", MAIL)
+        queues = Queues()
+        ann = await queues.come("ann", MAIL, wait_ms=1)
+        bob = await queues.come("bob", MAIL)
         assert await ann == []
-        hall.put(MAIL, "t1")
+        queues.put(MAIL, "t1")
         assert names(await bob) == ["t1"]
 
     run(story())
@@ -215,91 +236,93 @@ def test_a_waiter_who_gave_up_does_not_hold_up_the_next() -> None:
 
 def test_one_who_gives_up_while_being_served_hands_the_task_back() -> None:
     async def story() -> None:
-        hall = Hall()
-        hall.gate = asyncio.Event()
-        ann = await hall.come("ann", MAIL, wait_ms=5)
-        hall.put(MAIL, "t1")
-        await hall.in_attempt.wait()
+        queues = Queues()
+        queues.gate = asyncio.Event()
+        ann = await queues.come("ann", MAIL, wait_ms=5)
+        queues.put(MAIL, "t1")
+        await queues.in_attempt.wait()
         assert await ann == []
-        hall.gate.set()
+        queues.gate.set()
         await turns()
-        assert hall.back == ["t1"]
+        assert queues.back == ["t1"]
 
     run(story())
 
 
 def test_one_who_leaves_before_being_served_takes_nothing() -> None:
     async def story() -> None:
-        hall = Hall()
-        ann, bob = await hall.come("ann", MAIL), await hall.come("bob", MAIL)
+        queues = Queues()
+        ann, bob = await queues.come("ann", MAIL), await queues.come("bob", MAIL)
         ann.cancel()
         await asyncio.gather(ann, return_exceptions=True)
-        hall.put(MAIL, "t1")
+        queues.put(MAIL, "t1")
         assert names(await bob) == ["t1"]
-        assert (hall.asked, hall.back) == (["bob"], [])
+        assert (queues.asked, queues.back) == (["bob"], [])
 
     run(story())
 
 
 def test_one_who_leaves_in_the_moment_a_task_arrives_hands_it_back() -> None:
     async def story() -> None:
-        hall = Hall()
-        ann, bob = await hall.come("ann", MAIL), await hall.come("bob", MAIL)
-        hall.put(MAIL, "t1", "t2")
+        queues = Queues()
+        ann, bob = await queues.come("ann", MAIL), await queues.come("bob", MAIL)
+        queues.put(MAIL, "t1", "t2")
         ann.cancel()  # before anyone was served
         assert len(names(await bob)) == 1
         await asyncio.gather(ann, return_exceptions=True)
         assert ann.cancelled()
-        assert len(hall.back) + len(hall.stock[MAIL]) == 1  # nothing is lost
+        assert len(queues.back) + len(queues.stock[MAIL]) == 1  # nothing is lost
 
     run(story())
 
 
 def test_one_who_leaves_just_after_being_served_hands_the_task_back() -> None:
     async def story() -> None:
-        hall = Hall()
+        queues = Queues()
 
         async def take_while_ann_turns_away() -> list[Delivery]:
             asyncio.get_running_loop().call_soon(ann.cancel)  # after the task was given to ann, before she looks at it
             return [delivery("t1")]
 
-        ann = asyncio.create_task(hall.waiters.wait([MAIL], take_while_ann_turns_away, hall.hand_back, LONG_MS))
+        ann = asyncio.create_task(
+            queues.waiters.wait_for_tasks(FakeClaim([MAIL], take_while_ann_turns_away, queues.hand_back), LONG_MS)
+        )
         await turns()
-        hall.waiters.ready(MAIL, 1)
+        queues.waiters.ready(MAIL, 1)
         await asyncio.gather(ann, return_exceptions=True)
         assert ann.cancelled()
-        assert hall.back == ["t1"]
+        assert queues.back == ["t1"]
 
     run(story())
 
 
 def test_one_who_leaves_while_being_served_hands_the_task_back_and_the_next_is_served() -> None:
     async def story() -> None:
-        hall = Hall()
-        hall.gate = asyncio.Event()
-        ann, bob = await hall.come("ann", MAIL), await hall.come("bob", MAIL)
-        hall.put(MAIL, "t1", "t2")
-        await hall.in_attempt.wait()
+        queues = Queues()
+        queues.gate = asyncio.Event()
+        ann, bob = await queues.come("ann", MAIL), await queues.come("bob", MAIL)
+        queues.put(MAIL, "t1", "t2")
+        await queues.in_attempt.wait()
         ann.cancel()
         await asyncio.gather(ann, return_exceptions=True)
-        hall.gate.set()
+        queues.gate.set()
         assert names(await bob) == ["t2"]
-        assert hall.back == ["t1"]
+        assert queues.back == ["t1"]
 
     run(story())
 
 
 def test_a_refused_waiter_hears_why_and_the_next_is_served() -> None:
     async def story() -> None:
-        hall = Hall()
+        queues = Queues()
 
         async def refused() -> list[Delivery]:
             raise NotFound("the queue is gone")
 
-        ann = asyncio.create_task(hall.waiters.wait([MAIL], refused, hall.hand_back, LONG_MS))
+        ann = asyncio.create_task(queues.waiters.wait_for_tasks(FakeClaim([MAIL], refused, queues.hand_back), LONG_MS))
         await turns()
-        bob = await hall.come("bob", MAIL)
-        hall.put(MAIL, "t1")
+        bob = await queues.come("bob", MAIL)
+        queues.put(MAIL, "t1")
         assert names(await bob) == ["t1"]
         with pytest.raises(NotFound):
             await ann
@@ -314,10 +337,12 @@ def test_a_failed_store_is_heard_by_all_who_wait() -> None:
         async def broken() -> list[Delivery]:
             raise StoreFailed("the disk is gone")
 
-        async def nothing(unwanted: list[Delivery]) -> None:
+        async def nothing(unwanted: Sequence[Delivery]) -> None:
             raise AssertionError("nothing was taken")
 
-        line = [asyncio.create_task(waiters.wait([MAIL], broken, nothing, LONG_MS)) for _ in range(3)]
+        line = [
+            asyncio.create_task(waiters.wait_for_tasks(FakeClaim([MAIL], broken, nothing), LONG_MS)) for _ in range(3)
+        ]
         await turns()
         waiters.ready(MAIL, 1)
         answers = await asyncio.gather(*line, return_exceptions=True)
@@ -328,13 +353,13 @@ def test_a_failed_store_is_heard_by_all_who_wait() -> None:
 
 def test_tasks_that_arrive_while_others_are_served_are_not_overlooked() -> None:
     async def story() -> None:
-        hall = Hall()
-        hall.gate = asyncio.Event()
-        ann, bob = await hall.come("ann", MAIL), await hall.come("bob", SMS)
-        hall.put(MAIL, "t1")
-        await hall.in_attempt.wait()
-        hall.put(SMS, "t2")
-        hall.gate.set()
+        queues = Queues()
+        queues.gate = asyncio.Event()
+        ann, bob = await queues.come("ann", MAIL), await queues.come("bob", SMS)
+        queues.put(MAIL, "t1")
+        await queues.in_attempt.wait()
+        queues.put(SMS, "t2")
+        queues.gate.set()
         assert (names(await ann), names(await bob)) == (["t1"], ["t2"])
 
     run(story())
@@ -342,15 +367,15 @@ def test_tasks_that_arrive_while_others_are_served_are_not_overlooked() -> None:
 
 def test_a_newcomer_waits_until_the_serving_under_way_is_over() -> None:
     async def story() -> None:
-        hall = Hall()
-        hall.gate = asyncio.Event()
-        ann, bob = await hall.come("ann", MAIL), await hall.come("bob", MAIL)
-        hall.put(MAIL, "t1", "t2")
-        await hall.in_attempt.wait()
-        newcomer = asyncio.create_task(hall.waiters.serve())
+        queues = Queues()
+        queues.gate = asyncio.Event()
+        ann, bob = await queues.come("ann", MAIL), await queues.come("bob", MAIL)
+        queues.put(MAIL, "t1", "t2")
+        await queues.in_attempt.wait()
+        newcomer = asyncio.create_task(queues.waiters.serve_first())
         await turns()
         overtakes = newcomer.done()
-        hall.gate.set()
+        queues.gate.set()
         await asyncio.gather(ann, bob, newcomer)
         assert not overtakes
 
@@ -359,14 +384,14 @@ def test_a_newcomer_waits_until_the_serving_under_way_is_over() -> None:
 
 def test_a_newcomer_who_leaves_while_serving_others_takes_no_wake_up_along() -> None:
     async def story() -> None:
-        hall = Hall()
-        hall.gate = asyncio.Event()
-        ann = await hall.come("ann", MAIL)
-        newcomer = asyncio.create_task(hall.waiters.serve())  # runs first, so it is the newcomer who serves ann
-        hall.put(MAIL, "t1")
-        await hall.in_attempt.wait()
+        queues = Queues()
+        queues.gate = asyncio.Event()
+        ann = await queues.come("ann", MAIL)
+        newcomer = asyncio.create_task(queues.waiters.serve_first())  # runs first, so it is the newcomer who serves ann
+        queues.put(MAIL, "t1")
+        await queues.in_attempt.wait()
         newcomer.cancel()
-        hall.gate.set()
+        queues.gate.set()
         await turns()
         served = ann.done()
         ann.cancel()
@@ -441,32 +466,32 @@ def test_one_who_waits_for_any_move_is_woken_by_the_next() -> None:
 
 def test_everyone_is_sent_home_when_the_service_stops() -> None:
     async def story() -> None:
-        hall = Hall()
-        ann, bob = await hall.come("ann", MAIL, SMS), await hall.come("bob", MAIL)
+        queues = Queues()
+        ann, bob = await queues.come("ann", MAIL, SMS), await queues.come("bob", MAIL)
         others = [
-            asyncio.create_task(hall.waiters.wait_for_end("t1", LONG_MS)),
+            asyncio.create_task(queues.waiters.wait_for_end("t1", LONG_MS)),
         ]
         await turns()
-        with hall.waiters.next_event() as happened:
-            hall.waiters.end_waits()
+        with queues.waiters.next_event() as happened:
+            queues.waiters.end_waits()
             assert (await ann, await bob) == ([], [])
             await asyncio.gather(*others, happened)
-        assert hall.asked == []
+        assert queues.asked == []
 
     run(story())
 
 
 def test_a_lobby_that_everyone_has_left_remembers_nobody() -> None:
     async def story() -> None:
-        hall = Hall()
-        ann = await hall.come("ann", MAIL, SMS)
-        bob = await hall.come("bob", ALL_OF_ACME, wait_ms=1)
-        cid = asyncio.create_task(hall.waiters.wait_for_end("t1", 1))
-        hall.put(MAIL, "t1")
+        queues = Queues()
+        ann = await queues.come("ann", MAIL, SMS)
+        bob = await queues.come("bob", ALL_OF_ACME, wait_ms=1)
+        cid = asyncio.create_task(queues.waiters.wait_for_end("t1", 1))
+        queues.put(MAIL, "t1")
         await asyncio.gather(ann, bob, cid)
-        with hall.waiters.next_event():
+        with queues.waiters.next_event():
             pass
-        assert (hall.waiters._waiting, hall.waiters._for_end, hall.waiters._ringing) == ({}, {}, {})
-        assert hall.waiters._for_event == set()
+        assert (queues.waiters._claims, queues.waiters._for_end, queues.waiters._ready) == ({}, {}, {})
+        assert queues.waiters._for_event == set()
 
     run(story())

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codeq.cli.connect import KeptToken, remote
-from codeq.cli.errors import Code, Missing, Misuse
+from codeq.cli.connect import FileToken, remote
+from codeq.cli.errors import ExitCode, LocalNotFound, UsageError
 from codeq.cli.output import Output
 from codeq.cli.parameters import duration
 from codeq.wire.errors import Unreachable
@@ -55,7 +55,7 @@ def run(
     With --every the lake is tidied once an hour too.
     """
     if once and every is not None:
-        raise Misuse("--once or --every, not both")
+        raise UsageError("--once or --every, not both")
     spark, server, tables = _start(client, lake, master)
     from codeq.pipeline.lake.maintenance import maintain
     from codeq.pipeline.lake.table import Lake, LakeConflict
@@ -100,7 +100,7 @@ def _run(
     if out.is_json:
         out.line(result)
     if not is_clean:
-        raise typer.Exit(Code.REFUSED)
+        raise typer.Exit(ExitCode.REFUSED)
 
 
 def _audit_and_report(
@@ -138,7 +138,7 @@ def audit(
     verdicts = _run_audit(spark, tables, client if live else None)
     print(to_json(verdicts).decode() if out.is_json else to_text(verdicts), end="")
     if not is_clean(verdicts):
-        raise typer.Exit(Code.REFUSED)
+        raise typer.Exit(ExitCode.REFUSED)
 
 
 def report(
@@ -238,7 +238,7 @@ def replay(
     try:
         chosen = tables.tasks.read(spark).where("outcome = 'dead'").where(where).select("task_id").collect()
     except (AnalysisException, ParseException) as fault:
-        raise Misuse(f"--where: {str(fault).splitlines()[0]}") from None
+        raise UsageError(f"--where: {str(fault).splitlines()[0]}") from None
     ids = [row.task_id for row in chosen]
     changed = 0
     for start in range(0, len(ids), 1000):
@@ -261,18 +261,20 @@ def _start(
         from codeq.pipeline.client import ServerOptions
         from codeq.pipeline.lake.table import Lake
     except ModuleNotFoundError as fault:
-        raise Missing(f"{fault.name} is not installed: pip install 'codeq[spark]'") from None
+        raise LocalNotFound(f"{fault.name} is not installed: pip install 'codeq[spark]'") from None
     lake = Lake(folder)
     if must_exist and not lake.bronze.exists:
-        raise Missing(f"there is no lake at {folder}; make one with `codeq pipeline run --lake {folder}`")
+        raise LocalNotFound(f"there is no lake at {folder}; make one with `codeq pipeline run --lake {folder}`")
     if master.startswith("sc://"):
-        raise Misuse("--master: a Spark Connect server cannot get the token of this command; see docs/guides/spark.md")
+        raise UsageError(
+            "--master: a Spark Connect server cannot get the token of this command; see docs/guides/spark.md"
+        )
     source = client.options["token"]
     token = source() if callable(source) else source
     os.environ[_TOKEN] = token  # before Java starts, which passes its environment on
     spark = make_session(master, secrets={_TOKEN: token})  # executors of a cluster do not inherit that environment
     # On this machine the file is read again, because its token may be renewed while the command runs.
-    has_file = isinstance(source, KeptToken) and master.startswith("local")
+    has_file = isinstance(source, FileToken) and master.startswith("local")
     tokens = {"token_file": str(source.file)} if has_file else {"token_env": _TOKEN}
     return spark, ServerOptions(endpoint=client.url, ca_file=client.options["ca_file"], **tokens), lake
 

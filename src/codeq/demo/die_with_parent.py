@@ -1,4 +1,4 @@
-"""Run a function of codeQ in a process that ends with the one that started it, even if that one was killed.
+"""Runs a function in a process that ends when its parent does, even if the parent was killed.
 
 python -m codeq.demo.die_with_parent codeq.cli.main:app serve --dev
 """
@@ -10,24 +10,20 @@ import sys
 import threading
 import time
 
-LOOK_EVERY_S = 0.5
+CHECK_EVERY_S = 0.5
 
 
 def main() -> None:
     _, target, *arguments = sys.argv
-    tie()
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
     sys.argv = [target, *arguments]
     pkgutil.resolve_name(target)()
 
 
-def tie() -> None:
-    """From now on this process looks for its parent, and ends when that is gone. Asking works on every Unix."""
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
-
-
 def _watch(parent: int) -> None:
+    """Kills this process once it has another parent. Polling works on every Unix."""
     while os.getppid() == parent:
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(CHECK_EVERY_S)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""What callers ask of the queue and what they are told: plain values, shared by use cases, stores and clients."""
+"""Arguments and answers of the queue's verbs: plain values, shared by use cases, stores and clients."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from codeq.domain.task import Body, Holder, Status, Task
 
 
 class NewTask(Struct, frozen=True, kw_only=True, gc=False):
-    """What a producer may say of a task. `payload` is JSON and is kept byte for byte."""
+    """A task to enqueue. `payload` is JSON and is stored byte for byte."""
 
     command: str
     payload: bytes = b"null"
@@ -37,14 +37,23 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Delivery(Struct, frozen=True, gc=False):
-    """A task just leased, with what the producer handed over."""
+    """A task just leased, with its body."""
 
     task: Task
     body: Body
 
 
+class Record(Struct, frozen=True, gc=False):
+    """All that is stored of a task."""
+
+    task: Task
+    body: Body
+    result: bytes | None
+    """The JSON result that its worker submitted, if any."""
+
+
 class Outcome(Struct, frozen=True, kw_only=True, gc=False):
-    """What a worker says of a task: COMPLETED with a result (JSON), or FAILED with an error."""
+    """How a worker ended a task: COMPLETED with a result (JSON), or FAILED with an error."""
 
     task_id: str
     holder: Holder
@@ -74,7 +83,7 @@ class Page(Struct, frozen=True, gc=False):
 
 
 class BulkResult(Struct, frozen=True, gc=False):
-    """What an operation on many dead tasks has done: how many it met, how many it changed, and the first ids."""
+    """What an operation on many dead tasks has done: how many matched, how many it changed, and the first ids."""
 
     matched: int
     changed: int

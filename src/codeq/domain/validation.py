@@ -16,7 +16,9 @@ from codeq.domain.limits import (
     BACKOFF_MS_MAX,
     BATCH_BYTES_MAX,
     BATCH_TASKS_MAX,
+    CONSUMERS_MAX,
     DELAY_MS_MAX,
+    DELIVERIES_MAX,
     ERROR_CHARS_MAX,
     IDEMPOTENCY_KEY_CHARS_MAX,
     LEASE_MS_MAX,
@@ -25,10 +27,12 @@ from codeq.domain.limits import (
     PAYLOAD_BYTES_MAX,
     PRIORITY_MAX,
     PRIORITY_MIN,
+    RETENTION_MS_MAX,
     TRACE_CHARS_MAX,
     WEBHOOK_CHARS_MAX,
     WORKER_CHARS_MAX,
 )
+from codeq.domain.queue import OnExpiry, QueuePolicy
 from codeq.domain.requests import NewTask
 
 _NAME = re.compile(NAME_PATTERN)
@@ -71,6 +75,22 @@ def _texts(value: NewTask) -> None:
         text(value.trace_parent, "trace parent", TRACE_CHARS_MAX)
     if value.trace_state is not None:
         text(value.trace_state, "trace state", TRACE_CHARS_MAX)
+
+
+def policy(value: QueuePolicy) -> QueuePolicy:
+    """Every limit of a queue's policy. A stored policy is read again at every start, so it must be right."""
+    whole(value.max_attempts, "max attempts", ATTEMPTS_MIN, ATTEMPTS_MAX)
+    whole(value.max_deliveries, "max deliveries", 1, DELIVERIES_MAX)
+    lease_ms(value.lease_ms)
+    backoff(value.backoff)
+    whole(value.retention_ms, "retention in milliseconds", 0, RETENTION_MS_MAX)
+    whole(value.dead_retention_ms, "dead retention in milliseconds", 0, RETENTION_MS_MAX)
+    whole(value.max_consumers, "max consumers", 0, CONSUMERS_MAX)
+    if value.on_expiry not in list(OnExpiry):
+        raise InvalidRequest(f"on_expiry must be one of {', '.join(OnExpiry)}")
+    if not isinstance(value.paused, bool):
+        raise InvalidRequest("paused is true or false")
+    return value
 
 
 def batch(bodies: Sequence[bytes], items: str, content: str) -> None:

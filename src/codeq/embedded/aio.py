@@ -7,15 +7,14 @@ import time
 from pathlib import Path
 
 from codeq.domain.errors import InvalidRequest
-from codeq.domain.ids import IdMint
 from codeq.domain.limits import RESTART_GRACE_MS
 from codeq.domain.queue import QueuePolicy
 from codeq.embedded.backend import CoreBackend
 from codeq.sdk.verbs import Seconds, Verbs, milliseconds
 from codeq.store.data_dir import back_up, open_rocksdb
-from codeq.store.interface import Clock, Store
+from codeq.store.interface import Clock
 from codeq.usecases import sweep
-from codeq.usecases.core import Core
+from codeq.usecases.core import Core, make_core
 from codeq.usecases.waiters import Waiters
 
 EVENTS_KEEP_MS = 7 * 86_400_000
@@ -79,21 +78,14 @@ async def open_async(
         fsync=durability == "fsync",
         recover=recover,
         grace_ms=milliseconds(grace),
-        listener=waiters,
+        listeners=[waiters],
     )
-    core = make_core(store, waiters, defaults or QueuePolicy())
+    core = make_core(store, waiters, defaults or QueuePolicy(), randomness=random.Random())
     sweeper = None
     if sweeping:
         running = sweep.run(core, events_keep_ms=EVENTS_KEEP_MS, events_keep_max=EVENTS_KEEP_MAX)
         sweeper = asyncio.get_running_loop().create_task(running)
     return AsyncQueue(core, tenant, sweeper)
-
-
-def make_core(store: Store, waiters: Waiters, defaults: QueuePolicy) -> Core:
-    # Seeded by the system once. Asking it each time is a system call that gives up the interpreter lock, on every
-    # enqueue; and no right hangs on an id that cannot be guessed, because every id is looked up within its tenant.
-    dice = random.Random()
-    return Core(store, waiters, defaults, IdMint(dice.randbytes), dice.random)
 
 
 def _wall_clock_ms() -> int:

@@ -11,9 +11,10 @@ from codeq.domain.queue import QueueKey, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page
 from codeq.domain.task import Holder, Task
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult
+from codeq.usecases import abandon, cancel, nack, policies, purge, queries, replay, submit
 from codeq.usecases import claim as claiming
 from codeq.usecases import enqueue as prepare_enqueue
-from codeq.usecases import nack, operate, queries, submit
+from codeq.usecases import events as event_log
 from codeq.usecases.core import Core
 from codeq.usecases.heartbeat import heartbeat
 from codeq.wire.events import Event, EventPage, event
@@ -63,27 +64,27 @@ class CoreBackend:
         )
 
     async def abandon(self, job: Job) -> ReleaseResult:
-        return _given_back(await nack.abandon(self.core, self.tenant, job.id, job.holder))
+        return _given_back(await abandon.abandon(self.core, self.tenant, job.id, job.holder))
 
     async def cancel(self, task_id: str) -> Task:
-        [answer] = await operate.cancel(self.core, self.tenant, [task_id])
+        [answer] = await cancel.cancel(self.core, self.tenant, [task_id])
         if isinstance(answer, CodeqError):
             raise answer
         return answer
 
     async def replay(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
         if ids is None:
-            return await operate.replay_matching(self.core, self.tenant, wanted, limit=limit, dry_run=dry_run)
-        return await operate.replay_named(self.core, self.tenant, ids, dry_run=dry_run)
+            return await replay.replay_matching(self.core, self.tenant, wanted, limit=limit, dry_run=dry_run)
+        return await replay.replay(self.core, self.tenant, ids, dry_run=dry_run)
 
     async def purge(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
         if ids is None:
-            return await operate.purge_matching(self.core, self.tenant, wanted, limit=limit, dry_run=dry_run)
-        return await operate.purge_named(self.core, self.tenant, ids, dry_run=dry_run)
+            return await purge.purge_matching(self.core, self.tenant, wanted, limit=limit, dry_run=dry_run)
+        return await purge.purge(self.core, self.tenant, ids, dry_run=dry_run)
 
     async def cleanup(self, before_ms: int | None, limit: int) -> int:
-        before = self.core.store.now_ms() if before_ms is None else before_ms
-        return await operate.purge_before(self.core, self.tenant, before, limit=limit)
+        before = self.core.now_ms() if before_ms is None else before_ms
+        return await purge.purge_before(self.core, self.tenant, before, limit=limit)
 
     async def get(self, task_id: str, wait_ms: int) -> tuple[Task, str, bytes | None]:
         record = await queries.get(self.core, self.tenant, task_id, wait_ms=wait_ms)
@@ -96,45 +97,44 @@ class CoreBackend:
         return await queries.find(self.core, self.tenant, wanted, cursor=cursor, limit=limit)
 
     async def queues(self) -> dict[str, QueueInfo]:
-        now_ms = self.core.store.now_ms()
         return {
-            key.command: QueueInfo(
-                pending=counts.pending,
-                delayed=counts.delayed,
-                in_progress=counts.in_progress,
-                dead=counts.dead,
-                oldest_seconds=0.0 if counts.oldest_ms is None else max(0, now_ms - counts.oldest_ms) / 1000,
-                paused=self.core.policy(*key).paused,
+            found.key.command: QueueInfo(
+                pending=found.counts.pending,
+                delayed=found.counts.delayed,
+                in_progress=found.counts.in_progress,
+                dead=found.counts.dead,
+                oldest_seconds=found.oldest_age_ms / 1000,
+                paused=found.paused,
             )
-            for key, counts in sorted((await queries.counts(self.core, self.tenant)).items())
+            for found in await queries.queues(self.core, self.tenant)
         }
 
     async def policy(self, command: str) -> QueuePolicy | None:
-        return self.core.store.policies().get(QueueKey(self.tenant, validation.name(command, "command")))
+        return policies.get_policy(self.core, QueueKey(self.tenant, command))
 
     async def set_policy(self, command: str, policy: QueuePolicy | None) -> None:
-        await operate.set_policy(self.core, QueueKey(self.tenant, command), policy)
+        await policies.set_policy(self.core, QueueKey(self.tenant, command), policy)
 
     async def set_paused(self, command: str, paused: bool) -> None:
         key = QueueKey(self.tenant, validation.name(command, "command"))
-        await operate.set_paused(self.core, key, paused=paused)
+        await policies.set_paused(self.core, key, paused=paused)
 
     async def events(self, shard: int, offset: int, limit: int, wait_ms: int) -> EventPage:
-        found = await queries.events(self.core, shard, offset, limit, wait_ms=min(wait_ms, CLAIM_WAIT_MS_MAX))
+        found = await event_log.read(self.core, shard, offset, limit, wait_ms=min(wait_ms, CLAIM_WAIT_MS_MAX))
         return EventPage(
             shard=shard,
             events=[event(task) for task in found.events if task.tenant == self.tenant],
             next_offset=max(offset, found.first) + len(found.records),
             first_offset=found.first,
             end_offset=found.next,
-            shards=self.core.store.shards,
+            shards=self.core.shards,
         )
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
     async def close(self) -> None:
-        await self.core.store.close()
+        await self.core.close()
 
 
 def _given_back(task: Task) -> ReleaseResult:

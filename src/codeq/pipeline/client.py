@@ -13,13 +13,13 @@ from msgspec import Struct
 
 from codeq.errors import InvalidRequest, RateLimited, StoreError, Unavailable, Unreachable
 from codeq.sdk.blocking import run_blocking
-from codeq.sdk.client import DEFAULT_URL
 from codeq.sdk.http import HttpBackend
 from codeq.sdk.http_client import HttpClient
 from codeq.sdk.transport import BlockingTransport, address_of
 from codeq.wire import events as wire
 from codeq.wire import paths, tasks
 from codeq.wire.client import EnqueueVerdict, EnqueueVerdicts
+from codeq.wire.local_server import DEFAULT_URL
 
 TRANSIENT = (Unreachable, Unavailable, RateLimited, StoreError)
 """Errors after which the same call may succeed later."""

@@ -10,10 +10,9 @@ from codeq.sdk.http import HttpBackend
 from codeq.sdk.http_client import HttpClient, Token
 from codeq.sdk.transport import Address, AsyncTransport, BlockingTransport, Transport, address_of
 from codeq.sdk.verbs import Seconds, Verbs, milliseconds
+from codeq.wire.local_server import DEFAULT_URL as DEFAULT_URL  # noqa: PLC0414 - the pipeline imports it from here
 
 Done = TypeVar("Done")
-
-DEFAULT_URL = "http://127.0.0.1:8080"
 
 
 class AsyncClient(Verbs):

@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
+import random
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import uvicorn
 
 import codeq
 from codeq.domain.errors import InvalidRequest, StoreError
-from codeq.embedded import make_core
 from codeq.server import dev, logs, openapi, tracing
 from codeq.server.app import App
 from codeq.server.auth.claims import make_validator
@@ -31,10 +30,11 @@ from codeq.server.settings import Settings
 from codeq.server.state import AppState
 from codeq.server.tracing import Tracing
 from codeq.store.data_dir import open_rocksdb
-from codeq.store.interface import Store
-from codeq.store.rocksdb.shard import RocksShard
+from codeq.store.interface import Listener, Store
 from codeq.usecases import sweep
+from codeq.usecases.core import make_core
 from codeq.usecases.waiters import Waiters
+from codeq.wire.local_server import is_loopback
 
 EXIT_STORE_FAILED = 70
 """What the process exits with after a failed write: start it again, and it comes back with all it acknowledged."""
@@ -56,7 +56,7 @@ def run(settings: Settings, *, is_dev: bool = False, banner: bool = True) -> int
 def check(settings: Settings, *, is_dev: bool) -> None:
     """Refuse settings that contradict each other or would be unsafe."""
     if is_dev:
-        if not _is_loopback(settings.http.host):
+        if not is_loopback(settings.http.host):
             raise InvalidRequest(
                 f"--dev accepts a well-known token, so it listens on loopback only, not {settings.http.host}"
             )
@@ -66,7 +66,7 @@ def check(settings: Settings, *, is_dev: bool) -> None:
         raise InvalidRequest(
             f"auth.{missing[0]}.provider is not set: say who may call (see docs/guides/server.md), or try it with --dev"
         )
-    _gate(settings, Path(), is_dev=False)  # a provider refuses what it cannot work with
+    _authenticator(settings, Path(), is_dev=False)  # a provider refuses what it cannot work with
 
 
 async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, banner: bool) -> int:
@@ -105,7 +105,7 @@ async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, b
         await asyncio.gather(sweeping, return_exceptions=True)
         await state.authenticator.close()
         try:
-            await state.core.store.close()
+            await state.core.close()
         except StoreError:
             if not server.has_failed:  # else it has been said already
                 raise
@@ -116,17 +116,17 @@ async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, b
 
 async def _assemble(settings: Settings, *, is_dev: bool) -> AppState:
     waiters = Waiters()
-    metrics = Metrics(waiters)
+    metrics = Metrics()
     data = Path(settings.store.path)
     jwks = dev.prepare(data) if is_dev else None
-    store = _open_store(settings, metrics)
-    gate = _gate(settings, data, is_dev=is_dev)
-    await gate.start()
+    store = _open_store(settings, [waiters, metrics])
+    authenticator = _authenticator(settings, data, is_dev=is_dev)
+    await authenticator.start()
     limits = settings.rate_limit
     state = AppState(
-        core=make_core(store, waiters, settings.policy()),
+        core=make_core(store, waiters, settings.policy(), randomness=random.Random()),
         settings=settings,
-        authenticator=gate,
+        authenticator=authenticator,
         limiter=RateLimiter(
             {"producer": limits.producer, "worker": limits.worker, "admin": limits.admin},
             {"producer": limits.tenant_producer, "worker": limits.tenant_worker},
@@ -142,24 +142,20 @@ async def _assemble(settings: Settings, *, is_dev: bool) -> AppState:
     return state
 
 
-def _open_store(settings: Settings, metrics: Metrics) -> Store:
+def _open_store(settings: Settings, listeners: Sequence[Listener]) -> Store:
     import time  # noqa: PLC0415 - the only clock of the service is chosen here
 
-    store = open_rocksdb(
+    return open_rocksdb(
         Path(settings.store.path),
         clock=lambda: time.time_ns() // 1_000_000,
         shards=None if (Path(settings.store.path) / "codeq.json").exists() else settings.store.shards,
         fsync=settings.store.durability == "fsync",
         grace_ms=round(settings.leases.grace_seconds * 1000),
-        listener=metrics,
+        listeners=listeners,
     )
-    for shard in getattr(store, "parts", [store]):
-        if isinstance(shard, RocksShard):
-            shard.sync.on_flush = metrics.flushed
-    return store
 
 
-def _gate(settings: Settings, data: Path, *, is_dev: bool) -> Authenticator:
+def _authenticator(settings: Settings, data: Path, *, is_dev: bool) -> Authenticator:
     if is_dev:
         both = make_validator("multi", dev.auth_config(data))
         return Authenticator(both, both, producers_may_work=False)
@@ -217,13 +213,6 @@ def _listen(settings: Settings) -> socket.socket:
         raise InvalidRequest(f"cannot listen on {host}:{port}: {fault.strerror}; choose another --port") from None
     listener.set_inheritable(True)
     return listener
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 async def _no_asgi(scope: Any, receive: Any, send: Any) -> None:

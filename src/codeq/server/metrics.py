@@ -26,8 +26,8 @@ _EXPIRE = Move.EXPIRE
 Labels = tuple[str, str]
 
 
-class _Times:
-    """A histogram that costs half a microsecond, where the library's takes several: it is on every request's way."""
+class _FastHistogram:
+    """A histogram that costs half a microsecond per observation, where the library's takes several."""
 
     __slots__ = ("bounds", "counts", "sum_s")
 
@@ -45,14 +45,17 @@ class _Times:
         return list(zip(names, accumulate(self.counts), strict=True))
 
 
-class Metrics:
-    """Implements `store.interface.Listener`: what the store tells is counted here and passed on to `inner`."""
+class Metrics(Listener):
+    """Counts what the store reports, so that no handler counts anything."""
 
-    def __init__(self, inner: Listener) -> None:
-        self._inner = inner
+    def __init__(self) -> None:
         self._moves: defaultdict[tuple[str, str, str, str], int] = defaultdict(int)
-        self._latency: defaultdict[tuple[str, str, str], _Times] = defaultdict(lambda: _Times(LATENCY_BUCKETS_S))
-        self._answers: defaultdict[tuple[str, int], _Times] = defaultdict(lambda: _Times(_HTTP_BUCKETS_S))
+        self._latency: defaultdict[tuple[str, str, str], _FastHistogram] = defaultdict(
+            lambda: _FastHistogram(LATENCY_BUCKETS_S)
+        )
+        self._answers: defaultdict[tuple[str, int], _FastHistogram] = defaultdict(
+            lambda: _FastHistogram(_HTTP_BUCKETS_S)
+        )
         self._known: set[Labels] = set()
         self._rate_limit_hits: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._queues: dict[QueueKey, QueueCounts] = {}
@@ -71,9 +74,6 @@ class Metrics:
             registry=self.registry,
         )
 
-    def ready(self, queue: QueueKey, tasks: int) -> None:
-        self._inner.ready(queue, tasks)
-
     def moved(self, tasks: Sequence[Task]) -> None:
         moves = self._moves
         for task in tasks:
@@ -83,7 +83,6 @@ class Metrics:
             moves[move] += 1
             if task.ended_ms == task.updated_ms and task.ended_ms:
                 self._latency[move[0], move[1], task.status].observe((task.ended_ms - task.created_ms) / 1000)
-        self._inner.moved(tasks)
 
     def flushed(self, calls: int, seconds: float) -> None:
         self.fsync_seconds.observe(seconds)

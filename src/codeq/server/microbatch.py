@@ -1,4 +1,4 @@
-"""Calls that ask for the same in the same turn of the event loop go to the core as one batch."""
+"""Collects the requests of one event-loop iteration and runs them as one batch. Adds no delay."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -6,31 +6,56 @@ from typing import Any
 
 from msgspec import Struct
 
+from codeq.domain.errors import CodeqError
 from codeq.domain.limits import BATCH_BYTES_MAX, BATCH_TASKS_MAX
 from codeq.server.request import HttpRequest, HttpResponse
 from codeq.server.state import AppState
 from codeq.usecases.core import Core
 
 
-class BatchedVerb(Struct, frozen=True):
-    """How one verb takes the calls of several callers at once, in the order in which they came."""
+class BatchedHandler(Struct, frozen=True, kw_only=True):
+    """A handler in three steps, so that requests of one tenant that arrive together can share the middle one.
 
-    read: Callable[[AppState, HttpRequest], Any]
-    """What the call asks for; None if it must be handled by itself. Raises a refusal."""
-    size: Callable[[Any], int]
-    """How many bytes of a batch that takes."""
-    verb: Callable[[Core, str, Sequence[Any]], Awaitable[Sequence[Any]]]
-    """The use case: per item its answer or a CodeqError, none of which touches another's."""
-    answer: Callable[[HttpRequest, Any], HttpResponse]
+    Called like any other handler it runs a batch of one, with the same steps.
+    """
+
+    name: str
+    parse: Callable[[AppState, HttpRequest], Any]
+    """Makes an item of the request, or raises a refusal."""
+    authorize: Callable[[AppState, HttpRequest], Awaitable[None]] | None = None
+    """A check that has to read tasks first. A request that needs it runs by itself."""
+    needs_authorizing: Callable[[HttpRequest], bool] = lambda _: False
+    execute: Callable[[Core, str, Sequence[Any]], Awaitable[Sequence[Any]]]
+    """The use case: an answer or a CodeqError per item, none of which affects another's."""
+    respond: Callable[[HttpRequest, Any], HttpResponse]
+    item_bytes: Callable[[Any], int]
+    """How much of a batch's bound the item takes."""
+    span: Callable[[HttpRequest, Any], tuple[str, dict[str, Any]]]
+    """The name and the attributes of the trace span around a request that runs by itself."""
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    async def __call__(self, state: AppState, request: HttpRequest) -> HttpResponse:
+        item = self.parse(state, request)
+        if self.authorize is not None and self.needs_authorizing(request):
+            await self.authorize(state, request)
+        name, attributes = self.span(request, item)
+        with state.tracing.verb(name, **attributes):
+            [answer] = await self.execute(state.core, request.tenant, [item])
+        if isinstance(answer, CodeqError):
+            raise answer
+        return self.respond(request, answer)
 
 
-class Batch:
-    """Calls of one verb and one tenant: what fails one tenant's batch is nothing to another's."""
+class RequestBatch:
+    """Requests for one handler by one tenant: a failing batch of one tenant leaves those of others alone."""
 
-    __slots__ = ("bytes", "items", "requests", "shared", "tenant")
+    __slots__ = ("bytes", "handler", "items", "requests", "tenant")
 
-    def __init__(self, shared: BatchedVerb, tenant: str) -> None:
-        self.shared = shared
+    def __init__(self, handler: BatchedHandler, tenant: str) -> None:
+        self.handler = handler
         self.tenant = tenant
         self.requests: list[HttpRequest] = []
         self.items: list[Any] = []
@@ -41,27 +66,27 @@ class Batch:
 
 
 class MicroBatcher:
-    """A turn's batches leave together at its end, so that nobody waits for company; a busy server has it anyway."""
+    """Starts the batches of an iteration at its end. On an idle server a batch has one request."""
 
-    def __init__(self, leave: Callable[[Batch], None]) -> None:
-        self._leave = leave
-        self._batches: list[Batch] = []
-        self._open: dict[tuple[int, str], Batch] = {}
+    def __init__(self, start: Callable[[RequestBatch], None]) -> None:
+        self._start = start
+        self._batches: list[RequestBatch] = []
+        self._open: dict[tuple[int, str], RequestBatch] = {}
 
-    def add(self, shared: BatchedVerb, request: HttpRequest, item: Any) -> None:
-        key = (id(shared), request.tenant)
-        size = shared.size(item)
+    def add(self, handler: BatchedHandler, request: HttpRequest, item: Any) -> None:
+        key = (id(handler), request.tenant)
+        size = handler.item_bytes(item)
         batch = self._open.get(key)
         if batch is None or not batch.has_room(size):
             if not self._batches:
-                asyncio.get_running_loop().call_soon(self._go)
-            batch = self._open[key] = Batch(shared, request.tenant)
+                asyncio.get_running_loop().call_soon(self._start_all)
+            batch = self._open[key] = RequestBatch(handler, request.tenant)
             self._batches.append(batch)
         batch.requests.append(request)
         batch.items.append(item)
         batch.bytes += size
 
-    def _go(self) -> None:
+    def _start_all(self) -> None:
         batches, self._batches, self._open = self._batches, [], {}
         for batch in batches:
-            self._leave(batch)
+            self._start(batch)

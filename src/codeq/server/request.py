@@ -1,4 +1,4 @@
-"""One HTTP call on its way through the server: what was asked, by whom, and the answer."""
+"""One HTTP request on its way through the server, its parsed body, and the response to it."""
 
 import asyncio
 import re
@@ -40,14 +40,14 @@ class HttpResponse(Struct, gc=False):
 
 
 class Parser:
-    """Reads one kind of message from JSON or MessagePack, with decoders built once."""
+    """Decodes one kind of message from JSON or MessagePack, with decoders built once."""
 
     def __init__(self, plain: Any, packed: Any = None) -> None:
         self.message = plain
         self._json = msgspec.json.Decoder(plain).decode
         self._msgpack = msgspec.msgpack.Decoder(packed or plain).decode
 
-    def read(self, body: bytes | msgspec.Raw, *, packed: bool) -> Any:
+    def parse(self, body: bytes | msgspec.Raw, *, packed: bool) -> Any:
         try:
             return self._msgpack(body) if packed else self._json(body)
         except msgspec.ValidationError as fault:
@@ -57,7 +57,7 @@ class Parser:
 
 
 class BatchParser:
-    """Reads a batch in one pass. Where that fails, item by item, so that only the bad ones are refused."""
+    """Decodes a batch in one pass. Where that fails, item by item, so that only the bad ones are refused."""
 
     def __init__(self, items: Parser, item: Parser, whole: Parser, nested: Callable[[Any], bytes]) -> None:
         self._items = items
@@ -65,22 +65,22 @@ class BatchParser:
         self._whole = whole
         self._nested = nested
 
-    def read(self, request: "HttpRequest") -> list[Any]:
-        """Per item the message, or why it is none."""
+    def parse(self, request: "HttpRequest") -> list[Any]:
+        """Per item the message, or the refusal."""
         packed = request.is_packed
         body = request.body or (b"\x80" if packed else b"{}")
         try:
-            [messages] = msgspec.structs.astuple(self._whole.read(body, packed=packed))
+            [messages] = msgspec.structs.astuple(self._whole.parse(body, packed=packed))
         except InvalidRequest:
-            [items] = msgspec.structs.astuple(self._items.read(body, packed=packed))
-            return [self._read_item(item, packed=packed) for item in items]
+            [items] = msgspec.structs.astuple(self._items.parse(body, packed=packed))
+            return [self._parse_item(item, packed=packed) for item in items]
         return messages if packed else [self._checked(message) for message in messages]
 
-    def _read_item(self, item: msgspec.Raw, *, packed: bool) -> Any:
+    def _parse_item(self, item: msgspec.Raw, *, packed: bool) -> Any:
         try:
             if not packed:
                 check_depth(bytes(item))
-            return self._item.read(item, packed=packed)
+            return self._item.parse(item, packed=packed)
         except InvalidRequest as refusal:
             return refusal
 
@@ -93,11 +93,11 @@ class BatchParser:
 
 
 class HttpRequest:
-    """What a handler needs to know. Made once per request, so it stays small."""
+    """What a handler needs to know of a request. One is made per request, so it stays small."""
 
     __slots__ = (
-        "body", "connection", "expects_continue", "headers", "is_whole", "keeps_alive", "method", "params", "path",
-        "principal", "query_string", "repeated", "request_id", "route", "started_s",
+        "body", "connection", "expects_continue", "headers", "id", "is_complete", "keeps_alive", "method", "params",
+        "path", "principal", "query_string", "repeated", "route", "started_s",
     )  # fmt: skip
 
     def __init__(self, method: str, path: str, headers: dict[bytes, bytes], query_string: bytes) -> None:
@@ -109,11 +109,11 @@ class HttpRequest:
         self.repeated: Sequence[bytes] = ()
         """Names of headers that were given more than once; `headers` has the last of each."""
         self.body = b""
-        self.is_whole = False
+        self.is_complete = False
         """Whether all of the body has arrived."""
         self.keeps_alive = True
         self.expects_continue = False
-        self.request_id = ""
+        self.id = ""
         self.started_s = 0.0
         self.connection: Any = None
         self.route: Any = None
@@ -122,6 +122,11 @@ class HttpRequest:
     @property
     def tenant(self) -> str:
         return self.principal.tenant
+
+    @property
+    def authorization(self) -> str:
+        """The header as it was sent; only of a request that has been authenticated."""
+        return self.headers[b"authorization"].decode("latin-1")
 
     @property
     def is_packed(self) -> bool:
@@ -138,11 +143,11 @@ class HttpRequest:
         accept = self.headers.get(b"accept")
         return accept is not None and b"msgpack" in accept
 
-    def read(self, parser: Parser) -> Any:
+    def parse(self, parser: Parser) -> Any:
         packed = self.is_packed
         if not packed:
             check_depth(self.body)
-        return parser.read(self.body or (b"\x80" if packed else b"{}"), packed=packed)
+        return parser.parse(self.body or (b"\x80" if packed else b"{}"), packed=packed)
 
     def respond(self, status: int, message: Any) -> HttpResponse:
         if self.wants_packed:
@@ -172,8 +177,8 @@ class HttpRequest:
             found[name] = value
         return found
 
-    async def unless_gone(self, waiting: Awaitable[Message]) -> Message:
-        """Wait, but stop when the caller hangs up: a wait for nobody must not hold anything."""
+    async def unless_disconnected(self, waiting: Awaitable[Message]) -> Message:
+        """Awaits it, and cancels it when the client disconnects."""
         self.connection.waiting = asyncio.current_task()
         try:
             return await waiting

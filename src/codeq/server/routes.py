@@ -8,7 +8,6 @@ from msgspec import Struct
 from codeq.domain.limits import BATCH_BYTES_MAX, PAYLOAD_BYTES_MAX
 from codeq.server.auth.principal import Kind
 from codeq.server.handlers import admin, events, producer, queries, system, worker
-from codeq.server.microbatch import BatchedVerb
 from codeq.server.request import Handler
 from codeq.wire import events as wire_events
 from codeq.wire import paths, queues, tasks
@@ -35,8 +34,6 @@ class Route(Struct, frozen=True, kw_only=True):
     query: tuple[str, ...] = ()
     body_max: int = _SMALL
     media: str = "application/json"
-    shared: BatchedVerb | None = None
-    """How calls that arrive together are handled together; None to handle each by itself."""
 
 
 def _route(method: str, path: str, kind: Kind, handler: Handler, summary: str, **rest: Any) -> Route:
@@ -45,8 +42,7 @@ def _route(method: str, path: str, kind: Kind, handler: Handler, summary: str, *
 
 ROUTES: Sequence[Route] = (
     _route("POST", paths.TASKS, _PRODUCER, producer.create, "Create a task",
-           takes=tasks.CreateTask, gives=((202, tasks.TaskView),), refuses=(422, 507), body_max=_ONE,
-           shared=producer.CREATING),
+           takes=tasks.CreateTask, gives=((202, tasks.TaskView),), refuses=(422, 507), body_max=_ONE),
     _route("POST", paths.TASKS_BATCH, _PRODUCER, producer.create_many, "Create up to 1000 tasks",
            takes=tasks.CreateTasks, gives=((200, tasks.TaskAnswers),), refuses=(507,), body_max=_MANY),
     _route("GET", paths.TASKS, _ANY, queries.list_tasks, "List tasks, newest first",
@@ -71,7 +67,7 @@ ROUTES: Sequence[Route] = (
            takes=tasks.Nack, gives=((200, tasks.GiveBackAnswer),), refuses=(404, 409), scope="codeq:nack"),
     _route("POST", paths.RESULT, _WORKER, worker.submit_one, "Submit a task's result",
            takes=tasks.Submit, gives=((200, tasks.ResultView),), refuses=(404, 409), scope="codeq:result",
-           body_max=_ONE, shared=worker.SUBMITTING),
+           body_max=_ONE),
     _route("POST", paths.CANCEL, _PRODUCER, producer.cancel, "Cancel a task",
            gives=((200, tasks.TaskView),), refuses=(404, 409)),
     _route("GET", paths.QUEUES, _ANY, queries.list_queues, "List queues with exact counts",

@@ -14,69 +14,77 @@ from codeq.domain.queue import OnExpiry, QueuePolicy
 from codeq.server.ratelimit import Rate
 
 
-def said(description: str, **bounds: Any) -> Meta:
+def described(description: str, **bounds: Any) -> Meta:
     return Meta(description=description, **bounds)
 
 
-class Http(Struct, frozen=True, kw_only=True):
-    host: Annotated[str, said("Address to listen on. 0.0.0.0 for all.")] = "127.0.0.1"
-    port: Annotated[int, said("Port to listen on; 0 picks a free one.", ge=0, le=65_535)] = 8080
-    connections_max: Annotated[int, said("Connections held at once; more are refused.", ge=1, le=1_000_000)] = 20_000
-    header_timeout_seconds: Annotated[float, said("How long a request's headers may take.", gt=0, le=600)] = 5.0
-    body_timeout_seconds: Annotated[float, said("How long a request's body may take.", gt=0, le=600)] = 30.0
-    idle_timeout_seconds: Annotated[float, said("How long a connection may idle between requests.", gt=0)] = 65.0
+class HttpSettings(Struct, frozen=True, kw_only=True):
+    host: Annotated[str, described("Address to listen on. 0.0.0.0 for all.")] = "127.0.0.1"
+    port: Annotated[int, described("Port to listen on; 0 picks a free one.", ge=0, le=65_535)] = 8080
+    connections_max: Annotated[int, described("Connections held at once; more are refused.", ge=1, le=1_000_000)] = (
+        20_000
+    )
+    header_timeout_seconds: Annotated[float, described("How long a request's headers may take.", gt=0, le=600)] = 5.0
+    body_timeout_seconds: Annotated[float, described("How long a request's body may take.", gt=0, le=600)] = 30.0
+    idle_timeout_seconds: Annotated[float, described("How long a connection may idle between requests.", gt=0)] = 65.0
     wait_max_seconds: Annotated[
-        float, said("Longest long poll; claims wait 30 s at most all the same.", ge=0, le=60)
+        float, described("Longest long poll; claims wait 30 s at most all the same.", ge=0, le=60)
     ] = 60.0
-    shutdown_seconds: Annotated[float, said("How long calls under way may take at shutdown.", gt=0, le=600)] = 10.0
+    shutdown_seconds: Annotated[float, described("How long calls under way may take at shutdown.", gt=0, le=600)] = 10.0
 
 
 class StoreSettings(Struct, frozen=True, kw_only=True):
-    path: Annotated[str, said("Data directory.")] = "./data"
-    shards: Annotated[int, said("Shards of a new data directory; an existing one keeps its own.", ge=1, le=4096)] = 1
+    path: Annotated[str, described("Data directory.")] = "./data"
+    shards: Annotated[
+        int, described("Shards of a new data directory; an existing one keeps its own.", ge=1, le=4096)
+    ] = 1
     durability: Annotated[
         str,
-        said(
+        described(
             "fsync: an acknowledged call survives power loss. process: it survives kill -9.",
             pattern=r"^(fsync|process)\Z",
         ),
     ] = "fsync"
 
 
-class Provider(Struct, frozen=True, kw_only=True):
-    provider: Annotated[str, said("jwks, static, multi, or the name of a plugin.")] = ""
-    config: Annotated[dict[str, Any], said("What the provider needs (JSON in the environment).")] = {}
+class ProviderSettings(Struct, frozen=True, kw_only=True):
+    provider: Annotated[str, described("jwks, static, multi, or the name of a plugin.")] = ""
+    config: Annotated[dict[str, Any], described("What the provider needs (JSON in the environment).")] = {}
 
 
-class Auth(Struct, frozen=True, kw_only=True):
-    producer: Provider = Provider()
-    worker: Provider = Provider()
-    producers_may_work: Annotated[bool, said("Accept a producer's token on worker routes, for every command.")] = False
-
-
-class Leases(Struct, frozen=True, kw_only=True):
-    default_seconds: Annotated[float, said("Lease of a claim that names none.", ge=0.1, le=43_200)] = 300.0
-    grace_seconds: Annotated[float, said("What every lease has left at least after a restart.", ge=0, le=3600)] = 10.0
-    on_expiry: Annotated[str, said("backoff: as a nack. immediate: at once.", pattern=r"^(backoff|immediate)\Z")] = (
-        "backoff"
+class AuthSettings(Struct, frozen=True, kw_only=True):
+    producer: ProviderSettings = ProviderSettings()
+    worker: ProviderSettings = ProviderSettings()
+    producers_may_work: Annotated[bool, described("Accept a producer's token on worker routes, for every command.")] = (
+        False
     )
 
 
-class Retry(Struct, frozen=True, kw_only=True):
-    max_attempts: Annotated[int, said("Failed deliveries before a task is dead.", ge=1, le=100)] = 5
-    max_deliveries: Annotated[int, said("Deliveries of any kind before a task is dead.", ge=1, le=10_000)] = 100
-    backoff_policy: Annotated[str, said("fixed, linear, exponential, exp_equal_jitter or exp_full_jitter.")] = (
+class LeaseSettings(Struct, frozen=True, kw_only=True):
+    default_seconds: Annotated[float, described("Lease of a claim that names none.", ge=0.1, le=43_200)] = 300.0
+    grace_seconds: Annotated[float, described("What every lease has left at least after a restart.", ge=0, le=3600)] = (
+        10.0
+    )
+    on_expiry: Annotated[
+        str, described("backoff: as a nack. immediate: at once.", pattern=r"^(backoff|immediate)\Z")
+    ] = "backoff"
+
+
+class RetrySettings(Struct, frozen=True, kw_only=True):
+    max_attempts: Annotated[int, described("Failed deliveries before a task is dead.", ge=1, le=100)] = 5
+    max_deliveries: Annotated[int, described("Deliveries of any kind before a task is dead.", ge=1, le=10_000)] = 100
+    backoff_policy: Annotated[str, described("fixed, linear, exponential, exp_equal_jitter or exp_full_jitter.")] = (
         "exp_full_jitter"
     )
-    backoff_base_seconds: Annotated[float, said("First delay.", ge=0, le=86_400)] = 5.0
-    backoff_max_seconds: Annotated[float, said("Longest delay.", ge=0, le=86_400)] = 900.0
+    backoff_base_seconds: Annotated[float, described("First delay.", ge=0, le=86_400)] = 5.0
+    backoff_max_seconds: Annotated[float, described("Longest delay.", ge=0, le=86_400)] = 900.0
 
 
-class Retention(Struct, frozen=True, kw_only=True):
-    seconds: Annotated[int, said("How long ended tasks are kept.", ge=0, le=31_622_400)] = 86_400
-    dead_seconds: Annotated[int, said("How long dead tasks are kept.", ge=0, le=31_622_400)] = 86_400
-    events_seconds: Annotated[int, said("How long events are kept.", ge=60)] = 604_800
-    events_max: Annotated[int, said("How many events a shard keeps at most.", ge=1000)] = 100_000_000
+class RetentionSettings(Struct, frozen=True, kw_only=True):
+    seconds: Annotated[int, described("How long ended tasks are kept.", ge=0, le=31_622_400)] = 86_400
+    dead_seconds: Annotated[int, described("How long dead tasks are kept.", ge=0, le=31_622_400)] = 86_400
+    events_seconds: Annotated[int, described("How long events are kept.", ge=60)] = 604_800
+    events_max: Annotated[int, described("How many events a shard keeps at most.", ge=1000)] = 100_000_000
 
 
 class RateLimits(Struct, frozen=True, kw_only=True):
@@ -90,28 +98,30 @@ class RateLimits(Struct, frozen=True, kw_only=True):
 
 
 class TracingSettings(Struct, frozen=True, kw_only=True):
-    enabled: Annotated[bool, said("Send spans.")] = False
-    service_name: Annotated[str, said("Name of this service in traces.")] = "codeq"
-    endpoint: Annotated[str, said("OTLP gRPC collector.")] = "http://localhost:4317"
-    insecure: Annotated[bool, said("Without TLS.")] = True
-    sample_ratio: Annotated[float, said("Share of new traces that are kept.", gt=0, le=1)] = 1.0
+    enabled: Annotated[bool, described("Send spans.")] = False
+    service_name: Annotated[str, described("Name of this service in traces.")] = "codeq"
+    endpoint: Annotated[str, described("OTLP gRPC collector.")] = "http://localhost:4317"
+    insecure: Annotated[bool, described("Without TLS.")] = True
+    sample_ratio: Annotated[float, described("Share of new traces that are kept.", gt=0, le=1)] = 1.0
 
 
 class LogSettings(Struct, frozen=True, kw_only=True):
-    level: Annotated[str, said("debug, info, warning or error.", pattern=r"^(debug|info|warning|error)\Z")] = "info"
-    format: Annotated[str, said("json or text.", pattern=r"^(json|text)\Z")] = "json"
-    access: Annotated[str, said("Which requests to log: none, errors or all.", pattern=r"^(none|errors|all)\Z")] = (
-        "errors"
+    level: Annotated[str, described("debug, info, warning or error.", pattern=r"^(debug|info|warning|error)\Z")] = (
+        "info"
     )
+    format: Annotated[str, described("json or text.", pattern=r"^(json|text)\Z")] = "json"
+    access: Annotated[
+        str, described("Which requests to log: none, errors or all.", pattern=r"^(none|errors|all)\Z")
+    ] = "errors"
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    http: Http = Http()
+    http: HttpSettings = HttpSettings()
     store: StoreSettings = StoreSettings()
-    auth: Auth = Auth()
-    leases: Leases = Leases()
-    retry: Retry = Retry()
-    retention: Retention = Retention()
+    auth: AuthSettings = AuthSettings()
+    leases: LeaseSettings = LeaseSettings()
+    retry: RetrySettings = RetrySettings()
+    retention: RetentionSettings = RetentionSettings()
     rate_limit: RateLimits = RateLimits()
     tracing: TracingSettings = TracingSettings()
     log: LogSettings = LogSettings()

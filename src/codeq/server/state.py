@@ -1,23 +1,20 @@
-"""The parts of a running service, put together: what every handler may use."""
+"""Everything a handler may use: the core, the settings, and the parts of the running service."""
 
 import asyncio
 import random
 from dataclasses import dataclass
 
 from codeq.domain.errors import StoreError
-from codeq.domain.queue import QueueKey
 from codeq.server.auth.principal import Authenticator
 from codeq.server.metrics import Metrics
 from codeq.server.ratelimit import RateLimiter
 from codeq.server.settings import Settings
 from codeq.server.tracing import Tracing
 from codeq.usecases.core import Core
+from codeq.usecases.probe import probe
 
 PROBE_EVERY_S = 1.0
-"""/readyz is open to everyone and costs an fsync, so it asks the disk at most this often."""
-
-_PROBE = QueueKey("", "")
-"""No tenant and no command have an empty name, so this entry is nobody's."""
+"""/readyz is open to everyone and costs an fsync, so the disk is probed at most this often."""
 
 
 @dataclass(slots=True)
@@ -40,7 +37,7 @@ class AppState:
         return 0 if self.is_stopping else min(asked_ms, round(self.settings.http.wait_max_seconds * 1000))
 
     async def not_ready_because(self) -> str | None:
-        """None if a write reaches the disk and tokens can be checked; else what is in the way."""
+        """None if a write reaches the disk and tokens can be checked; else the reason."""
         if self.is_stopping:
             return "the server is stopping"
         loop_s = asyncio.get_running_loop().time()
@@ -53,8 +50,7 @@ class AppState:
 
     async def _probe(self) -> str | None:
         try:
-            await self.core.store.set_policy(_PROBE, None)
-            await self.core.store.flush()
+            await probe(self.core)
         except StoreError as fault:
             return f"{fault.code}: the store does not take writes"
         return None

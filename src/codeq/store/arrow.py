@@ -50,18 +50,18 @@ def columns(records: Sequence[Raw], wanted: Collection[str]) -> dict[str, pa.Arr
 
     Raises OddRecord, and then nothing is known of any of them.
     """
-    table = _Table(records)
+    reader = _RecordReader(records)
     found = {}
     for name in _FIELDS:
-        read = table.numbers if name in _NUMBERS else table.texts
+        read = reader.numbers if name in _NUMBERS else reader.texts
         column = read(is_wanted=name in wanted)
         if column is not None:
             found[name] = column
-    table.check()
+    reader.check()
     return found
 
 
-class _Table:
+class _RecordReader:
     def __init__(self, records: Sequence[Raw]) -> None:
         data = b"".join(records) + _BEHIND
         lengths = np.fromiter(map(len, records), np.int64, len(records))
@@ -82,7 +82,7 @@ class _Table:
             self._at += 1
             return pa.array(tag.astype(np.int64)) if is_wanted else None
         width = _WIDTH[tag]
-        value = np.where(width == 0, tag, self._following(width))
+        value = np.where(width == 0, tag, self._following_bytes(width))
         self._at += 1 + width
         return pa.array(value.astype(np.int64)) if is_wanted else None
 
@@ -91,25 +91,25 @@ class _Table:
         start, length = self._at + 1, _LENGTH[tag]
         if length.min() < 0:
             width = np.maximum(-length, 0)
-            length = np.where(width == 0, length, self._following(width).astype(np.int64))
+            length = np.where(width == 0, length, self._following_bytes(width).astype(np.int64))
             start += width
         self._at = start + length
         if self._at.max() > self._ends[-1]:
             raise UnexpectedEncoding
-        return self._cut(start, tag == _NONE) if is_wanted else None
+        return self._texts_before(start, tag == _NONE) if is_wanted else None
 
     def check(self) -> None:
         if (self._at > self._ends).any():
             raise UnexpectedEncoding
 
-    def _following(self, width: Places) -> npt.NDArray[np.uint64]:
+    def _following_bytes(self, width: Places) -> npt.NDArray[np.uint64]:
         """What the next so many bytes say, as a number."""
         if width.min() < 0 or width.max() > 8:
             raise UnexpectedEncoding
         words = self._words[self._at + 1].astype(np.uint64)
         return words >> np.where(width == 0, 0, 64 - 8 * width).astype(np.uint64)
 
-    def _cut(self, start: Places, is_none: npt.NDArray[np.bool_]) -> pa.Array:
+    def _texts_before(self, start: Places, is_none: npt.NDArray[np.bool_]) -> pa.Array:
         """The texts between `start` and where we are: every second piece of all bytes, cut at both."""
         count = len(start)
         if is_none.all():

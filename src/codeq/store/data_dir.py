@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from codeq.domain.errors import InvalidRequest, StoreCorrupt, StoreError, StoreMismatch
@@ -16,14 +17,6 @@ from codeq.store.sharded import ShardedStore, shard_name
 _MANIFEST = "codeq.json"
 
 
-class NullListener:
-    """Listens to nothing."""
-
-    def ready(self, queue: object, tasks: int) -> None: ...
-
-    def moved(self, tasks: object) -> None: ...
-
-
 def open_rocksdb(
     path: Path,
     *,
@@ -32,7 +25,7 @@ def open_rocksdb(
     fsync: bool = True,
     recover: bool = False,
     grace_ms: int = RESTART_GRACE_MS,
-    listener: Listener | None = None,
+    listeners: Sequence[Listener] = (),
 ) -> Store:
     """Open the directory, or make it. `shards` is fixed when it is made; None takes what is there, or one."""
     number = _agree_on_shards(path, shards)
@@ -41,7 +34,7 @@ def open_rocksdb(
         for i in range(number):
             shard = RocksShard(
                 path / shard_name(i),
-                listener=listener or NullListener(),
+                listeners=listeners,
                 clock=clock,
                 fsync=fsync,
                 recover=recover,

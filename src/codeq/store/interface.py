@@ -1,31 +1,25 @@
-"""What a store must do: the seam between the rules of the queue and the engine that keeps the tasks.
+"""What a store must do: the seam between the rules of the queue and the engine that stores the tasks.
 
 Engines obey, they do not decide. They compare versions, file records by `lifecycle.position`, append one event per
 change, and never look at a status otherwise. Verbs are batches; an empty batch is legal and does nothing.
 
-Verbs act at once and are visible to the next verb at once, but an effect is promised to nobody until `flush` has
-returned: every use case settles before it answers.
+Verbs act at once and are visible to the next verb at once, but nothing is durable until `flush` has returned: every use
+case flushes before it answers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msgspec import Raw, Struct
 
 from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
-from codeq.domain.requests import Delivery, Filter, Page
-from codeq.domain.task import Body, Change, Task
+from codeq.domain.requests import Delivery, Filter, Page, Record
+from codeq.domain.task import Change, Task
 from codeq.store import codec
 
-
-class Record(Struct, frozen=True, gc=False):
-    """All that is kept of a task."""
-
-    task: Task
-    body: Body
-    result: bytes | None
-    """The JSON its worker left behind, if any."""
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class ClaimRequest(Struct, frozen=True, kw_only=True, gc=False):
@@ -39,31 +33,47 @@ class ClaimRequest(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Events(NamedTuple):
-    """A stretch of a shard's events, and what the shard has: `first` to `next - 1`."""
+    """Consecutive events of a shard, and what the shard has: `first` to `next - 1`."""
 
     records: Sequence[Raw]
-    """As the codec encoded them: who makes columns of them needs no object per event."""
+    """As the codec encoded them: a reader that makes columns of them needs no object per event."""
     first: int
     next: int
 
     @property
     def events(self) -> list[Task]:
-        """Decoded, at every look."""
+        """Decoded, at every access."""
         return codec.decode_tasks(codec.joined(self.records))
 
+    def columns(self, wanted: Collection[str]) -> "dict[str, pa.Array] | None":
+        """Fields of the events as Arrow columns; None if a record is not encoded as this version encodes them.
 
-class Listener(Protocol):
-    """What the store tells while it works. Called on the event loop, must not block or raise."""
+        Needs numpy and pyarrow, whose first import takes a while.
+        """
+        from codeq.store import arrow  # noqa: PLC0415 - large, and only readers of Arrow need it
+
+        try:
+            return arrow.columns(self.records, wanted)
+        except arrow.UnexpectedEncoding:
+            return None
+
+
+class Listener:
+    """What a store reports while it works. Called on the event loop, so it must not block, and it must not raise."""
 
     def ready(self, queue: QueueKey, tasks: int) -> None:
         """`tasks` tasks of the queue have just become claimable."""
 
     def moved(self, tasks: Sequence[Task]) -> None:
-        """The tasks have just made a move and stand as given. Heartbeats are not told."""
+        """The tasks have just made a move and stand as given. Heartbeats are not reported."""
+
+    def flushed(self, calls: int, seconds: float) -> None:
+        """A flush has ended: how many calls it served, and how long the disk took."""
 
 
 class Store(Protocol):
-    listener: Listener
+    listeners: Sequence[Listener]
+    """Each hears everything, in this order."""
 
     @property
     def shards(self) -> int:
@@ -80,7 +90,7 @@ class Store(Protocol):
         A heartbeat extends the lease in memory and is written lazily. The changes of one shard are applied in order.
         """
 
-    async def take(self, order: ClaimRequest) -> list[Delivery]:
+    async def take(self, request: ClaimRequest) -> list[Delivery]:
         """Lease up to `limit` ready tasks, by `lifecycle.claim`: highest priority first over all queues, equal
         priorities in rotation over the queues, first in first out inside one. No task is given to two callers.
 
@@ -91,7 +101,7 @@ class Store(Protocol):
         """The tasks as they stand; None for an id that does not exist or belongs to another tenant."""
 
     async def get_records(self, tenant: str, ids: Sequence[str]) -> list[Record | None]:
-        """As `load`, with body and result. Stops early, answering None for the rest, at BATCH_BYTES_MAX of payload."""
+        """As `get_tasks`, with body and result. None for the rest once BATCH_BYTES_MAX of payload have been read."""
 
     async def due(self, index: Index, now_ms: int, limit: int) -> list[Task]:
         """Tasks whose time has come, earliest first: DELAYED by visibility, IN_PROGRESS by lease, NONE by retention.
@@ -135,7 +145,7 @@ class Store(Protocol):
         """Write a consistent copy into the new directory `target`, while the store goes on working."""
 
     async def close(self) -> None:
-        """Settle, release the files, refuse every later call."""
+        """Flushes, releases the files, and refuses every later call."""
 
 
 Clock = Callable[[], int]

@@ -11,9 +11,9 @@ import msgspec
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.ids import is_task_id, shard_of
 from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
-from codeq.domain.requests import Delivery, Filter, Page
+from codeq.domain.requests import Delivery, Filter, Page, Record
 from codeq.domain.task import Change, Task
-from codeq.store.interface import ClaimRequest, Events, Listener, Record, Store
+from codeq.store.interface import ClaimRequest, Events, Listener, Store
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -41,13 +41,13 @@ class ShardedStore:
         return len(self._shards)
 
     @property
-    def listener(self) -> Listener:
-        return self._shards[0].listener
+    def listeners(self) -> Sequence[Listener]:
+        return self._shards[0].listeners
 
-    @listener.setter
-    def listener(self, listener: Listener) -> None:
+    @listeners.setter
+    def listeners(self, listeners: Sequence[Listener]) -> None:
         for shard in self._shards:
-            shard.listener = listener
+            shard.listeners = listeners
 
     def now_ms(self) -> int:
         return max(shard.now_ms() for shard in self._shards)
@@ -55,15 +55,17 @@ class ShardedStore:
     async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
         return await self._route(changes, lambda change: change.after.id, lambda shard, part: shard.commit(part))
 
-    async def take(self, order: ClaimRequest) -> list[Delivery]:
+    async def take(self, request: ClaimRequest) -> list[Delivery]:
         """Shards are visited in turn, each claim starting one further: highest priority first holds inside a shard."""
         self._turn += 1
         taken: list[Delivery] = []
         for i in range(len(self._shards)):
             shard = self._shards[(self._turn + i) % len(self._shards)]
-            part = msgspec.structs.replace(order, limit=order.limit - len(taken), limits=self._limits(order, shard))
+            part = msgspec.structs.replace(
+                request, limit=request.limit - len(taken), limits=self._limits(request, shard)
+            )
             taken += await shard.take(part)
-            if len(taken) == order.limit:
+            if len(taken) == request.limit:
                 break
         return taken
 
@@ -134,7 +136,7 @@ class ShardedStore:
         id_of: Callable[[Item], str],
         call: Callable[[Shard, Sequence[Item]], Awaitable[list[Answer | None]]],
     ) -> list[Answer | None]:
-        """Send each item to the shard its id names, and put the answers back in order."""
+        """Send each item to the shard its id names, and put the answers back in request."""
         places: defaultdict[int, list[int]] = defaultdict(list)
         for place, item in enumerate(items):
             task_id = id_of(item)
@@ -146,14 +148,14 @@ class ShardedStore:
                 answers[place] = answer
         return answers
 
-    def _limits(self, order: ClaimRequest, shard: Shard) -> Mapping[QueueKey, int]:
+    def _limits(self, request: ClaimRequest, shard: Shard) -> Mapping[QueueKey, int]:
         """A queue's limit holds over all shards: what the others have in progress is taken off."""
-        if not order.limits:
-            return order.limits
+        if not request.limits:
+            return request.limits
         others = [other for other in self._shards if other is not shard]
         return {
             queue: max(0, limit - sum(other.in_progress(queue) for other in others))
-            for queue, limit in order.limits.items()
+            for queue, limit in request.limits.items()
         }
 
 

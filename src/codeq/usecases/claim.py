@@ -1,4 +1,4 @@
-"""Hand ready tasks to a worker, at once or as soon as there are some."""
+"""Leases ready tasks to a worker, at once or as soon as there are some."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,51 +18,60 @@ from codeq.usecases.waiters import EVERY
 async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
     """Up to `limit` tasks, leased to the worker. None only if no queue had any until `wait_ms` had passed.
 
-    A caller that is cancelled loses no task: what was leased to it goes back to its queue, uncounted.
+    Not `@durable`, because the wait for the disk can be cancelled too: a caller that goes away loses no task, what was
+    leased to it goes back to its queue, and no attempt is counted.
     """
     _check(tenant, wanted)
+    attempt = _ClaimAttempt(core, tenant, wanted)
     await sweep.before_claim(core, INSPECT_TASKS_MAX)
-    await core.waiters.serve()  # those who waited before come first
-    deliveries = await _take(core, tenant, wanted)
+    await core.waiters.serve_first()
+    deliveries = await attempt.take()
     if not deliveries and wanted.wait_ms:
-        deliveries = await core.waiters.wait(
-            [QueueKey(tenant, command) for command in wanted.commands or [EVERY]],
-            lambda: _take(core, tenant, wanted),
-            lambda unwanted: _hand_back(core, unwanted),
-            wanted.wait_ms,
-        )
+        deliveries = await core.waiters.wait_for_tasks(attempt, wanted.wait_ms)
     try:
         await core.store.flush()
     except asyncio.CancelledError:
-        await _hand_back(core, deliveries)
+        await attempt.hand_back(deliveries)
         raise
     return deliveries
 
 
-async def _take(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
-    queues = await _open_queues(core, tenant, wanted.commands)
-    if not queues:
-        return []
-    policies = {queue: core.policy(*queue) for queue in queues}
-    order = ClaimRequest(
-        queues=queues,
-        worker=wanted.worker,
-        lease_ms=wanted.lease_ms or policies[queues[0]].lease_ms,
-        limit=wanted.limit,
-        limits={queue: policy.max_consumers for queue, policy in policies.items() if policy.max_consumers},
-    )
-    return await core.store.take(order)
+class _ClaimAttempt:
+    """One claim, to be tried now and again whenever one of its queues has tasks. Implements `waiters.Claimant`."""
 
+    def __init__(self, core: Core, tenant: str, wanted: Claim) -> None:
+        self._core = core
+        self._tenant = tenant
+        self._wanted = wanted
+        self.queues: Sequence[QueueKey] = [QueueKey(tenant, command) for command in wanted.commands or [EVERY]]
 
-async def _open_queues(core: Core, tenant: str, commands: Sequence[str] | None) -> list[QueueKey]:
-    wanted = sorted(await core.store.counts(tenant)) if commands is None else [QueueKey(tenant, c) for c in commands]
-    return [queue for queue in wanted if not core.policy(*queue).paused]
+    async def take(self) -> list[Delivery]:
+        queues = await self._open_queues()
+        if not queues:
+            return []
+        core, wanted = self._core, self._wanted
+        policies = {queue: core.policy(*queue) for queue in queues}
+        return await core.store.take(
+            ClaimRequest(
+                queues=queues,
+                worker=wanted.worker,
+                lease_ms=wanted.lease_ms or policies[queues[0]].lease_ms,
+                limit=wanted.limit,
+                limits={queue: policy.max_consumers for queue, policy in policies.items() if policy.max_consumers},
+            )
+        )
 
+    async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
+        core, now_ms = self._core, self._core.now_ms()
+        tasks = [delivery.task for delivery in deliveries]
+        changes = [lifecycle.abandon(t, _holder(t), now_ms, keep_ms=core.dead_retention_ms(t)) for t in tasks]
+        await core.store.commit(changes)
 
-async def _hand_back(core: Core, deliveries: Sequence[Delivery]) -> None:
-    now_ms = core.store.now_ms()
-    tasks = [delivery.task for delivery in deliveries]
-    await core.store.commit([lifecycle.abandon(t, _holder(t), now_ms, keep_ms=core.keep_dead_ms(t)) for t in tasks])
+    async def _open_queues(self) -> list[QueueKey]:
+        """Those that are not paused."""
+        core, wanted = self._core, self._wanted
+        queues = self.queues if wanted.commands is not None else sorted(await core.store.counts(self._tenant))
+        return [queue for queue in queues if not core.policy(*queue).paused]
 
 
 def _holder(task: Task) -> Holder:

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from codeq.domain.ids import IdMint
 from codeq.domain.queue import OnExpiry, QueueKey, QueuePolicy
@@ -12,17 +12,42 @@ from codeq.domain.task import Task
 from codeq.store.interface import Store
 from codeq.usecases.waiters import Waiters
 
-Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Randomness(Protocol):
+    """What a `random.Random` has. It need not be cryptographic: every id is looked up within its tenant, so knowing
+    an id gives no right to its task."""
+
+    def random(self) -> float: ...
+
+    def randbytes(self, n: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Core:
+    """A store with everything the use cases need besides it. Callers of use cases pass it on and look at nothing
+    but `now_ms` and `shards`."""
+
     store: Store
     waiters: Waiters
     defaults: QueuePolicy
     ids: IdMint
     random: Callable[[], float]
+    bulk_reads: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held for one piece of a long read: however many calls read, other calls wait for one piece at most."""
+
+    def now_ms(self) -> int:
+        return self.store.now_ms()
+
+    @property
+    def shards(self) -> int:
+        return self.store.shards
+
+    async def close(self) -> None:
+        """Flushes, closes the store and refuses every later call."""
+        await self.store.close()
 
     def policy(self, tenant: str, command: str) -> QueuePolicy:
         policies = self.store.policies()
@@ -37,25 +62,30 @@ class Core:
         immediate = self.policy(task.tenant, task.command).on_expiry is OnExpiry.IMMEDIATE
         return 0 if immediate else self.retry_ms(task)
 
-    def keep_ms(self, task: Task) -> int:
+    def retention_ms(self, task: Task) -> int:
         return self.policy(task.tenant, task.command).retention_ms
 
-    def keep_dead_ms(self, task: Task) -> int:
+    def dead_retention_ms(self, task: Task) -> int:
         return self.policy(task.tenant, task.command).dead_retention_ms
 
-    def freed(self, task: Task) -> None:
-        """A place in the task's queue is free: where places are limited, that is as good as a new task."""
+    def slot_freed(self, task: Task) -> None:
+        """Wakes a claim that `max_consumers` held back: a task that is no longer in progress makes room for another."""
         if self.store.policies() and self.policy(task.tenant, task.command).max_consumers:
             self.waiters.ready(QueueKey(task.tenant, task.command), 1)
 
 
+def make_core(store: Store, waiters: Waiters, defaults: QueuePolicy, *, randomness: Randomness) -> Core:
+    """The waiters must be among the store's listeners, or no waiting call is ever woken."""
+    return Core(store, waiters, defaults, IdMint(randomness.randbytes), randomness.random)
+
+
 def durable(
-    verb: Callable[Concatenate[Core, Given], Awaitable[Answer]],
-) -> Callable[Concatenate[Core, Given], Coroutine[Any, Any, Answer]]:
-    """Make the verb answer, or refuse, only when all that it did and saw is on disk."""
+    verb: Callable[Concatenate[Core, P], Awaitable[T]],
+) -> Callable[Concatenate[Core, P], Coroutine[Any, Any, T]]:
+    """Makes the verb answer, or refuse, only when all that it did and saw is on disk."""
 
     @wraps(verb)
-    async def settled(core: Core, /, *args: Given.args, **kwargs: Given.kwargs) -> Answer:
+    async def flushed(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return await verb(core, *args, **kwargs)
         except asyncio.CancelledError:
@@ -63,4 +93,4 @@ def durable(
         finally:
             await core.store.flush()
 
-    return settled
+    return flushed

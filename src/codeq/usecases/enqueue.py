@@ -24,7 +24,7 @@ async def enqueue(core: Core, tenant: str, orders: Sequence[NewTask]) -> list[En
     """Per order: the task, or why it was refused. One order's refusal leaves the others alone."""
     validation.batch([order.payload for order in orders], "tasks", "payload")
     validation.name(tenant, "tenant")
-    now_ms = core.store.now_ms()
+    now_ms = core.now_ms()
     answers: list[Enqueued | CodeqError | None] = [_refusal(order, now_ms) for order in orders]
     places = [place for place, refusal in enumerate(answers) if refusal is None]
     changes = _changes(core, tenant, [orders[place] for place in places])
@@ -37,7 +37,7 @@ async def enqueue(core: Core, tenant: str, orders: Sequence[NewTask]) -> list[En
 
 
 def _changes(core: Core, tenant: str, orders: Sequence[NewTask]) -> list[Change]:
-    now_ms = core.store.now_ms()
+    now_ms = core.now_ms()
     shards = core.store.shards
     homes = [
         None if order.idempotency_key is None else shard_for(tenant, order.idempotency_key, shards) for order in orders

@@ -21,7 +21,7 @@ async def heartbeat(
     Acts in memory and does not wait for the disk: losing it to a crash only shortens a lease, and a restart gives every
     lease some grace.
     """
-    now_ms = core.store.now_ms()
+    now_ms = core.now_ms()
     if extend_ms is not None:
         validation.lease_ms(extend_ms)
     if progress is not None:

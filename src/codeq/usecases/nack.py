@@ -1,4 +1,4 @@
-"""Hand tasks back without a result: as failed deliveries (nack), or unharmed (abandon)."""
+"""Counts a failed delivery: the task is retried later, or dead-lettered at its limit."""
 
 from codeq.domain import lifecycle, validation
 from codeq.domain.limits import BACKOFF_MS_MAX
@@ -18,29 +18,18 @@ async def nack(
     reason: str = "",
     is_last: bool = False,
 ) -> Task:
-    """Count a failed delivery. The task waits `delay_ms` (0 for the back of the queue now), by default as its backoff
-    says; at its last attempt, or with `is_last`, it is dead-lettered, with `reason` kept as its last error."""
-    now_ms = core.store.now_ms()
+    """The task waits for `delay_ms` (0 for the back of the queue now), by default as long as its backoff says; at its
+    last attempt, or with `is_last`, it is dead-lettered, with `reason` as its last error."""
+    now_ms = core.now_ms()
     if delay_ms is not None:
         validation.whole(delay_ms, "delay in milliseconds", 0, BACKOFF_MS_MAX)
     said = validation.message(reason)
 
     def decide(task: Task) -> Change:
         retry_ms = core.retry_ms(task) if delay_ms is None else delay_ms
-        keep_ms = core.keep_dead_ms(task)
+        keep_ms = core.dead_retention_ms(task)
         return lifecycle.nack(task, holder, now_ms, retry_ms=retry_ms, reason=said, keep_ms=keep_ms, is_last=is_last)
 
     task = await move_one(core, tenant, task_id, decide)
-    core.freed(task)
-    return task
-
-
-@durable
-async def abandon(core: Core, tenant: str, task_id: str, holder: Holder) -> Task:
-    """Put the task at the back of its queue at once, without counting an attempt."""
-    now_ms = core.store.now_ms()
-    task = await move_one(
-        core, tenant, task_id, lambda task: lifecycle.abandon(task, holder, now_ms, keep_ms=core.keep_dead_ms(task))
-    )
-    core.freed(task)
+    core.slot_freed(task)
     return task

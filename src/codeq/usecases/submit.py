@@ -26,7 +26,7 @@ async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[S
     """Per outcome: the ended task, or why it was refused. The same outcome sent again is answered like the first."""
     if sum(len(outcome.result or b"") for outcome in outcomes) > BATCH_BYTES_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_BYTES_MAX} bytes of results")
-    now_ms = core.store.now_ms()
+    now_ms = core.now_ms()
     repeats: list[int] = []
 
     def decide(place: int, task: Task) -> Change | None:
@@ -43,7 +43,7 @@ async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[S
             answers.append(task)
         else:
             answers.append(Submitted(task, outcome.result))
-            core.freed(task)
+            core.slot_freed(task)
     if repeats:
         stored = await core.store.get_records(tenant, [outcomes[place].task_id for place in repeats])
         for place, record in zip(repeats, stored, strict=True):
@@ -58,7 +58,7 @@ def _change(core: Core, task: Task, outcome: Outcome, now_ms: int) -> Change:
         raise InvalidRequest(
             f"the result has {len(result)} bytes, at most {RESULT_BYTES_MAX} are taken; use an artifact"
         )
-    keep_ms = core.keep_ms(task)
+    keep_ms = core.retention_ms(task)
     if outcome.status is _COMPLETED:
         return lifecycle.complete(task, outcome.holder, now_ms, keep_ms=keep_ms, result=result)
     if outcome.status is _FAILED:

@@ -16,7 +16,7 @@ PROMOTE_EVERY_S, EXPIRE_EVERY_S, PURGE_EVERY_S, TRIM_EVERY_S = 0.1, 1.0, 1.0, 60
 
 
 async def promote_due(core: Core, limit: int = SWEEP_TASKS_MAX) -> int:
-    now_ms = core.store.now_ms()
+    now_ms = core.now_ms()
     due = await core.store.due(Index.DELAYED, now_ms, limit)
     if due:
         await core.store.commit([lifecycle.promote(task, now_ms) for task in due])
@@ -24,22 +24,24 @@ async def promote_due(core: Core, limit: int = SWEEP_TASKS_MAX) -> int:
 
 
 async def expire_leases(core: Core, limit: int = SWEEP_TASKS_MAX) -> int:
-    now_ms = core.store.now_ms()
+    now_ms = core.now_ms()
     due = await core.store.due(Index.IN_PROGRESS, now_ms, limit)
     if due:
         await core.store.commit(
             [
-                lifecycle.expire(task, now_ms, retry_ms=core.expiry_retry_ms(task), keep_ms=core.keep_dead_ms(task))
+                lifecycle.expire(
+                    task, now_ms, retry_ms=core.expiry_retry_ms(task), keep_ms=core.dead_retention_ms(task)
+                )
                 for task in due
             ]
         )
         for task in due:
-            core.freed(task)
+            core.slot_freed(task)
     return len(due)
 
 
 async def purge_finished(core: Core, limit: int = SWEEP_TASKS_MAX) -> int:
-    now_ms = core.store.now_ms()
+    now_ms = core.now_ms()
     due = await core.store.due(Index.NONE, now_ms, limit)
     if due:
         await core.store.commit([lifecycle.purge(task, now_ms) for task in due])
@@ -56,7 +58,7 @@ async def run(core: Core, *, events_keep_ms: int, events_keep_max: int) -> None:
     """Do all of it, each at its own pace, until cancelled or until the store fails."""
 
     async def trim(core: Core, limit: int) -> int:  # noqa: ARG001 - trims all there is
-        await core.store.trim(before_ms=core.store.now_ms() - events_keep_ms, keep_max=events_keep_max)
+        await core.store.trim(before_ms=core.now_ms() - events_keep_ms, keep_max=events_keep_max)
         return 0
 
     await asyncio.gather(

@@ -1,55 +1,59 @@
-"""Where callers wait for a task to become ready, or to end. Woken by the event itself, first come first served."""
+"""Calls that wait for a task to become ready or to end. Woken by the event itself, first come, first served."""
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
+from typing import Protocol
 
 from codeq.domain.errors import CodeqError
 from codeq.domain.queue import QueueKey
 from codeq.domain.requests import Delivery
 from codeq.domain.task import Task
+from codeq.store.interface import Listener
 
 EVERY = "*"
-"""Stands for all commands of a tenant in a waiter's queues. No command can have this name."""
-
-Attempt = Callable[[], Awaitable[list[Delivery]]]
+"""Stands for all commands of a tenant in the queues of a claim. No command can have this name."""
 
 
-HandBack = Callable[[list[Delivery]], Awaitable[None]]
+class Claimant(Protocol):
+    """A claim that may wait. Waking it and taking tasks for it are one step, so that no other call comes between."""
+
+    queues: Sequence[QueueKey]
+
+    async def take(self) -> list[Delivery]:
+        """Leases ready tasks; none if there are none."""
+
+    async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Returns tasks that were leased for a caller that has gone."""
 
 
-class Waiter:
-    """A claim that waits. `attempt` takes tasks on its behalf, so that being woken and being served are one step;
-    `hand_back` returns them when the caller has gone meanwhile."""
+class _Waiter:
+    __slots__ = ("claimant", "served", "ticket")
 
-    __slots__ = ("attempt", "hand_back", "queues", "served", "ticket")
-
-    def __init__(self, ticket: int, queues: Sequence[QueueKey], attempt: Attempt, hand_back: HandBack) -> None:
+    def __init__(self, ticket: int, claimant: Claimant) -> None:
         self.ticket = ticket
-        self.queues = queues
-        self.attempt = attempt
-        self.hand_back = hand_back
+        self.claimant = claimant
         self.served: asyncio.Future[list[Delivery]] = asyncio.get_running_loop().create_future()
 
 
-class Waiters:
-    """Implements `store.interface.Listener`."""
+class Waiters(Listener):
+    """Listens to the store. Costs two dictionary look-ups per commit while nobody waits."""
 
     def __init__(self) -> None:
         self._tickets = count()
-        self._waiting: dict[QueueKey, OrderedDict[int, Waiter]] = {}
-        self._ringing: OrderedDict[QueueKey, None] = OrderedDict()
+        self._claims: dict[QueueKey, OrderedDict[int, _Waiter]] = {}
+        self._ready: OrderedDict[QueueKey, None] = OrderedDict()
         self._serving: asyncio.Task[None] | None = None
         self._for_end: dict[str, set[asyncio.Future[None]]] = {}
         self._for_event: set[asyncio.Future[None]] = set()
-        self.reading = asyncio.Lock()
-        """Held for one piece of a long read: however many read, others wait for one piece at most."""
+
+    # -- what the store reports ----------------------------------------------------------------------------------
 
     def ready(self, queue: QueueKey, tasks: int) -> None:  # noqa: ARG002 - how many is found out by taking them
-        if queue in self._waiting or QueueKey(queue.tenant, EVERY) in self._waiting:
-            self._ringing[queue] = None
+        if queue in self._claims or QueueKey(queue.tenant, EVERY) in self._claims:
+            self._ready[queue] = None
             if self._serving is None or self._serving.done():
                 self._serving = asyncio.get_running_loop().create_task(self._serve())
 
@@ -63,56 +67,78 @@ class Waiters:
                 if not waiter.done():
                     waiter.set_result(None)
 
-    async def serve(self) -> None:
-        """Return once those who wait have been served. A newcomer calls this before it takes for itself."""
+    # -- claims --------------------------------------------------------------------------------------------------
+
+    async def serve_first(self) -> None:
+        """Returns once the claims that wait have been served. A new claim calls this before it takes for itself."""
         if self._serving is not None and not self._serving.done():
             await asyncio.shield(self._serving)
 
-    async def wait(
-        self, queues: Sequence[QueueKey], attempt: Attempt, hand_back: HandBack, wait_ms: int
-    ) -> list[Delivery]:
-        """Tasks taken by `attempt` once a queue has some; none after `wait_ms`. A caller that is cancelled loses no
-        task: what was taken for it is handed back."""
-        waiter = Waiter(next(self._tickets), queues, attempt, hand_back)
-        for queue in queues:
-            self._waiting.setdefault(queue, OrderedDict())[waiter.ticket] = waiter
-        timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._give_up, waiter)
+    async def wait_for_tasks(self, claimant: Claimant, wait_ms: int) -> list[Delivery]:
+        """What the claimant took once one of its queues had tasks; nothing after `wait_ms`.
+
+        A caller that is cancelled loses no task: what was taken for it is handed back.
+        """
+        waiter = _Waiter(next(self._tickets), claimant)
+        for queue in claimant.queues:
+            self._claims.setdefault(queue, OrderedDict())[waiter.ticket] = waiter
+        timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._time_out, waiter)
         try:
             return await waiter.served
         except asyncio.CancelledError:
             if waiter.served.done() and not waiter.served.cancelled() and not waiter.served.exception():
-                await hand_back(waiter.served.result())
+                await claimant.hand_back(waiter.served.result())
             raise
         finally:
             timer.cancel()
-            self._leave(waiter)
+            self._remove(waiter)
 
     async def _serve(self) -> None:
-        """Runs by itself, so that no caller who goes away takes the wake-up of another along."""
-        while self._ringing:
-            queue, _ = self._ringing.popitem(last=False)
+        """A task of its own: a caller that goes away does not take the wake-up of another one along."""
+        while self._ready:
+            queue, _ = self._ready.popitem(last=False)
             while (waiter := self._first(queue)) is not None and await self._serve_one(waiter):
                 pass
 
-    async def _serve_one(self, waiter: Waiter) -> bool:
-        """Answers whether there may be more for the next in line."""
+    async def _serve_one(self, waiter: _Waiter) -> bool:
+        """Whether the queue may have more for the next waiter."""
         try:
-            deliveries = await waiter.attempt()
+            deliveries = await waiter.claimant.take()
         except CodeqError as fault:
-            self._leave(waiter)
+            self._remove(waiter)
             if not waiter.served.done():
                 waiter.served.set_exception(fault)
             return True
         if deliveries:
-            self._leave(waiter)
+            self._remove(waiter)
             if waiter.served.done():
-                await waiter.hand_back(deliveries)
+                await waiter.claimant.hand_back(deliveries)
             else:
                 waiter.served.set_result(deliveries)
         return bool(deliveries)
 
+    def _first(self, queue: QueueKey) -> _Waiter | None:
+        lines = (self._claims.get(queue), self._claims.get(QueueKey(queue.tenant, EVERY)))
+        firsts = [next(iter(line.values())) for line in lines if line]
+        return min(firsts, key=lambda waiter: waiter.ticket, default=None)
+
+    def _remove(self, waiter: _Waiter) -> None:
+        for queue in waiter.claimant.queues:
+            line = self._claims.get(queue)
+            if line is not None and waiter.ticket in line:
+                del line[waiter.ticket]
+                if not line:
+                    del self._claims[queue]
+
+    def _time_out(self, waiter: _Waiter) -> None:
+        self._remove(waiter)
+        if not waiter.served.done():
+            waiter.served.set_result([])
+
+    # -- other waits ---------------------------------------------------------------------------------------------
+
     async def wait_for_end(self, task_id: str, wait_ms: int) -> None:
-        """Return when the task ends, or after `wait_ms`."""
+        """Returns when the task ends, or after `wait_ms`."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._for_end.setdefault(task_id, set()).add(ended)
         try:
@@ -126,7 +152,7 @@ class Waiters:
 
     @contextmanager
     def next_event(self) -> Iterator["asyncio.Future[None]"]:
-        """A future that is done at the next move of any task. Look for events inside, so that none slips through."""
+        """A future that is done at the next move of any task. Read events inside the block, so that none is missed."""
         happened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._for_event.add(happened)
         try:
@@ -135,28 +161,10 @@ class Waiters:
             self._for_event.discard(happened)
 
     def end_waits(self) -> None:
-        """Send everyone home with what there is: the service stops."""
-        for line in list(self._waiting.values()):
+        """Completes all waiting calls empty-handed, for shutdown."""
+        for line in list(self._claims.values()):
             for waiter in list(line.values()):
-                self._give_up(waiter)
+                self._time_out(waiter)
         for waiting in [*self._for_event, *[waiter for line in self._for_end.values() for waiter in line]]:
             if not waiting.done():
                 waiting.set_result(None)
-
-    def _first(self, queue: QueueKey) -> Waiter | None:
-        lines = (self._waiting.get(queue), self._waiting.get(QueueKey(queue.tenant, EVERY)))
-        firsts = [next(iter(line.values())) for line in lines if line]
-        return min(firsts, key=lambda waiter: waiter.ticket, default=None)
-
-    def _leave(self, waiter: Waiter) -> None:
-        for queue in waiter.queues:
-            line = self._waiting.get(queue)
-            if line is not None and waiter.ticket in line:
-                del line[waiter.ticket]
-                if not line:
-                    del self._waiting[queue]
-
-    def _give_up(self, waiter: Waiter) -> None:
-        self._leave(waiter)
-        if not waiter.served.done():
-            waiter.served.set_result([])

@@ -1,6 +1,6 @@
 """Answers as clients read them: the messages of `wire.tasks` reduced to the fields that a client needs.
 
-Fields that are not named here are skipped by the decoder, which is most of the time that a full decode would take.
+The decoder skips fields that are not named here.
 """
 
 import msgspec

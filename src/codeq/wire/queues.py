@@ -89,8 +89,7 @@ class Selected(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     """By id, the code of what was refused."""
 
 
-def queue_view(key: QueueKey, counts: QueueCounts, *, now_ms: int, paused: bool) -> QueueView:
-    age_ms = now_ms - counts.oldest_ms if counts.oldest_ms is not None else 0
+def queue_view(key: QueueKey, counts: QueueCounts, *, oldest_age_ms: int, paused: bool) -> QueueView:
     return QueueView(
         command=key.command,
         tenant_id=key.tenant,
@@ -98,7 +97,7 @@ def queue_view(key: QueueKey, counts: QueueCounts, *, now_ms: int, paused: bool)
         delayed=counts.delayed,
         in_progress=counts.in_progress,
         dlq=counts.dead,
-        oldest_age_seconds=max(0, age_ms) / 1000,
+        oldest_age_seconds=oldest_age_ms / 1000,
         paused=paused,
     )
 

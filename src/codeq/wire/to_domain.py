@@ -1,6 +1,7 @@
-"""From what a server answers back to the values of the domain: the client's half of the wire."""
+"""From messages to values of the domain: what a client reads of answers, and a server of policies."""
 
 from functools import lru_cache
+from typing import get_type_hints
 
 import msgspec
 
@@ -13,37 +14,35 @@ from codeq.wire.tasks import TaskView
 
 def task_of(view: TaskView) -> Task:
     """The task as the server showed it. What does not travel is 0 or empty: version, retention, own backoff."""
-    record = (
-        view.id,
-        view.tenant_id,
-        view.command,
-        view.priority,
-        view.status,
-        0,
-        0,
-        view.last_move,
-        None,
-        moment_ms(view.created_at),
-        moment_ms(view.updated_at),
-        moment_ms(view.visible_at),
-        view.attempts,
-        view.max_attempts,
-        view.deliveries,
-        0,
-        view.lease_token or 0,
-        view.worker_id,
-        moment_ms(view.lease_until),
-        view.error,
-        view.last_error,
-        moment_ms(view.ended_at),
-        0,
-        len(view.payload.encode()),
-        view.trace_parent[3:35] if view.trace_parent else None,
-        None,
-        view.webhook is not None,
-        view.progress,
-    )
-    return msgspec.convert(record, Task)
+    fields = {
+        "id": view.id,
+        "tenant": view.tenant_id,
+        "command": view.command,
+        "priority": view.priority,
+        "status": view.status,
+        "move": view.last_move,
+        "created_ms": moment_ms(view.created_at),
+        "updated_ms": moment_ms(view.updated_at),
+        "visible_ms": moment_ms(view.visible_at),
+        "attempts": view.attempts,
+        "max_attempts": view.max_attempts,
+        "deliveries": view.deliveries,
+        "lease_token": view.lease_token or 0,
+        "worker": view.worker_id,
+        "lease_until_ms": moment_ms(view.lease_until),
+        "error": view.error,
+        "last_error": view.last_error,
+        "ended_ms": moment_ms(view.ended_at),
+        "payload_bytes": len(view.payload.encode()),
+        "trace_id": view.trace_parent[3:35] if view.trace_parent else None,
+        "has_webhook": view.webhook is not None,
+        "progress": view.progress,
+    }
+    return msgspec.convert([fields.get(name, absent) for name, absent in _ABSENT.items()], Task)
+
+
+_ABSENT: dict[str, int | None] = {name: 0 if kind is int else None for name, kind in get_type_hints(Task).items()}
+"""Every field of a task in its order, with the value of one that does not travel."""
 
 
 def policy_of(given: queues.PolicyFields) -> QueuePolicy:

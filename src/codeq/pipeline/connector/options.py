@@ -9,8 +9,8 @@ from msgspec import Struct
 from codeq.errors import InvalidRequest
 from codeq.pipeline.client import EventFilter, ServerOptions
 from codeq.pipeline.connector.offsets import EARLIEST, LATEST, Position
-from codeq.sdk.client import DEFAULT_URL
 from codeq.wire import times
+from codeq.wire.local_server import DEFAULT_URL
 
 RETRY_S_DEFAULT = 60.0
 SERVER = ("endpoint", "tokenFile", "tokenEnv", "caFile", "retrySeconds")

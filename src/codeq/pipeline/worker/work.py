@@ -23,7 +23,7 @@ from codeq.pipeline.session import parallelism_of
 from codeq.pipeline.worker import claim_loop
 from codeq.pipeline.worker.claim_loop import COUNTS, TASKS, VERDICTS, ClaimLoop, FunctionRunner, WorkCounts
 from codeq.sdk.blocking import run_blocking
-from codeq.sdk.client import DEFAULT_URL
+from codeq.wire.local_server import DEFAULT_URL
 
 Kind = Literal["pandas", "arrow", "dataframe"]
 JOB_FAILED = (PySparkException, Py4JJavaError)

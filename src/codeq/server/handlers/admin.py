@@ -1,18 +1,16 @@
-"""What admins call: queues, policies, pauses, dead letters, cleanup."""
+"""Routes for admins: queues, policies, pauses, dead letters, cleanup."""
 
 from typing import Any
-
-import msgspec
 
 from codeq.domain import validation
 from codeq.domain.errors import InvalidRequest, NotFound
 from codeq.domain.limits import LIST_TASKS_MAX
-from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
+from codeq.domain.queue import Index, QueueKey
 from codeq.domain.requests import Filter
-from codeq.server.handlers.queries import page_of
+from codeq.server.handlers.queries import page_of, queue_view
 from codeq.server.request import HttpRequest, HttpResponse, Parser, whole_number
 from codeq.server.state import AppState
-from codeq.usecases import operate, queries
+from codeq.usecases import policies, purge, queries, replay
 from codeq.wire import queues as wire
 from codeq.wire import times
 from codeq.wire.to_domain import policy_of
@@ -36,10 +34,8 @@ async def all_queues(state: AppState, request: HttpRequest) -> HttpResponse:
 
 
 async def one_queue(state: AppState, request: HttpRequest) -> HttpResponse:
-    key = QueueKey(request.tenant, validation.name(request.params["command"], "command"))
-    counts = (await queries.counts(state.core, request.tenant)).get(key, QueueCounts())
-    now_ms = state.core.store.now_ms()
-    return request.respond(200, wire.queue_view(key, counts, now_ms=now_ms, paused=state.core.policy(*key).paused))
+    status = await queries.queue(state.core, _queue_key(request))
+    return request.respond(200, queue_view(status))
 
 
 async def pause(state: AppState, request: HttpRequest) -> HttpResponse:
@@ -52,21 +48,22 @@ async def resume(state: AppState, request: HttpRequest) -> HttpResponse:
 
 async def put_topic(state: AppState, request: HttpRequest) -> HttpResponse:
     key = _topic_key(request)
-    asked = request.read(TOPIC).policy
+    asked = request.parse(TOPIC).policy
     if len(set(asked.priority_tiers)) < len(asked.priority_tiers):
         raise InvalidRequest("policy.priorityTiers holds a tier twice")
     if asked.dead_letter_topic_ref == key.command:
         raise InvalidRequest("policy.deadLetterTopicRef must name another topic")
-    before = state.core.store.policies().get(key)
-    policy = _policy(asked, before, state.core.store.now_ms())
-    if policy != before:
-        await _store(state, key, policy)
-    return request.respond(200 if before else 201, wire.topic_view(key, policy))
+    try:
+        wanted = policy_of(asked)
+    except ValueError as fault:
+        raise InvalidRequest(f"policy: {fault}") from None
+    policy, is_new = await policies.put_policy(state.core, key, wanted)
+    return request.respond(201 if is_new else 200, wire.topic_view(key, policy))
 
 
 async def get_topic(state: AppState, request: HttpRequest) -> HttpResponse:
     key = _topic_key(request)
-    policy = state.core.store.policies().get(key)
+    policy = policies.get_policy(state.core, key)
     if policy is None:
         raise NotFound(f"there is no policy for {key.command!r}; the defaults hold")
     return request.respond(200, wire.topic_view(key, policy))
@@ -76,8 +73,7 @@ async def delete_topic(state: AppState, request: HttpRequest) -> HttpResponse:
     if request.query(("deletionPolicy",)).get("deletionPolicy", "Delete") != "Delete":
         raise InvalidRequest("deletionPolicy must be Delete")
     key = _topic_key(request)
-    if key in state.core.store.policies():
-        await _store(state, key, None)
+    await policies.delete_policy(state.core, key)
     return HttpResponse(204)
 
 
@@ -94,66 +90,49 @@ async def list_dead(state: AppState, request: HttpRequest) -> HttpResponse:
 
 
 async def replay_dead(state: AppState, request: HttpRequest) -> HttpResponse:
-    return await _on_dead(state, request, operate.replay_named, operate.replay_matching)
+    return await _move_dead(state, request, replay.replay, replay.replay_matching)
 
 
 async def purge_dead(state: AppState, request: HttpRequest) -> HttpResponse:
-    return await _on_dead(state, request, operate.purge_named, operate.purge_matching)
+    return await _move_dead(state, request, purge.purge, purge.purge_matching)
 
 
 async def cleanup(state: AppState, request: HttpRequest) -> HttpResponse:
-    asked = request.read(CLEANUP)
-    token = request.headers[b"authorization"].decode("latin-1")
-    state.limiter.spend("admin", "cleanup", token=token, tenant=request.tenant)
-    now_ms = state.core.store.now_ms()
+    asked = request.parse(CLEANUP)
+    state.limiter.spend("admin", "cleanup", token=request.authorization, tenant=request.tenant)
+    now_ms = state.core.now_ms()
     try:
         before_ms = times.parse(asked.before) if asked.before else now_ms
     except (ValueError, OverflowError) as fault:
         raise InvalidRequest(f"before is {fault}") from None
-    deleted = await operate.purge_before(state.core, request.tenant, before_ms, limit=asked.limit or 1000)
+    deleted = await purge.purge_before(state.core, request.tenant, before_ms, limit=asked.limit or 1000)
     return request.respond(200, wire.Cleaned(deleted=deleted, before=times.text(before_ms), limit=asked.limit))
 
 
-async def _on_dead(state: AppState, request: HttpRequest, named: Any, matching: Any) -> HttpResponse:
-    asked = request.read(SELECTION)
+async def _move_dead(state: AppState, request: HttpRequest, named: Any, matching: Any) -> HttpResponse:
+    asked = request.parse(SELECTION)
     chosen = [asked.ids is not None, asked.command is not None or asked.error is not None, asked.all]
     if sum(chosen) != 1:
         raise InvalidRequest("say which dead tasks: ids, or command and error, or all: true; one of these")
     if asked.ids is not None:
-        swept = await named(state.core, request.tenant, asked.ids, dry_run=asked.dry_run)
+        result = await named(state.core, request.tenant, asked.ids, dry_run=asked.dry_run)
     else:
         wanted = Filter(command=asked.command, error=asked.error)
-        swept = await matching(state.core, request.tenant, wanted, limit=asked.limit, dry_run=asked.dry_run)
+        result = await matching(state.core, request.tenant, wanted, limit=asked.limit, dry_run=asked.dry_run)
     answer = wire.Selected(
-        matched=swept.matched, changed=swept.changed, dry_run=asked.dry_run, ids=swept.ids, refused=swept.refused
+        matched=result.matched, changed=result.changed, dry_run=asked.dry_run, ids=result.ids, refused=result.refused
     )
     return request.respond(200, answer)
 
 
 async def _set_paused(state: AppState, request: HttpRequest, *, paused: bool) -> HttpResponse:
-    key = QueueKey(request.tenant, validation.name(request.params["command"], "command"))
-    await operate.set_paused(state.core, key, paused=paused)
+    await policies.set_paused(state.core, _queue_key(request), paused=paused)
     return await one_queue(state, request)
 
 
-async def _store(state: AppState, key: QueueKey, policy: QueuePolicy | None) -> None:
-    await operate.set_policy(state.core, key, policy)
+def _queue_key(request: HttpRequest) -> QueueKey:
+    return QueueKey(request.tenant, validation.name(request.params["command"], "command"))
 
 
 def _topic_key(request: HttpRequest) -> QueueKey:
     return QueueKey(request.tenant, validation.name(request.params["topic"], "topic name"))
-
-
-def _policy(asked: wire.PolicyFields, before: QueuePolicy | None, now_ms: int) -> QueuePolicy:
-    try:
-        wanted = policy_of(asked)
-    except ValueError as fault:
-        raise InvalidRequest(f"policy: {fault}") from None
-    if before is None:
-        return msgspec.structs.replace(wanted, created_ms=now_ms, updated_ms=now_ms)
-    wanted = msgspec.structs.replace(
-        wanted, version=before.version, created_ms=before.created_ms, updated_ms=before.updated_ms
-    )
-    if wanted == before:
-        return wanted
-    return msgspec.structs.replace(wanted, version=before.version + 1, updated_ms=now_ms)

@@ -7,11 +7,8 @@ interpreter lock for five milliseconds at a time, at moments that nobody chooses
 
 import asyncio
 import re
-import sys
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 from msgspec import Struct
@@ -29,20 +26,18 @@ from codeq.domain.task import Task
 from codeq.server.auth.principal import EVERY_COMMAND
 from codeq.server.request import HttpRequest, HttpResponse, whole_number
 from codeq.server.state import AppState
-from codeq.store.interface import Events
-from codeq.usecases import queries
+from codeq.usecases import events
+from codeq.usecases.events import Events
 from codeq.wire import events as wire
 from codeq.wire import times
 
 QUERY = ("shard", "offset", "limit", "waitSeconds", "tenant", "command", "includePayload", "at")
 COMMANDS_MAX = 256
-PAYLOADS_AT_ONCE = 64
-_COLUMNS = "codeq.store.arrow"
 
 _NAME = re.compile(NAME_PATTERN)
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class EventsQuery(Struct, frozen=True, kw_only=True):
     shard: int
     offset: int
     limit: int
@@ -56,39 +51,39 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 
 async def read_events(state: AppState, request: HttpRequest) -> HttpResponse:
-    asked = _asked(state, request)
-    if asked.at_ms is not None:
-        span, found = await queries.first_event_at(state.core, asked.shard, asked.at_ms)
-        return request.respond(200, _page(state, asked, span, [], next_offset=found))
+    query = _query(state, request)
+    if query.at_ms is not None:
+        span, found = await events.first_at(state.core, query.shard, query.at_ms)
+        return request.respond(200, _page(state, query, span, [], next_offset=found))
     wants_arrow = wire.ARROW.encode() in request.headers.get(b"accept", b"")
-    if wants_arrow and _COLUMNS not in sys.modules:
-        await asyncio.to_thread(import_module, _COLUMNS)  # and numpy and pyarrow with it: takes a while, once
-    pile = (ArrowEventsBuilder if wants_arrow else JsonEventsBuilder)(state, request, asked)
-    reading = queries.scan(
-        state.core, asked.shard, asked.offset, asked.limit, each=pile.add, piece=pile.piece, wait_ms=asked.wait_ms
+    if wants_arrow:
+        await events.load_arrow()
+    builder = (ArrowEventsBuilder if wants_arrow else JsonEventsBuilder)(state, request, query)
+    reading = events.scan(
+        state.core, query.shard, query.offset, query.limit, each=builder.add, piece=builder.piece, wait_ms=query.wait_ms
     )
-    span, next_offset = await request.unless_gone(reading)
-    return await pile.response(span, next_offset)
+    span, next_offset = await request.unless_disconnected(reading)
+    return await builder.response(span, next_offset)
 
 
 class EventsBuilder(ABC):
-    """What a read has found so far and its caller may see."""
+    """Builds the answer of a read, piece by piece, of what the caller may see."""
 
     piece = EVENTS_PIECE_MAX
     """How many events to add at once."""
 
-    def __init__(self, state: AppState, request: HttpRequest, asked: Asked) -> None:
+    def __init__(self, state: AppState, request: HttpRequest, query: EventsQuery) -> None:
         self.state = state
         self.request = request
-        self.asked = asked
+        self.query = query
         self._payload_bytes = 0
         limited = request.principal.is_worker and EVERY_COMMAND not in request.principal.commands
-        self._hides = bool(asked.tenant or asked.commands or limited)
+        self._hides = bool(query.tenant or query.commands or limited)
 
     @property
     def is_plain(self) -> bool:
         """All events are shown, and nothing but the events."""
-        return not self._hides and not self.asked.with_payload
+        return not self._hides and not self.query.with_payload
 
     async def add(self, found: Events) -> int:
         """Take a piece of the log; less than all of it once the answer is as large as an answer may be."""
@@ -97,20 +92,20 @@ class EventsBuilder(ABC):
             self.put(tasks, None)
             return len(tasks)
         visible = [task if self._may_see(task) else None for task in tasks]
-        fits = self._fitting(visible) if self.asked.with_payload else len(tasks)
+        fits = self._fitting(visible) if self.query.with_payload else len(tasks)
         mine = [task for task in visible[:fits] if task is not None]
-        self.put(mine, await self._payloads(mine) if self.asked.with_payload else None)
+        self.put(mine, await self._payloads(mine) if self.query.with_payload else None)
         return fits
 
     @abstractmethod
     def put(self, tasks: list[Task], payloads: list[str | None] | None) -> None:
-        """Keep these events, with their payloads where they were asked for."""
+        """Keep these events, with their payloads where they were query for."""
 
     @abstractmethod
     async def response(self, span: Events, next_offset: int) -> HttpResponse: ...
 
     def _may_see(self, task: Task) -> bool:
-        tenant, commands = self.asked.tenant, self.asked.commands
+        tenant, commands = self.query.tenant, self.query.commands
         return (
             (not tenant or task.tenant == tenant)
             and (not commands or task.command in commands)
@@ -131,31 +126,24 @@ class EventsBuilder(ABC):
         for task in tasks:
             by_tenant.setdefault(task.tenant, []).append(task.id)
         found: dict[str, str] = {}
-        for tenant, repeated in by_tenant.items():
-            ids = list(dict.fromkeys(repeated))
-            for i in range(0, len(ids), PAYLOADS_AT_ONCE):
-                for record in await self.state.core.store.get_records(tenant, ids[i : i + PAYLOADS_AT_ONCE]):
-                    if record is not None:
-                        found[record.task.id] = record.body.payload.decode()
-                await asyncio.sleep(0)
+        for tenant, ids in by_tenant.items():
+            found |= await events.payloads(self.state.core, tenant, list(dict.fromkeys(ids)))
         return [found.get(task.id) for task in tasks]
 
 
 class ArrowEventsBuilder(EventsBuilder):
-    def __init__(self, state: AppState, request: HttpRequest, asked: Asked) -> None:
-        super().__init__(state, request, asked)
-        self._schema = wire.arrow_schema(payload=asked.with_payload)
+    def __init__(self, state: AppState, request: HttpRequest, query: EventsQuery) -> None:
+        super().__init__(state, request, query)
+        self._schema = wire.arrow_schema(payload=query.with_payload)
         self._batches: list[Any] = []
         if self.is_plain:
             self.piece = EVENTS_COLUMNS_PIECE_MAX
 
     async def add(self, found: Events) -> int:
-        from codeq.store.arrow import UnexpectedEncoding, columns  # noqa: PLC0415 - large, and loaded by now
-
-        if self.is_plain:
-            with suppress(UnexpectedEncoding):
-                self._batch(columns(found.records, wire.TASK_FIELDS))
-                return len(found.records)
+        columns = found.columns(wire.TASK_FIELDS) if self.is_plain else None
+        if columns is not None:
+            self._batch(columns)
+            return len(found.records)
         return await super().add(found)
 
     def put(self, tasks: list[Task], payloads: list[str | None] | None) -> None:
@@ -163,14 +151,14 @@ class ArrowEventsBuilder(EventsBuilder):
             self._batch(wire.arrow_fields(tasks), payloads)
 
     def _batch(self, fields: dict[str, Any], payloads: list[str | None] | None = None) -> None:
-        self._batches.append(wire.arrow_batch(fields, self.asked.shard, self._schema, payloads))
+        self._batches.append(wire.arrow_batch(fields, self.query.shard, self._schema, payloads))
 
     async def response(self, span: Events, next_offset: int) -> HttpResponse:
         said = {
             wire.NEXT_OFFSET: next_offset,
             wire.FIRST_OFFSET: span.first,
             wire.END_OFFSET: span.next,
-            wire.SHARDS: self.state.core.store.shards,
+            wire.SHARDS: self.state.core.shards,
         }
         headers = [(name, str(value).encode()) for name, value in said.items()]
         compressed = wire.ARROW_LZ4.encode() in self.request.headers[b"accept"].replace(b" ", b"")
@@ -180,8 +168,8 @@ class ArrowEventsBuilder(EventsBuilder):
 
 
 class JsonEventsBuilder(EventsBuilder):
-    def __init__(self, state: AppState, request: HttpRequest, asked: Asked) -> None:
-        super().__init__(state, request, asked)
+    def __init__(self, state: AppState, request: HttpRequest, query: EventsQuery) -> None:
+        super().__init__(state, request, query)
         self._events: list[wire.Event] = []
 
     def put(self, tasks: list[Task], payloads: list[str | None] | None) -> None:
@@ -191,21 +179,23 @@ class JsonEventsBuilder(EventsBuilder):
             self._events += [wire.event(task, payload) for task, payload in zip(tasks, payloads, strict=True)]
 
     async def response(self, span: Events, next_offset: int) -> HttpResponse:
-        return self.request.respond(200, _page(self.state, self.asked, span, self._events, next_offset=next_offset))
+        return self.request.respond(200, _page(self.state, self.query, span, self._events, next_offset=next_offset))
 
 
-def _page(state: AppState, asked: Asked, span: Events, events: list[wire.Event], *, next_offset: int) -> wire.EventPage:
+def _page(
+    state: AppState, query: EventsQuery, span: Events, events: list[wire.Event], *, next_offset: int
+) -> wire.EventPage:
     return wire.EventPage(
-        shard=asked.shard,
+        shard=query.shard,
         events=events,
         next_offset=next_offset,
         first_offset=span.first,
         end_offset=span.next,
-        shards=state.core.store.shards,
+        shards=state.core.shards,
     )
 
 
-def _asked(state: AppState, request: HttpRequest) -> Asked:
+def _query(state: AppState, request: HttpRequest) -> EventsQuery:
     given = request.query(QUERY, repeated=("command",))
     wait_s = whole_number(given.get("waitSeconds", "0"), "waitSeconds", 0, 3600)
     tenant = request.tenant
@@ -216,7 +206,7 @@ def _asked(state: AppState, request: HttpRequest) -> Asked:
     with_payload = given.get("includePayload", "false")
     if with_payload not in ("true", "false"):
         raise InvalidRequest(f"includePayload is true or false, not {with_payload[:40]!r}")
-    return Asked(
+    return EventsQuery(
         shard=whole_number(given.get("shard", "0"), "shard", 0, 65_535),
         offset=whole_number(given.get("offset", "1"), "offset", 0, 1 << 62),
         limit=whole_number(given.get("limit", "1000"), "limit", 1, EVENTS_READ_MAX),

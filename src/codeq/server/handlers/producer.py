@@ -1,4 +1,4 @@
-"""What producers call: create, batch create, cancel."""
+"""Routes for producers: create, batch create, cancel."""
 
 import re
 from typing import Any
@@ -6,10 +6,11 @@ from typing import Any
 from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.limits import DELAY_MS_MAX, PRIORITY_MAX, PRIORITY_MIN
 from codeq.domain.requests import NewTask
-from codeq.server.microbatch import BatchedVerb
+from codeq.server.microbatch import BatchedHandler
 from codeq.server.request import BatchParser, HttpRequest, HttpResponse, Parser, json_value
 from codeq.server.state import AppState
-from codeq.usecases import operate
+from codeq.usecases import queries
+from codeq.usecases.cancel import cancel as cancel_tasks
 from codeq.usecases.enqueue import Enqueued, enqueue
 from codeq.wire import tasks as wire
 from codeq.wire import times
@@ -27,46 +28,48 @@ _TRACE_PARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-
 _REPLAYED = [(b"idempotent-replay", b"true")]
 
 
-async def create(state: AppState, request: HttpRequest) -> HttpResponse:
-    order = _asked(state, request)
-    with state.tracing.verb("create", command=order.command, tenant_id=request.tenant, priority=order.priority):
-        [answer] = await enqueue(state.core, request.tenant, [order])
-    if isinstance(answer, CodeqError):
-        raise answer
-    return _created(request, answer)
+def _parse_create(state: AppState, request: HttpRequest) -> NewTask:
+    asked = request.parse(CREATE)
+    state.limiter.spend("producer", "create_task", token=request.authorization, tenant=request.tenant)
+    return _new_task(state, request, asked, request.headers.get(b"idempotency-key"))
 
 
-def _asked(state: AppState, request: HttpRequest) -> NewTask:
-    asked = request.read(CREATE)
-    state.limiter.spend("producer", "create_task", token=_token(request), tenant=request.tenant)
-    return _order(state, request, asked, request.headers.get(b"idempotency-key"))
-
-
-def _created(request: HttpRequest, answer: Enqueued) -> HttpResponse:
+def _respond_created(request: HttpRequest, answer: Enqueued) -> HttpResponse:
     response = request.respond(202, wire.view(answer.task, answer.body))
     if answer.is_replay:
         response.headers = _REPLAYED
     return response
 
 
-CREATING = BatchedVerb(read=_asked, size=lambda order: len(order.payload), verb=enqueue, answer=_created)
+def _create_span(request: HttpRequest, task: NewTask) -> tuple[str, dict[str, Any]]:
+    return "create", {"command": task.command, "tenant_id": request.tenant, "priority": task.priority}
+
+
+create = BatchedHandler(
+    name="create",
+    parse=_parse_create,
+    execute=enqueue,
+    respond=_respond_created,
+    item_bytes=lambda task: len(task.payload),
+    span=_create_span,
+)
 
 
 async def create_many(state: AppState, request: HttpRequest) -> HttpResponse:
-    items = CREATE_MANY.read(request)
-    state.limiter.spend("producer", "create_task", token=_token(request), tenant=request.tenant, items=len(items))
-    orders: list[NewTask] = []
+    items = CREATE_MANY.parse(request)
+    state.limiter.spend("producer", "create_task", token=request.authorization, tenant=request.tenant, items=len(items))
+    new_tasks: list[NewTask] = []
     answers: list[wire.TaskAnswer | None] = []
     for asked in items:
         try:
             if isinstance(asked, CodeqError):
                 raise asked
-            orders.append(_order(state, request, asked, None))
+            new_tasks.append(_new_task(state, request, asked, None))
             answers.append(None)
         except CodeqError as refusal:
             answers.append(_refused(refusal))
-    with state.tracing.verb("create", tenant_id=request.tenant, batch=len(orders)):
-        enqueued = iter(await enqueue(state.core, request.tenant, orders))
+    with state.tracing.verb("create", tenant_id=request.tenant, batch=len(new_tasks)):
+        enqueued = iter(await enqueue(state.core, request.tenant, new_tasks))
     results = [answer or _task_answer(next(enqueued)) for answer in answers]
     return request.respond(200, wire.TaskAnswers(results=results))
 
@@ -83,16 +86,14 @@ def _refused(refusal: CodeqError) -> wire.TaskAnswer:
 
 async def cancel(state: AppState, request: HttpRequest) -> HttpResponse:
     task_id = request.params["id"]
-    [answer] = await operate.cancel(state.core, request.tenant, [task_id])
+    [answer] = await cancel_tasks(state.core, request.tenant, [task_id])
     if isinstance(answer, CodeqError):
         raise answer
-    [record] = await state.core.store.get_records(request.tenant, [task_id])
-    if record is None:
-        raise InvalidRequest("the task was purged while it was cancelled")
+    record = await queries.get(state.core, request.tenant, task_id)
     return request.respond(200, wire.view(record.task, record.body))
 
 
-def _order(state: AppState, request: HttpRequest, asked: Any, key_header: bytes | None) -> NewTask:
+def _new_task(state: AppState, request: HttpRequest, asked: Any, key_header: bytes | None) -> NewTask:
     trace_parent, trace_state = state.tracing.context()
     given = request.headers.get(b"traceparent")
     if asked.trace_parent and _TRACE_PARENT.fullmatch(asked.trace_parent.encode()):
@@ -142,7 +143,3 @@ def _backoff(asked: wire.Backoff) -> Any:
 def _header(request: HttpRequest, name: bytes) -> str | None:
     value = request.headers.get(name)
     return value.decode("latin-1")[:512] if value else None
-
-
-def _token(request: HttpRequest) -> str:
-    return request.headers[b"authorization"].decode("latin-1")

@@ -1,14 +1,13 @@
-"""What everyone may look at: a task, its result and history, lists of tasks, queues."""
+"""Routes that read: a task, its result and history, lists of tasks, queues."""
 
 from codeq.domain.errors import InvalidRequest, NotFound
 from codeq.domain.limits import LIST_TASKS_MAX, RESULT_WAIT_MS_MAX
 from codeq.domain.queue import Index
-from codeq.domain.requests import Filter
+from codeq.domain.requests import Filter, Record
 from codeq.domain.task import Status
 from codeq.server.auth.principal import EVERY_COMMAND
 from codeq.server.request import HttpRequest, HttpResponse, whole_number
 from codeq.server.state import AppState
-from codeq.store.interface import Record
 from codeq.usecases import queries
 from codeq.wire import queues as wire_queues
 from codeq.wire import tasks as wire
@@ -18,7 +17,7 @@ from codeq.wire.events import History, event
 
 
 async def get_task(state: AppState, request: HttpRequest) -> HttpResponse:
-    record = await _seen(state, request, 0)
+    record = await _visible(state, request, 0)
     return request.respond(200, wire.view(record.task, record.body))
 
 
@@ -27,7 +26,7 @@ async def get_result(state: AppState, request: HttpRequest) -> HttpResponse:
     wait_ms = 0
     if given.isascii() and given.isdigit():  # as in the original, what is no number is no wait
         wait_ms = min(int(given[:9]) * 1000, RESULT_WAIT_MS_MAX)
-    record = await _seen(state, request, state.wait_ms(wait_ms))
+    record = await _visible(state, request, state.wait_ms(wait_ms))
     if not record.task.status.is_final:
         raise NotFound("result not found: the task has not ended")
     packed = request.wants_packed
@@ -38,7 +37,7 @@ async def get_result(state: AppState, request: HttpRequest) -> HttpResponse:
 
 
 async def get_history(state: AppState, request: HttpRequest) -> HttpResponse:
-    record = await _seen(state, request, 0)
+    record = await _visible(state, request, 0)
     moves = await queries.history(state.core, request.tenant, record.task.id)
     return request.respond(200, History(task_id=record.task.id, events=[event(task) for task in moves]))
 
@@ -66,27 +65,25 @@ async def list_tasks(state: AppState, request: HttpRequest) -> HttpResponse:
 async def page_of(
     state: AppState, request: HttpRequest, wanted: Filter, cursor: str | None, *, limit: int
 ) -> HttpResponse:
-    page = await queries.find(state.core, request.tenant, wanted, cursor=cursor, limit=limit)
-    records = await state.core.store.get_records(request.tenant, [task.id for task in page.tasks])
-    views = [wire.view(record.task, record.body) for record in records if record is not None]
-    return request.respond(200, wire.TaskPage(tasks=views, cursor=page.cursor))
+    records, cursor = await queries.find_records(state.core, request.tenant, wanted, cursor=cursor, limit=limit)
+    views = [wire.view(record.task, record.body) for record in records]
+    return request.respond(200, wire.TaskPage(tasks=views, cursor=cursor))
 
 
 async def list_queues(state: AppState, request: HttpRequest) -> HttpResponse:
-    counts = await queries.counts(state.core, request.tenant)
-    now_ms = state.core.store.now_ms()
-    views = [
-        wire_queues.queue_view(key, counted, now_ms=now_ms, paused=state.core.policy(*key).paused)
-        for key, counted in sorted(counts.items())
-        if request.principal.may_see(key.command)
-    ]
+    found = await queries.queues(state.core, request.tenant)
+    views = [queue_view(status) for status in found if request.principal.may_see(status.key.command)]
     return request.respond(200, wire_queues.QueueViews(queues=views))
 
 
-async def _seen(state: AppState, request: HttpRequest, wait_ms: int) -> Record:
+def queue_view(status: queries.QueueStatus) -> wire_queues.QueueView:
+    return wire_queues.queue_view(status.key, status.counts, oldest_age_ms=status.oldest_age_ms, paused=status.paused)
+
+
+async def _visible(state: AppState, request: HttpRequest, wait_ms: int) -> Record:
     task_id = request.params["id"]
     reading = queries.get(state.core, request.tenant, task_id, wait_ms=wait_ms)
-    record = await (request.unless_gone(reading) if wait_ms else reading)
+    record = await (request.unless_disconnected(reading) if wait_ms else reading)
     if not request.principal.may_see(record.task.command):
         raise NotFound(f"there is no task {task_id[:64]!r}")
     return record

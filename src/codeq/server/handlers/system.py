@@ -1,4 +1,4 @@
-"""What machines ask: is it alive, is it ready, what does it count, what can it do."""
+"""Routes for machines: health, readiness, metrics, the description of the API, the keys of a development server."""
 
 from codeq.server.request import HttpRequest, HttpResponse
 from codeq.server.state import AppState
@@ -21,7 +21,7 @@ async def readyz(state: AppState, request: HttpRequest) -> HttpResponse:
 
 async def metrics(state: AppState, request: HttpRequest) -> HttpResponse:  # noqa: ARG001
     counts = await queries.counts(state.core, None)
-    text = state.metrics.render(counts, state.core.store.now_ms())
+    text = state.metrics.render(counts, state.core.now_ms())
     return HttpResponse(200, text, "text/plain; version=0.0.4; charset=utf-8")
 
 

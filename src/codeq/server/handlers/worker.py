@@ -1,4 +1,4 @@
-"""What workers call: claim, heartbeat, abandon, nack, result."""
+"""Routes for workers: claim, heartbeat, abandon, nack, result."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,14 +6,16 @@ from typing import Any
 from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.limits import BACKOFF_MS_MAX, CLAIM_WAIT_MS_MAX, LEASE_MS_MIN
 from codeq.domain.requests import Claim, Outcome
-from codeq.domain.task import Holder, Status, Task
+from codeq.domain.task import Holder, Status
 from codeq.server.auth.principal import EVERY_COMMAND
-from codeq.server.microbatch import BatchedVerb
+from codeq.server.microbatch import BatchedHandler
 from codeq.server.request import BatchParser, HttpRequest, HttpResponse, Parser, json_value
 from codeq.server.state import AppState
-from codeq.usecases import nack as nacks
+from codeq.usecases import queries
+from codeq.usecases.abandon import abandon as abandon_task
 from codeq.usecases.claim import claim
-from codeq.usecases.heartbeat import heartbeat as extend
+from codeq.usecases.heartbeat import heartbeat as extend_lease
+from codeq.usecases.nack import nack as nack_task
 from codeq.usecases.submit import Submitted, submit
 from codeq.wire import tasks as wire
 from codeq.wire import times
@@ -43,22 +45,22 @@ _STATUSES = {status.value: status for status in Status}
 
 
 async def claim_one(state: AppState, request: HttpRequest) -> HttpResponse:
-    views = await _claim(state, request, request.read(CLAIM), 1)
+    views = await _claim(state, request, request.parse(CLAIM), 1)
     return request.respond(200, views[0]) if views else _NOTHING
 
 
 async def claim_many(state: AppState, request: HttpRequest) -> HttpResponse:
-    asked = request.read(CLAIM_MANY)
+    asked = request.parse(CLAIM_MANY)
     views = await _claim(state, request, asked, asked.count)
     return request.respond(200, wire.ClaimedTasks(tasks=views)) if views else _NOTHING
 
 
 async def heartbeat(state: AppState, request: HttpRequest) -> HttpResponse:
-    asked = request.read(HEARTBEAT)
+    asked = request.parse(HEARTBEAT)
     task_id = request.params["id"]
     await _check_commands(state, request, [task_id])
     with state.tracing.verb("heartbeat", task_id=task_id, worker_id=request.principal.subject):
-        task = await extend(
+        task = await extend_lease(
             state.core,
             request.tenant,
             task_id,
@@ -70,21 +72,21 @@ async def heartbeat(state: AppState, request: HttpRequest) -> HttpResponse:
 
 
 async def abandon(state: AppState, request: HttpRequest) -> HttpResponse:
-    asked = request.read(LEASE_CALL)
+    asked = request.parse(LEASE_CALL)
     task_id = request.params["id"]
     await _check_commands(state, request, [task_id])
     with state.tracing.verb("abandon", task_id=task_id, worker_id=request.principal.subject):
-        task = await nacks.abandon(state.core, request.tenant, task_id, _holder(request, asked))
+        task = await abandon_task(state.core, request.tenant, task_id, _holder(request, asked))
     return request.respond(200, wire.GiveBackAnswer(status="dlq" if task.is_dead else "requeued"))
 
 
 async def nack(state: AppState, request: HttpRequest) -> HttpResponse:
-    asked = request.read(NACK)
+    asked = request.parse(NACK)
     task_id = request.params["id"]
     await _check_commands(state, request, [task_id])
     delay_ms = None if asked.delay_seconds is None else min(_ms(asked.delay_seconds), BACKOFF_MS_MAX)
     with state.tracing.verb("nack", task_id=task_id, worker_id=request.principal.subject):
-        task = await nacks.nack(
+        task = await nack_task(
             state.core,
             request.tenant,
             task_id,
@@ -98,29 +100,31 @@ async def nack(state: AppState, request: HttpRequest) -> HttpResponse:
     return request.respond(200, wire.GiveBackAnswer(status=status, delay_seconds=waits_ms / 1000))
 
 
-async def submit_one(state: AppState, request: HttpRequest) -> HttpResponse:
-    asked = request.read(SUBMIT)
-    task_id = request.params["id"]
-    await _check_commands(state, request, [task_id])
-    with state.tracing.verb("submit_result", task_id=task_id, worker_id=request.principal.subject):
-        [answer] = await submit(state.core, request.tenant, [_outcome(request, asked, task_id)])
-    if isinstance(answer, CodeqError):
-        raise answer
-    return _submitted(request, answer)
+def _parse_submit(_: AppState, request: HttpRequest) -> Outcome:
+    return _outcome(request, request.parse(SUBMIT), request.params["id"])
 
 
-def _submitting(_: AppState, request: HttpRequest) -> Outcome | None:
-    if EVERY_COMMAND not in request.principal.commands:
-        return None  # the task has to be looked at first
-    return _outcome(request, request.read(SUBMIT), request.params["id"])
+async def _authorize_submit(state: AppState, request: HttpRequest) -> None:
+    await _check_commands(state, request, [request.params["id"]])
 
 
-def _submitted(request: HttpRequest, answer: Submitted) -> HttpResponse:
+def _respond_submitted(request: HttpRequest, answer: Submitted) -> HttpResponse:
     return request.respond(200, wire.result_view(answer.task, answer.result, packed=request.wants_packed))
 
 
-SUBMITTING = BatchedVerb(
-    read=_submitting, size=lambda outcome: len(outcome.result or b""), verb=submit, answer=_submitted
+def _submit_span(request: HttpRequest, outcome: Outcome) -> tuple[str, dict[str, Any]]:
+    return "submit_result", {"task_id": outcome.task_id, "worker_id": request.principal.subject}
+
+
+submit_one = BatchedHandler(
+    name="submit_one",
+    parse=_parse_submit,
+    authorize=_authorize_submit,
+    needs_authorizing=lambda request: EVERY_COMMAND not in request.principal.commands,
+    execute=submit,
+    respond=_respond_submitted,
+    item_bytes=lambda outcome: len(outcome.result or b""),
+    span=_submit_span,
 )
 
 
@@ -128,7 +132,7 @@ async def submit_many(state: AppState, request: HttpRequest) -> HttpResponse:
     wants_packed = request.wants_packed
     answers: list[wire.SubmitAnswer | None] = []
     outcomes: list[Outcome] = []
-    for asked in SUBMIT_MANY.read(request):
+    for asked in SUBMIT_MANY.parse(request):
         if isinstance(asked, CodeqError):
             raise asked
         try:
@@ -155,8 +159,7 @@ async def submit_many(state: AppState, request: HttpRequest) -> HttpResponse:
 
 
 async def _claim(state: AppState, request: HttpRequest, asked: Any, count: int) -> list[wire.TaskView]:
-    authorization = request.headers[b"authorization"].decode("latin-1")
-    state.limiter.spend("worker", "claim", token=authorization, tenant=request.tenant, items=count)
+    state.limiter.spend("worker", "claim", token=request.authorization, tenant=request.tenant, items=count)
     wait_ms = state.wait_ms(min(_ms(asked.wait_seconds), CLAIM_WAIT_MS_MAX))
     wanted = Claim(
         worker=request.principal.subject,
@@ -167,7 +170,7 @@ async def _claim(state: AppState, request: HttpRequest, asked: Any, count: int) 
     )
     with state.tracing.verb("claim", worker_id=wanted.worker, tenant_id=request.tenant):
         claiming = claim(state.core, request.tenant, wanted)
-        deliveries = await (request.unless_gone(claiming) if wait_ms else claiming)
+        deliveries = await (request.unless_disconnected(claiming) if wait_ms else claiming)
     return [wire.view(delivery.task, delivery.body) for delivery in deliveries]
 
 
@@ -184,8 +187,8 @@ async def _check_commands(state: AppState, request: HttpRequest, ids: list[str])
     """A token that is limited to some commands is limited to their tasks on every verb."""
     if EVERY_COMMAND in request.principal.commands:
         return
-    for task in await state.core.store.get_tasks(request.tenant, ids):
-        if isinstance(task, Task) and task.command not in request.principal.commands:
+    for task in await queries.get_tasks(state.core, request.tenant, ids):
+        if task.command not in request.principal.commands:
             raise Forbidden("event type not allowed: the token's eventTypes do not include the task's command")
 
 

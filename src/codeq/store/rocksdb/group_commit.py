@@ -13,34 +13,42 @@ from codeq.store.rocksdb.database import Database
 from codeq.store.rocksdb.high_water_mark import HighWaterMark
 from codeq.store.rocksdb.write_buffer import WriteBuffer
 
-_LOOK_EVERY_S = 0.1
+_CHECK_SPACE_EVERY_S = 0.1
 """How often free space is looked at: far below the reserve's worth of writes."""
 
 
 class GroupCommit:
     """A group is whatever arrived while the disk was busy with the last one, so it grows with the load by itself."""
 
-    def __init__(self, database: Database, buffer: WriteBuffer, high_water_mark: HighWaterMark, *, fsync: bool) -> None:
+    def __init__(
+        self,
+        database: Database,
+        buffer: WriteBuffer,
+        high_water_mark: HighWaterMark,
+        *,
+        fsync: bool,
+        on_flush: Callable[[int, float], None],
+    ) -> None:
         self._database = database
         self._buffer = buffer
         buffer.on_failure = self.fail
         self._high_water_mark = high_water_mark
         self._fsync = fsync
-        self._orders: SimpleQueue[asyncio.AbstractEventLoop | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._flush_on_order, name="codeq-fsync", daemon=True)
+        self._requests: SimpleQueue[asyncio.AbstractEventLoop | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._flush_on_request, name="codeq-fsync", daemon=True)
         self._thread.start()
-        self._looked_s = 0.0
+        self._space_checked_s = 0.0
         self._next: list[asyncio.Future[None]] = []
         self._current: list[asyncio.Future[None]] = []
-        self._is_called = False
+        self._is_scheduled = False
         self._is_flushing = False
         self._covered = buffer.writes
         """What was written up to here is on disk, or under way to it by the present flush."""
         self._fault: StoreError | None = None
         self._is_full = False
         self._started_s = 0.0
-        self.on_flush: Callable[[int, float], None] = lambda *_: None
-        """Told after every fsync: how many calls it served and how long it took."""
+        self._on_flush = on_flush
+        """Called after every fsync: how many calls it served and how long it took."""
 
     def check(self, *, growing: bool) -> None:
         """Refuse a call that cannot be kept. `growing` calls add tasks; they are refused first when space runs out."""
@@ -48,7 +56,7 @@ class GroupCommit:
             raise type(self._fault)(*self._fault.args)
         if len(self._next) >= COMMITS_WAITING_MAX:
             raise StoreBusy(f"{len(self._next)} calls wait for the disk; try again in a moment")
-        if growing and self._is_full and self._look():
+        if growing and self._is_full and self._is_space_low():
             raise StoreFull(f"less than {DISK_RESERVE_BYTES >> 20} MB free at {self._database.path}; free some space")
 
     async def flush(self) -> None:
@@ -58,7 +66,7 @@ class GroupCommit:
             if not self._fsync:
                 self._buffer.write()
                 self._covered = self._buffer.writes
-                self._look()
+                self._is_space_low()
                 return
             group = self._next
         elif self._is_flushing:
@@ -68,9 +76,9 @@ class GroupCommit:
         loop = asyncio.get_running_loop()
         done = loop.create_future()
         group.append(done)
-        if not self._is_flushing and not self._is_called:
+        if not self._is_flushing and not self._is_scheduled:
             # Not at once: calls that are ready to run in this turn of the loop still join the group.
-            self._is_called = True
+            self._is_scheduled = True
             loop.call_soon(self._start, loop)
         await done
 
@@ -94,11 +102,11 @@ class GroupCommit:
     def stop(self) -> None:
         """End the thread, once the flush under way is done."""
         if self._thread.is_alive():
-            self._orders.put(None)
+            self._requests.put(None)
             self._thread.join()
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._is_called = False
+        self._is_scheduled = False
         if self._fault:
             return  # a scan's write has failed meanwhile
         self._current, self._next = self._next, []
@@ -109,11 +117,11 @@ class GroupCommit:
         self._covered = self._buffer.writes
         self._is_flushing = True
         self._started_s = time.perf_counter()
-        self._orders.put(loop)
+        self._requests.put(loop)
 
-    def _flush_on_order(self) -> None:
+    def _flush_on_request(self) -> None:
         """Runs in the thread. A plain queue hands over in half the time of an executor, and every call waits for it."""
-        while (loop := self._orders.get()) is not None:
+        while (loop := self._requests.get()) is not None:
             fault: BaseException | None = None
             try:
                 self._flush()
@@ -125,14 +133,14 @@ class GroupCommit:
                 return  # the loop is gone, and everyone who waited with it
 
     def _flush(self) -> None:
-        self._high_water_mark.record_now_and_then(self._database.flush())
-        self._look()
+        self._high_water_mark.record_periodically(self._database.flush())
+        self._is_space_low()
 
-    def _look(self) -> bool:
+    def _is_space_low(self) -> bool:
         """Whether space runs out: asked of the file system now and then, and every time while it does."""
         now_s = time.monotonic()
-        if self._is_full or now_s - self._looked_s > _LOOK_EVERY_S:
-            self._looked_s = now_s
+        if self._is_full or now_s - self._space_checked_s > _CHECK_SPACE_EVERY_S:
+            self._space_checked_s = now_s
             space = os.statvfs(self._database.path)
             self._is_full = space.f_bavail * space.f_frsize < DISK_RESERVE_BYTES
         return self._is_full
@@ -150,4 +158,4 @@ class GroupCommit:
         self._is_flushing = False
         if self._next:
             self._start(loop)
-        self.on_flush(len(group), took_s)
+        self._on_flush(len(group), took_s)

@@ -29,7 +29,7 @@ class HighWaterMark:
                 "or replaced by an older copy. Restore a backup, or open it with recover=True to go on with the rest"
             )
 
-    def record_now_and_then(self, sequence: int) -> None:
+    def record_periodically(self, sequence: int) -> None:
         """Record at most once a second: a second fsync per group would halve the speed for a check of the tail."""
         now_s = time.monotonic()
         if now_s >= self._next_s:

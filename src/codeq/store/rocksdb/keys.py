@@ -3,12 +3,12 @@
     key                                             value
     m/format                                        the format version of the directory
     m/events                                        the number of the first event not trimmed away
-    b/<tenant><id>                                  Opened: the task as enqueued, and its body; written once
-    t/<tenant><id>                                  Kept: the task, and its result; absent while only claimed
+    b/<tenant><id>                                  CreatedRecord: the task as enqueued, and its body; written once
+    t/<tenant><id>                                  CurrentRecord: the task, and its result; absent while only claimed
     i/<tenant><idempotency key>                     the task's id
     p/<tenant><command><9 - priority><version>      pending: the task
     d/<visible ms><version>                         delayed: the task
-    h/<version>                                     hand-out: the tasks that one claim leased, while any of them is
+    h/<version>                                     claim batch: the tasks that one claim leased, while any of them is
     q/<tenant><command><version>                    dead: the task's id
     x/<purge ms><version>                           ended together: [tenant, id] of tasks to forget then
     e/<version>                                     events: the tasks after each move, numbered from <version>
@@ -25,14 +25,14 @@ from codeq.domain.queue import QueueKey
 
 FORMAT = b"m/format"
 EVENTS_FIRST = b"m/events"
-DELAYED, HANDOUTS, ENDED, EVENTS, COUNTS, POLICIES, BODIES = b"d/", b"h/", b"x/", b"e/", b"c/", b"y/", b"b/"
+DELAYED, CLAIM_BATCHES, ENDED, EVENTS, COUNTS, POLICIES, BODIES = b"d/", b"h/", b"x/", b"e/", b"c/", b"y/", b"b/"
 
 
-def _ended(text: str) -> bytes:
+def _terminated(text: str) -> bytes:
     return text.encode().replace(b"\0", b"\0\xff") + b"\0\x01"
 
 
-name = lru_cache(maxsize=65_536)(_ended)
+name = lru_cache(maxsize=65_536)(_terminated)
 
 
 @lru_cache(maxsize=65_536)
@@ -58,7 +58,7 @@ def current_record(tenant: str, task_id: str) -> bytes:
 
 
 def idempotency(tenant: str, key: str) -> bytes:
-    return b"i/" + name(tenant) + _ended(key)  # each is asked for once: remembering them would push names out
+    return b"i/" + name(tenant) + _terminated(key)  # each is asked for once: remembering them would push names out
 
 
 @lru_cache(maxsize=65_536)
@@ -82,8 +82,8 @@ def ended(purge_ms: int, version: int) -> bytes:
     return ENDED + number(purge_ms) + number(version)
 
 
-def handout(version: int) -> bytes:
-    return HANDOUTS + number(version)
+def claim_batch(version: int) -> bytes:
+    return CLAIM_BATCHES + number(version)
 
 
 def events(version: int) -> bytes:

@@ -9,39 +9,33 @@ from codeq.store.rocksdb.write_buffer import WriteBuffer
 
 
 class Leases:
-    """A claim writes all it leased under one key, its hand-out. The key goes when the last of those tasks has left."""
+    """A claim writes all tasks it leased under one key, which is deleted when the last of them is no longer leased."""
 
     def __init__(self, buffer: WriteBuffer) -> None:
         self._buffer = buffer
         self._held: dict[str, Task] = {}
-        self._handout: dict[str, int] = {}
-        self._left: dict[int, int] = {}
+        self._batch_of: dict[str, int] = {}
+        self._remaining: dict[int, int] = {}
         self._expiries: list[tuple[int, str]] = []
         self._extended: dict[str, Task] = {}
-
-    def __len__(self) -> int:
-        return len(self._held)
 
     def get(self, task_id: str) -> Task | None:
         return self._held.get(task_id)
 
-    def tasks(self) -> list[Task]:
-        return list(self._held.values())
+    def add(self, tasks: list[Task], data: list[bytes]) -> None:
+        batch = tasks[0].version
+        self._buffer.put(keys.claim_batch(batch), joined(data))
+        self.restore(batch, tasks)
 
-    def hand_out(self, tasks: list[Task], data: list[bytes]) -> None:
-        handout = tasks[0].version
-        self._buffer.put(keys.handout(handout), joined(data))
-        self.restore(handout, tasks)
-
-    def restore(self, handout: int, tasks: list[Task]) -> None:
+    def restore(self, batch: int, tasks: list[Task]) -> None:
         if len(self._expiries) > 2 * len(self._held) + 4096:
             # Tasks that ended in time leave their expiry behind; the heap would grow to a lease's worth of them.
             self._expiries = [(task.lease_until_ms, task.id) for task in self._held.values()]
             heapq.heapify(self._expiries)
-        self._left[handout] = len(tasks)
+        self._remaining[batch] = len(tasks)
         for task in tasks:
             self._held[task.id] = task
-            self._handout[task.id] = handout
+            self._batch_of[task.id] = batch
             heapq.heappush(self._expiries, (task.lease_until_ms, task.id))
 
     def extend(self, task: Task) -> None:
@@ -50,14 +44,14 @@ class Leases:
 
     def remove(self, task_id: str) -> None:
         del self._held[task_id]
-        handout = self._handout.pop(task_id)
+        batch = self._batch_of.pop(task_id)
         self._extended.pop(task_id, None)
-        left = self._left[handout] - 1
-        if left:
-            self._left[handout] = left
+        remaining = self._remaining[batch] - 1
+        if remaining:
+            self._remaining[batch] = remaining
         else:
-            del self._left[handout]
-            self._buffer.delete(keys.handout(handout))
+            del self._remaining[batch]
+            self._buffer.delete(keys.claim_batch(batch))
 
     def expired(self, now_ms: int, limit: int) -> list[Task]:
         found: dict[str, Task] = {}

@@ -5,42 +5,42 @@ from codeq.store.interface import ClaimRequest
 from codeq.store.rocksdb.pending import Entry, QueueState, Window
 from codeq.store.rocksdb.write_buffer import WriteBuffer
 
-Chosen = tuple[Window, Entry]
+Selected = tuple[Window, Entry]
 
 
-def choose(buffer: WriteBuffer, order: ClaimRequest, queues: list[QueueState]) -> list[Chosen]:
+def select(buffer: WriteBuffer, request: ClaimRequest, queues: list[QueueState]) -> list[Selected]:
     """Take tasks out of their windows. `queues` come in the order of their turn."""
-    if any(window.must_read(order.limit) for queue in queues for window in queue.windows.values()):
+    if any(window.must_read(request.limit) for queue in queues for window in queue.windows.values()):
         # Scans write the journal out. That must not happen between the pops below and the changes that match them:
         # a crash would leave counts on disk that miss tasks which are still pending.
         buffer.write()
-    limits = order.limits
+    limits = request.limits
     room = {q.key: max(0, limits[q.key] - q.in_progress) for q in queues if q.key in limits} if limits else {}
-    chosen: list[Chosen] = []
+    selected: list[Selected] = []
     for priority in sorted({priority for queue in queues for priority in queue.windows}, reverse=True):
         ready = [window for queue in queues if (window := queue.windows.get(priority))]
         if len(ready) == 1 and not room:
-            chosen += [(ready[0], entry) for entry in ready[0].pop(buffer, order.limit - len(chosen))]
+            selected += [(ready[0], entry) for entry in ready[0].pop(buffer, request.limit - len(selected))]
         else:
-            while ready and len(chosen) < order.limit:
-                ready = _one_round(buffer, ready, room, chosen, limit=order.limit)
-        if len(chosen) == order.limit:
+            while ready and len(selected) < request.limit:
+                ready = _take_round(buffer, ready, room, selected, limit=request.limit)
+        if len(selected) == request.limit:
             break
-    return chosen
+    return selected
 
 
-def _one_round(
-    buffer: WriteBuffer, ready: list[Window], room: dict[QueueKey, int], chosen: list[Chosen], *, limit: int
+def _take_round(
+    buffer: WriteBuffer, ready: list[Window], room: dict[QueueKey, int], selected: list[Selected], *, limit: int
 ) -> list[Window]:
     """Take one task of each window, and answer those that may give another."""
-    going_on = []
+    remaining = []
     for window in ready:
         key = window.queue.key
-        if len(chosen) == limit or room.get(key) == 0:
+        if len(selected) == limit or room.get(key) == 0:
             continue
-        chosen += [(window, entry) for entry in window.pop(buffer, 1)]
+        selected += [(window, entry) for entry in window.pop(buffer, 1)]
         if key in room:
             room[key] -= 1
         if window.count:
-            going_on.append(window)
-    return going_on
+            remaining.append(window)
+    return remaining

@@ -10,10 +10,10 @@ from codeq.domain.errors import InvalidRequest, StoreMismatch
 from codeq.domain.ids import is_task_id
 from codeq.domain.limits import BATCH_BYTES_MAX, RESTART_GRACE_MS
 from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
-from codeq.domain.requests import Delivery, Filter, Page
+from codeq.domain.requests import Delivery, Filter, Page, Record
 from codeq.domain.task import Body, Change, Move, Task
 from codeq.store import codec
-from codeq.store.interface import ClaimRequest, Clock, Events, Listener, Record
+from codeq.store.interface import ClaimRequest, Clock, Events, Listener
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.database import Database
 from codeq.store.rocksdb.eventlog import EventLog
@@ -23,8 +23,8 @@ from codeq.store.rocksdb.leases import Leases
 from codeq.store.rocksdb.listing import find
 from codeq.store.rocksdb.pending import QueueState
 from codeq.store.rocksdb.queues import Queues
-from codeq.store.rocksdb.selection import Chosen, choose
-from codeq.store.rocksdb.time_index import Delayed, Retention
+from codeq.store.rocksdb.selection import Selected, select
+from codeq.store.rocksdb.time_index import DelayedIndex, RetentionIndex
 from codeq.store.rocksdb.write_buffer import WriteBuffer
 
 _PENDING, _DELAYED, _IN_PROGRESS, _DEAD, _ = Index
@@ -40,13 +40,13 @@ class RocksShard:
         self,
         path: Path,
         *,
-        listener: Listener,
+        listeners: Sequence[Listener],
         clock: Clock,
         fsync: bool = True,
         recover: bool = False,
         grace_ms: int = RESTART_GRACE_MS,
     ) -> None:
-        self.listener = listener
+        self.listeners = listeners
         self._clock = clock
         self._last_ms = 0
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -61,15 +61,17 @@ class RocksShard:
             self._events.buffer = self._buffer
             self._queues = Queues(self._buffer)
             self._leases = Leases(self._buffer)
-            self._delayed = Delayed(self._buffer)
-            self._retention = Retention(self._buffer)
+            self._delayed = DelayedIndex(self._buffer)
+            self._retention = RetentionIndex(self._buffer)
             self._policies = dict(_stored_policies(self._database))
             self._restore_leases(grace_ms)
         except BaseException:
             self._database.close()
             raise
-        self.sync = GroupCommit(self._database, self._buffer, self._high_water_mark, fsync=fsync)
-        self._readied: defaultdict[QueueState, int] = defaultdict(int)
+        self._group_commit = GroupCommit(
+            self._database, self._buffer, self._high_water_mark, fsync=fsync, on_flush=self._report_flushed
+        )
+        self._ready: defaultdict[QueueState, int] = defaultdict(int)
         self._moved: list[Task] = []
         self._is_released = False
 
@@ -78,31 +80,31 @@ class RocksShard:
         return self._last_ms
 
     async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
-        self.sync.check(growing=any(change.before is None for change in changes))
+        self._group_commit.check(growing=any(change.before is None for change in changes))
         try:
-            holders = self._holders(changes)
-            return [self._apply(change, holders) for change in changes]
+            owners = self._key_owners(changes)
+            return [self._apply(change, owners) for change in changes]
         except Exception as fault:  # half of a change may be in the journal: it must never be written
-            self.sync.fail(fault)
+            self._group_commit.fail(fault)
             raise
         finally:
-            self._tell()
+            self._report()
 
-    async def take(self, order: ClaimRequest) -> list[Delivery]:
-        self.sync.check(growing=False)
+    async def take(self, request: ClaimRequest) -> list[Delivery]:
+        self._group_commit.check(growing=False)
         try:
-            chosen = self._choose(order)
-            return self._lease(order, chosen) if chosen else []
+            selected = self._select(request)
+            return self._lease(request, selected) if selected else []
         except Exception as fault:  # as in commit
-            self.sync.fail(fault)
+            self._group_commit.fail(fault)
             raise
 
     async def get_tasks(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         return [self._current(tenant, task_id) for task_id in ids]
 
     async def get_records(self, tenant: str, ids: Sequence[str]) -> list[Record | None]:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         records: list[Record | None] = []
         size = 0
         for task_id in ids:
@@ -112,7 +114,7 @@ class RocksShard:
         return records
 
     async def due(self, index: Index, now_ms: int, limit: int) -> list[Task]:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         match index:
             case Index.DELAYED:
                 return self._delayed.due(now_ms, limit)
@@ -124,28 +126,28 @@ class RocksShard:
         raise ValueError(f"tasks in {index} wait for no time")
 
     async def find(self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         return find(self._buffer, self._current, tenant, wanted, cursor=cursor, limit=limit)
 
     async def counts(self, tenant: str | None, *, ages: bool = False) -> dict[QueueKey, QueueCounts]:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         return self._queues.counts(tenant, ages=ages)
 
     async def events(self, shard: int, start: int, limit: int) -> Events:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         if shard:
             raise InvalidRequest(f"there is no shard {shard}; there is only shard 0")
         return Events(self._events.read(start, limit), self._events.first, self._buffer.next_version)
 
     async def trim(self, *, before_ms: int, keep_max: int) -> int:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         return self._events.trim(before_ms=before_ms, keep_max=keep_max)
 
     def policies(self) -> dict[QueueKey, QueuePolicy]:
         return self._policies
 
     async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None) -> None:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         if policy is None:
             self._policies.pop(queue, None)
             self._buffer.delete(keys.policy(queue))
@@ -154,10 +156,10 @@ class RocksShard:
             self._buffer.put(keys.policy(queue), codec.encode(policy))
 
     async def flush(self) -> None:
-        await self.sync.flush()
+        await self._group_commit.flush()
 
     async def checkpoint(self, target: Path) -> None:
-        self.sync.check(growing=False)
+        self._group_commit.check(growing=False)
         self._buffer.write()
         target.mkdir(mode=0o700, parents=True)
         await asyncio.to_thread(self._database.checkpoint, target / "rocksdb")
@@ -166,7 +168,7 @@ class RocksShard:
         if self._is_released:
             return
         try:
-            await self.sync.close()
+            await self._group_commit.close()
         finally:
             self.release()
 
@@ -175,7 +177,7 @@ class RocksShard:
         if self._is_released:
             return
         self._is_released = True
-        self.sync.stop()
+        self._group_commit.stop()
         self._high_water_mark.close()
         self._database.close()
 
@@ -185,7 +187,7 @@ class RocksShard:
 
     # -- changes -------------------------------------------------------------------------------------------------
 
-    def _holders(self, changes: Sequence[Change]) -> dict[bytes, bytes | None]:
+    def _key_owners(self, changes: Sequence[Change]) -> dict[bytes, bytes | None]:
         """By key, the task that has each idempotency key asked for: one look for all costs half of one for each."""
         asked = [
             keys.idempotency(change.after.tenant, change.body.idempotency_key)
@@ -194,10 +196,10 @@ class RocksShard:
         ]
         return dict(zip(asked, self._buffer.get_many(asked), strict=True)) if asked else {}
 
-    def _apply(self, change: Change, holders: dict[bytes, bytes | None]) -> Task | None:
+    def _apply(self, change: Change, owners: dict[bytes, bytes | None]) -> Task | None:
         before, after, move = change.before, change.after, change.move
         if before is None:
-            return self._admit(change, holders)
+            return self._enqueue(change, owners)
         current = self._leases.get(before.id) or self._current(before.tenant, before.id)
         if current is None or current.version != before.version:
             return None
@@ -206,32 +208,32 @@ class RocksShard:
             return after
         data = self._buffer.event(after)
         self._moved.append(after)
-        self._leave(before)
+        self._remove_from_index(before)
         if move is _PURGE:
-            self._forget(after)
+            self._delete(after)
             return after
         self._buffer.put(keys.current_record(after.tenant, after.id), codec.current_record(data, change.result))
-        self._enter(after, data, None)
+        self._add_to_index(after, data, None)
         return after
 
-    def _admit(self, change: Change, holders: dict[bytes, bytes | None]) -> Task | None:
+    def _enqueue(self, change: Change, owners: dict[bytes, bytes | None]) -> Task | None:
         task, body = change.after, change.body
         assert body is not None  # noqa: S101 - the lifecycle gives every new task a body
         if body.idempotency_key is not None:
             key = keys.idempotency(task.tenant, body.idempotency_key)
-            holder = holders[key]
-            existing = self._current(task.tenant, holder.decode()) if holder is not None else None
+            owner = owners[key]
+            existing = self._current(task.tenant, owner.decode()) if owner is not None else None
             if existing is not None:
                 return existing
-            holders[key] = task.id.encode()  # for the same key later in this batch
+            owners[key] = task.id.encode()  # for the same key later in this batch
             self._buffer.put(key, task.id.encode())
         data = self._buffer.event(task)
         self._moved.append(task)
         self._buffer.put(keys.body(task.tenant, task.id), codec.created_record(data, body))
-        self._enter(task, data, body)
+        self._add_to_index(task, data, body)
         return task
 
-    def _leave(self, task: Task) -> None:
+    def _remove_from_index(self, task: Task) -> None:
         queue = self._queues.get(task.tenant, task.command)
         place = lifecycle.position(task)
         if place is _IN_PROGRESS:
@@ -248,14 +250,14 @@ class RocksShard:
             queue.dead -= 1
             self._buffer.delete(keys.dead_prefix(queue.key) + keys.number(task.version))
 
-    def _enter(self, task: Task, data: bytes, body: Body | None) -> None:
+    def _add_to_index(self, task: Task, data: bytes, body: Body | None) -> None:
         queue = self._queues.get(task.tenant, task.command)
         place = lifecycle.position(task)
         if place is _PENDING:
             window = queue.window(task.priority)
             self._buffer.put(window.prefix + keys.number(task.version), data)
             window.append(task, body)
-            self._readied[queue] += 1
+            self._ready[queue] += 1
         elif place is _DELAYED:
             queue.delayed += 1
             self._delayed.add(task, data)
@@ -265,7 +267,7 @@ class RocksShard:
                 self._buffer.put(keys.dead_prefix(queue.key) + keys.number(task.version), task.id.encode())
             self._retention.add(task)
 
-    def _forget(self, task: Task) -> None:
+    def _delete(self, task: Task) -> None:
         created = self._buffer.get(keys.body(task.tenant, task.id))
         if created is not None:
             key = codec.decode_body(codec.decode_created(created).body).idempotency_key
@@ -274,43 +276,52 @@ class RocksShard:
         self._buffer.delete(keys.body(task.tenant, task.id))
         self._buffer.delete(keys.current_record(task.tenant, task.id))
 
-    def _tell(self) -> None:
-        if self._readied:
-            readied, self._readied = self._readied, defaultdict(int)
-            for queue, tasks in readied.items():
-                self.listener.ready(queue.key, tasks)
+    def _report(self) -> None:
+        if self._ready:
+            ready, self._ready = self._ready, defaultdict(int)
+            for queue, tasks in ready.items():
+                for listener in self.listeners:
+                    listener.ready(queue.key, tasks)
         if self._moved:
             moved, self._moved = self._moved, []
-            self.listener.moved(moved)
+            self._report_moved(moved)
+
+    def _report_moved(self, tasks: Sequence[Task]) -> None:
+        for listener in self.listeners:
+            listener.moved(tasks)
+
+    def _report_flushed(self, calls: int, seconds: float) -> None:
+        for listener in self.listeners:
+            listener.flushed(calls, seconds)
 
     # -- claims --------------------------------------------------------------------------------------------------
 
-    def _choose(self, order: ClaimRequest) -> list[Chosen]:
-        queues = [queue for key in order.queues if (queue := self._queues.peek(key)) and queue.windows]
+    def _select(self, request: ClaimRequest) -> list[Selected]:
+        queues = [queue for key in request.queues if (queue := self._queues.peek(key)) and queue.windows]
         queues.sort(key=lambda queue: queue.served)
-        chosen = choose(self._buffer, order, queues)
-        if len(order.queues) > 1:
-            for window, _ in chosen:
+        selected = select(self._buffer, request, queues)
+        if len(request.queues) > 1:
+            for window, _ in selected:
                 self._queues.turn += 1
                 window.queue.served = self._queues.turn
-        return chosen
+        return selected
 
-    def _lease(self, order: ClaimRequest, chosen: list[Chosen]) -> list[Delivery]:
+    def _lease(self, request: ClaimRequest, selected: list[Selected]) -> list[Delivery]:
         now_ms = self.now_ms()
         buffer = self._buffer
         tasks: list[Task] = []
         data: list[bytes] = []
         bodies: list[Body | None] = []
-        for window, (before, body) in chosen:
-            after = lifecycle.claim(before, order.worker, now_ms, lease_ms=order.lease_ms).after
+        for window, (before, body) in selected:
+            after = lifecycle.claim(before, request.worker, now_ms, lease_ms=request.lease_ms).after
             data.append(buffer.event(after))
             tasks.append(after)
             bodies.append(body)
             buffer.delete(window.prefix + keys.number(before.version))
             window.queue.in_progress += 1
             self._queues.changed(window.queue)
-        self._leases.hand_out(tasks, data)
-        self.listener.moved(tasks)
+        self._leases.add(tasks, data)
+        self._report_moved(tasks)
         return self._with_bodies(tasks, bodies)
 
     def _with_bodies(self, tasks: list[Task], bodies: list[Body | None]) -> list[Delivery]:
@@ -350,11 +361,11 @@ class RocksShard:
     def _restore_leases(self, grace_ms: int) -> None:
         """Find what was in progress, and give every lease a little time so that healthy workers keep their tasks."""
         least_ms = self.now_ms() + grace_ms
-        for key, value in self._database.scan(keys.HANDOUTS, keys.after(keys.HANDOUTS)):
+        for key, value in self._database.scan(keys.CLAIM_BATCHES, keys.after(keys.CLAIM_BATCHES)):
             tasks = [task for claimed in codec.decode_tasks(value) if (task := self._still_leased(claimed))]
-            patient = [lifecycle.with_grace(task, least_ms) for task in tasks]
-            if patient:
-                self._leases.restore(int.from_bytes(key[2:], "big"), patient)
+            extended = [lifecycle.with_grace(task, least_ms) for task in tasks]
+            if extended:
+                self._leases.restore(int.from_bytes(key[2:], "big"), extended)
 
     def _still_leased(self, claimed: Task) -> Task | None:
         current, created = self._database.get_many(

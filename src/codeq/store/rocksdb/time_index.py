@@ -17,7 +17,7 @@ _NEVER = 1 << 62
 _ENDED = (Index.DEAD, Index.NONE)
 
 
-class Delayed:
+class DelayedIndex:
     def __init__(self, buffer: WriteBuffer) -> None:
         self._buffer = buffer
         self._earliest_ms = 0
@@ -45,7 +45,7 @@ class Delayed:
         return found
 
 
-class Retention:
+class RetentionIndex:
     """Tasks that ended in one batch and are kept equally long share one entry."""
 
     def __init__(self, buffer: WriteBuffer) -> None:
@@ -69,7 +69,7 @@ class Retention:
             if purge_ms > now_ms or len(found) >= limit:
                 earliest_ms = min(earliest_ms, purge_ms)
                 break
-            still = self._still_kept(purge_ms, decode_pairs(value))
+            still = self._still_ended(purge_ms, decode_pairs(value))
             if still:
                 earliest_ms = min(earliest_ms, purge_ms)
                 found += still
@@ -78,7 +78,7 @@ class Retention:
         self._earliest_ms = earliest_ms
         return found[:limit]
 
-    def _still_kept(self, purge_ms: int, pairs: list[tuple[str, str]]) -> list[Task]:
+    def _still_ended(self, purge_ms: int, pairs: list[tuple[str, str]]) -> list[Task]:
         """Those that have not been purged, nor come back to life since."""
         records = self._buffer.get_many([keys.current_record(tenant, task_id) for tenant, task_id in pairs])
         tasks = [decode_task(decode_current(record).task) for record in records if record is not None]

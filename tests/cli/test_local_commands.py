@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.cli.calling import Cli
+from tests.cli.shell import Cli
 from tests.server.running import eventually
 
 import codeq
@@ -63,8 +63,8 @@ def test_doctor_never_shows_the_password_of_redis(monkeypatch: pytest.MonkeyPatc
     library.RedisError = RuntimeError
     library.Redis = type("Redis", (), {"from_url": staticmethod(lambda *_, **__: Link())})
     monkeypatch.setitem(sys.modules, "redis", library)
-    [finding] = server_checks.redis("redis://:hunter2@127.0.0.1:1/0")
-    assert (finding.state, "hunter2" in finding.detail, "127.0.0.1:1/0" in finding.detail) == ("problem", False, True)
+    [result] = server_checks.redis("redis://:hunter2@127.0.0.1:1/0")
+    assert (result.state, "hunter2" in result.detail, "127.0.0.1:1/0" in result.detail) == ("problem", False, True)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_doctor_never_shows_the_password_of_redis(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_doctor_knows_what_settings_of_redis_mean(version: str, settings: dict[str, str], expected: list[str]) -> None:
-    assert [finding.state for finding in server_checks.redis_settings(version, settings)] == expected
+    assert [result.state for result in server_checks.redis_settings(version, settings)] == expected
 
 
 def test_doctor_notices_clocks_that_differ() -> None:
@@ -142,7 +142,7 @@ def test_an_interrupted_bench_leaves_nothing_to_do(cli: Cli) -> None:
 
 def test_a_bench_interrupted_while_it_claims_leaves_nothing_to_do(cli: Cli) -> None:
     with codeq.Client(cli.server.base, cli.env["CODEQ_TOKEN"]) as client:
-        with contextlib.suppress(KeyboardInterrupt), bench._swept_up(client, "bench-1"):
+        with contextlib.suppress(KeyboardInterrupt), bench._cleanup(client, "bench-1"):
             client.enqueue("bench-1", 1)
             assert client.claim("bench-1")
             raise KeyboardInterrupt
@@ -162,7 +162,7 @@ def test_a_directory_is_counted_copied_and_put_back(cli: Cli, tmp_path: Path) ->
     assert cli.ok("backup", data, copy).out == f"copied {data} to {copy}\n"
     assert cli.ok("restore", copy, again, "--json").json == {"from": copy, "to": again}
     assert cli.ok("stats", again).out.splitlines()[1].split()[:2] == ["work", "1"]
-    assert "has no tasks waiting" in cli.ok("stats", again, "--tenant", "other").out
+    assert "has no queues with tasks" in cli.ok("stats", again, "--tenant", "other").out
 
 
 def test_a_directory_that_is_none_or_is_open_is_said_so(cli: Cli, tmp_path: Path) -> None:

@@ -1,17 +1,14 @@
-"""The page about the command line says what the command line does, and every command explains itself."""
+"""Every command has a description, an example and `--json`, and every option its help."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.calling import Cli
+from tests.cli.shell import Cli
 from typer.main import get_command
 
-from codeq.cli import reference
 from codeq.cli.main import app
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 SILENT = {"serve", "token", "config check", "config reference"}
 """Commands without `--json`: they run a server, or print what is one word or a page already."""
 
@@ -28,14 +25,6 @@ def commands(group: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 COMMANDS = dict(commands())
-
-
-def test_the_page_is_what_the_command_line_says_of_itself() -> None:
-    assert PAGE.read_text() == reference.page(app), "run: codeq docs-cli > docs/reference/cli.md"
-
-
-def test_the_page_does_not_depend_on_the_terminal(cli: Cli) -> None:
-    assert cli.ok("docs-cli", env={"COLUMNS": "40"}).out == PAGE.read_text()
 
 
 @pytest.mark.parametrize("path", COMMANDS)

@@ -1,4 +1,4 @@
-"""What the code says about itself in docstrings, made ready for a page."""
+"""Docstrings and tables as Markdown."""
 
 import ast
 import inspect
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def paragraphs(thing: Any) -> str:
-    """The docstring, unwrapped: one line per paragraph; lines that are indented stay as they are."""
+    """The docstring with one line per paragraph; indented paragraphs stay as they are."""
     text = inspect.cleandoc(thing.__doc__ or "")
     return "\n\n".join(
         part if part.startswith(" ") else " ".join(part.split()) for part in re.split(r"\n\s*\n", text) if part
@@ -16,7 +16,7 @@ def paragraphs(thing: Any) -> str:
 
 
 def field_notes(kind: type) -> dict[str, str]:
-    """By field of a struct, what the string below it says. Those of its parents too."""
+    """By field of a struct and its parents, the string below the field."""
     notes: dict[str, str] = {}
     for part in reversed(kind.__mro__):
         if part.__module__.startswith("codeq."):
@@ -40,11 +40,10 @@ def _notes(kind: type) -> dict[str, str]:
     return notes
 
 
-def cell(text: str) -> str:
-    """Text that stays inside one cell of a table."""
+def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
 def table(*columns: str, rows: Sequence[tuple[str, ...]]) -> str:
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return "\n".join([*lines, *("| " + " | ".join(map(cell, row)) + " |" for row in rows)])
+    return "\n".join([*lines, *("| " + " | ".join(map(_cell, row)) + " |" for row in rows)])

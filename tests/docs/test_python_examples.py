@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.docs.blocks import ROOT, blocks, environment, program
+from tests.docs.code_blocks import ROOT, blocks, environment, program
 from tests.server.running import Server, start_server
 
 from codeq.server.dev import ALL_SCOPES

@@ -1,4 +1,4 @@
-"""The `codeq` command as a user calls it: in this process, which is fast, or in one of its own, also in a terminal."""
+"""Runs the `codeq` command as a user does: in this process, in one of its own, or in a terminal."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ from codeq.server.dev import ALL_SCOPES
 OWN_SCOPES = [scope for scope in ALL_SCOPES if scope != "codeq:platform"]
 
 COMMAND = get_command(app)
-"""Made once: it takes longer than most commands do, and there are hundreds of calls here."""
+"""Built once: that takes longer than most commands do."""
 
 
 class Done(NamedTuple):
@@ -47,7 +47,7 @@ class Done(NamedTuple):
 
 
 class Cli:
-    """Someone at a shell, with a server and a token that may do everything inside one tenant."""
+    """A shell with a server and a token that may do everything in one tenant."""
 
     def __init__(self, server: Server, tenant: str, home: Path) -> None:
         self.server = server
@@ -59,7 +59,7 @@ class Cli:
         }
 
     def __call__(self, *arguments: str, stdin: str | None = None, env: Mapping[str, Any] | None = None) -> Done:
-        """Run a command to its end, in this process."""
+        """Runs a command in this process."""
         assert "serve" not in arguments or "--help" in arguments
         with mock.patch("typer.testing._get_command", return_value=COMMAND):
             done = CliRunner().invoke(app, arguments, input=stdin, env={**self.env, **(env or {})})
@@ -72,7 +72,7 @@ class Cli:
         return done
 
     def start(self, *arguments: str, **given: Any) -> "subprocess.Popen[str]":
-        """Start a command in a process of its own, with pipes."""
+        """Starts a command in a process of its own, with pipes."""
         return subprocess.Popen(
             command_line(*arguments),
             stdout=subprocess.PIPE,
@@ -100,7 +100,7 @@ class Cli:
 
 
 class Terminal:
-    """A command that believes a person watches."""
+    """A command that runs in a pseudo-terminal."""
 
     def __init__(self, arguments: list[str], env: dict[str, str]) -> None:
         self.seen = ""
@@ -125,7 +125,7 @@ class Terminal:
         self.process.send_signal(signal.SIGINT)
 
     def end(self, within_s: float = 20) -> int:
-        """Read to the end. Answers the exit code."""
+        """Reads all output. Returns the exit code."""
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s:
             if select.select([self._master], [], [], 0.1)[0]:
@@ -147,7 +147,7 @@ class Terminal:
     def _read(self) -> bool:
         try:
             data = os.read(self._master, 65_536)
-        except OSError:  # Linux says so when the other side is closed
+        except OSError:  # on Linux, when the other side is closed
             return False
         self.seen += data.decode(errors="replace")
         return bool(data)

@@ -1,10 +1,10 @@
-"""`codeq events tail` and `codeq top`: what runs until it is told to stop."""
+"""`codeq events tail` and `codeq top`: the commands that run until Ctrl-C."""
 
 import signal
 import subprocess
 
 import msgspec
-from tests.cli.calling import Cli
+from tests.cli.shell import Cli
 
 from codeq.domain.ids import shard_of
 

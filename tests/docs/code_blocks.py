@@ -1,4 +1,4 @@
-"""The examples of a page, made into programs that can be run.
+"""Turns the code blocks of a page into programs that can be run.
 
 The Python blocks of a page are one program, in their order. A block whose first line is `# name.py` is a file of its
 own: it is written, and run as a program at its place. `<!-- not run -->` before a block leaves it out, as does a fence

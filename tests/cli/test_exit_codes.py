@@ -1,4 +1,4 @@
-"""How commands end: exit codes, complaints, no traces, and quickly."""
+"""How commands end: exit codes, error messages without stack traces, and a quick `--version`."""
 
 import subprocess
 import sys
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 import typer
-from tests.cli.calling import Cli
+from tests.cli.shell import Cli
 from tests.server.running import command_line, environment, run_codeq
 from typer.testing import CliRunner
 
 import codeq
-from codeq.cli.errors import MEANINGS, Code, code_of
+from codeq.cli.errors import EXIT_CODES, ExitCode, exit_code_of
 from codeq.cli.main import app
 from codeq.wire.errors import STATUS
 
@@ -30,7 +30,7 @@ def test_a_server_that_is_not_there_is_unreachable_and_said_how_to_start(cli: Cl
 
 def test_a_run_of_the_pipeline_is_once_or_every_so_often(cli: Cli) -> None:
     done = cli("pipeline", "run", "--once", "--every", "1m", "--endpoint", "http://127.0.0.1:1")
-    assert done.code == Code.USAGE
+    assert done.code == ExitCode.USAGE
     assert "--once or --every" in done.err
 
 
@@ -62,13 +62,13 @@ def test_every_refusal_of_a_server_has_an_exit_code_by_its_status() -> None:
         expected = {401: 5, 404: 3, 408: 6}.get(status, 1)
         if kind.code in ("forbidden", "unavailable"):
             expected = {"forbidden": 5, "unavailable": 4}[kind.code]
-        assert code_of(kind("x")) == expected, kind
+        assert exit_code_of(kind("x")) == expected, kind
 
 
 def test_every_exit_code_has_its_meaning_in_the_help(cli: Cli) -> None:
-    assert list(MEANINGS) == list(Code)
+    assert list(EXIT_CODES) == list(ExitCode)
     text = " ".join(cli.ok("--help").out.split())
-    for code, meaning in MEANINGS.items():
+    for code, meaning in EXIT_CODES.items():
         assert f"{int(code)} {meaning}" in text
 
 
@@ -111,8 +111,13 @@ def test_a_file_in_the_way_is_no_stack_trace(cli: Cli, tmp_path: Path) -> None:
 def test_a_full_disk_under_the_output_is_told() -> None:
     with open("/dev/full", "w") as full:
         run = subprocess.run(
-            command_line("docs-cli"), stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), check=False
-        )
+            command_line("reference", "cli"),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            check=False,
+        )  # fmt: skip
     assert run.returncode != 0
     assert "Traceback" not in run.stderr
 

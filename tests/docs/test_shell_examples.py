@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import typer
-from tests.docs.blocks import blocks, environment
+from tests.docs.code_blocks import blocks, environment
 from tests.server.running import start_server
 
 from codeq.cli.main import app

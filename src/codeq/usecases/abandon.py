@@ -1,0 +1,20 @@
+"""Takes a task back from its worker unharmed, without counting an attempt."""
+
+from codeq.domain import lifecycle
+from codeq.domain.task import Holder, Task
+from codeq.usecases.core import Core, durable
+from codeq.usecases.moves import move_one
+
+
+@durable
+async def abandon(core: Core, tenant: str, task_id: str, holder: Holder) -> Task:
+    """Puts the task at the back of its queue at once."""
+    now_ms = core.now_ms()
+    task = await move_one(
+        core,
+        tenant,
+        task_id,
+        lambda task: lifecycle.abandon(task, holder, now_ms, keep_ms=core.dead_retention_ms(task)),
+    )
+    core.slot_freed(task)
+    return task

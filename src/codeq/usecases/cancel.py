@@ -1,0 +1,22 @@
+"""Ends tasks that are not wanted any more."""
+
+from collections.abc import Sequence
+
+from codeq.domain import lifecycle
+from codeq.domain.errors import CodeqError
+from codeq.domain.task import Task
+from codeq.usecases.core import Core, durable
+from codeq.usecases.moves import move_each
+
+
+@durable
+async def cancel(core: Core, tenant: str, ids: Sequence[str]) -> list[Task | CodeqError]:
+    """Pending and delayed tasks end at once; a worker that holds one learns so at its next heartbeat."""
+    now_ms = core.now_ms()
+    answers = await move_each(
+        core, tenant, ids, lambda _, task: lifecycle.cancel(task, now_ms, keep_ms=core.retention_ms(task))
+    )
+    for answer in answers:
+        if isinstance(answer, Task):
+            core.slot_freed(answer)
+    return answers

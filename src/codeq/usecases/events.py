@@ -1,0 +1,96 @@
+"""The event log by shard and offset: read at once, in pieces, or from a point in time on."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from importlib import import_module
+
+from codeq.domain import validation
+from codeq.domain.limits import EVENTS_PAUSE_MS, EVENTS_PIECE_MAX, EVENTS_POLITE_PIECES, EVENTS_READ_MAX
+from codeq.store.interface import Events as Events  # noqa: PLC0414 - handlers take it from here
+from codeq.usecases.core import Core, durable
+
+PAYLOADS_AT_ONCE = 64
+_ARROW = "codeq.store.arrow"
+
+
+@durable
+async def read(core: Core, shard: int, start: int, limit: int, *, wait_ms: int = 0) -> Events:
+    """Events from `start` on. With `wait_ms`, not before there is one or that time has passed."""
+    validation.whole(shard, "shard", 0, core.shards - 1)
+    validation.whole(limit, "limit", 1, EVENTS_READ_MAX)
+    with core.waiters.next_event() as happened:
+        found = await core.store.events(shard, start, limit)
+        if not found.records and wait_ms:
+            await asyncio.wait([happened], timeout=wait_ms / 1000)
+            found = await core.store.events(shard, start, limit)
+    return found
+
+
+@durable
+async def scan(
+    core: Core,
+    shard: int,
+    start: int,
+    limit: int,
+    *,
+    each: Callable[[Events], Awaitable[int]],
+    piece: int = EVENTS_PIECE_MAX,
+    wait_ms: int = 0,
+) -> tuple[Events, int]:
+    """Passes `limit` events from `start` on to `each`, a piece at a time, until it takes fewer than it is given.
+
+    Other calls are served between two pieces, however long the read; while tasks move, they have half of the time to
+    themselves. Returns what the shard has, and where to read on.
+    """
+    validation.whole(limit, "limit", 1, EVENTS_READ_MAX)
+    found = await read(core, shard, start, min(limit, piece), wait_ms=wait_ms)
+    at, left, since_moved = max(start, found.first), limit, EVENTS_POLITE_PIECES
+    while found.records:
+        async with core.bulk_reads:
+            with core.waiters.next_event() as happened:
+                taken = await each(found)
+                at, left = at + taken, left - taken
+                if taken < len(found.records) or not left:
+                    break
+                await asyncio.sleep(EVENTS_PAUSE_MS / 1000 if since_moved < EVENTS_POLITE_PIECES else 0)
+                since_moved = 0 if happened.done() else since_moved + 1
+            found = await core.store.events(shard, at, min(left, piece))
+            at = max(at, found.first)
+    return found._replace(records=[]), at
+
+
+@durable
+async def first_at(core: Core, shard: int, at_ms: int) -> tuple[Events, int]:
+    """What the shard has, and the first of its events that is not older than `at_ms`; one past the newest if all are.
+
+    A binary search by time, so a clock that was set back between two starts may blur it by that much.
+    """
+    found = await read(core, shard, 1, 1)
+    low, high = found.first, found.next
+    while low < high:
+        middle = (low + high) // 2
+        seen = (await core.store.events(shard, middle, 1)).events
+        if seen and seen[0].updated_ms < at_ms:
+            low = middle + 1
+        else:
+            high = middle
+        await asyncio.sleep(0)
+    return found._replace(records=[]), low
+
+
+async def load_arrow() -> None:
+    """Imports what `Events.columns` needs, in a thread: numpy and pyarrow take a while, once."""
+    if _ARROW not in sys.modules:
+        await asyncio.to_thread(import_module, _ARROW)
+
+
+async def payloads(core: Core, tenant: str, ids: Sequence[str]) -> dict[str, str]:
+    """The payloads of those tasks that still exist, by id; other calls are served in between."""
+    found: dict[str, str] = {}
+    for i in range(0, len(ids), PAYLOADS_AT_ONCE):
+        for record in await core.store.get_records(tenant, ids[i : i + PAYLOADS_AT_ONCE]):
+            if record is not None:
+                found[record.task.id] = record.body.payload.decode()
+        await asyncio.sleep(0)
+    return found

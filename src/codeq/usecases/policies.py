@@ -1,0 +1,63 @@
+"""The rules of one queue: read, replaced, or given back to the defaults; and its pause."""
+
+import msgspec
+
+from codeq.domain import validation
+from codeq.domain.queue import QueueKey, QueuePolicy
+from codeq.usecases.core import Core, durable
+
+
+def get_policy(core: Core, queue: QueueKey) -> QueuePolicy | None:
+    """The queue's own policy; None where the defaults hold."""
+    validation.name(queue.command, "command")
+    return core.store.policies().get(queue)
+
+
+@durable
+async def put_policy(core: Core, queue: QueueKey, policy: QueuePolicy) -> tuple[QueuePolicy, bool]:
+    """Stores the policy as a new version, unless it changes nothing. Returns what is stored, and whether it is new."""
+    now_ms = core.now_ms()
+    before = core.store.policies().get(queue)
+    if before is None:
+        stored = msgspec.structs.replace(policy, version=1, created_ms=now_ms, updated_ms=now_ms)
+    else:
+        stored = msgspec.structs.replace(
+            policy, version=before.version, created_ms=before.created_ms, updated_ms=before.updated_ms
+        )
+        if stored != before:
+            stored = msgspec.structs.replace(stored, version=before.version + 1, updated_ms=now_ms)
+    if stored != before:
+        await _store(core, queue, stored)
+    return stored, before is None
+
+
+@durable
+async def set_policy(core: Core, queue: QueueKey, policy: QueuePolicy | None) -> None:
+    """Changes the rules of a queue from now on; None for the defaults. Claims that wait look again."""
+    await _store(core, queue, policy)
+
+
+@durable
+async def delete_policy(core: Core, queue: QueueKey) -> None:
+    """Gives the queue back to the defaults."""
+    if queue in core.store.policies():
+        await _store(core, queue, None)
+
+
+@durable
+async def set_paused(core: Core, queue: QueueKey, *, paused: bool) -> None:
+    """Stops or starts handing out the queue's tasks, and leaves its other rules as they are."""
+    now_ms = core.now_ms()
+    policy = core.store.policies().get(queue) or msgspec.structs.replace(core.defaults, version=0, created_ms=now_ms)
+    if policy.paused != paused:
+        changed = msgspec.structs.replace(policy, paused=paused, version=policy.version + 1, updated_ms=now_ms)
+        await _store(core, queue, changed)
+
+
+async def _store(core: Core, queue: QueueKey, policy: QueuePolicy | None) -> None:
+    validation.name(queue.tenant, "tenant")
+    validation.name(queue.command, "command")
+    if policy is not None:
+        validation.policy(policy)
+    await core.store.set_policy(queue, policy)
+    core.waiters.ready(queue, 1)
