@@ -1,4 +1,4 @@
-"""The lake is exactly what the server wrote, whoever was killed on the way."""
+"""The lake has exactly the events of the server, whatever was killed in between."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.cluster]
 
 LIMIT_S = 900
-"""About a minute where nothing else runs; Spark starts and works many times slower on a busy machine."""
+"""It takes about a minute on an idle machine, and many times longer on a busy one."""
 KILLS = 6
 PROJECT = Path(__file__).parents[2]
 
@@ -26,12 +26,12 @@ def test_kills_in_any_order_neither_lose_nor_double_a_row(tmp_path: Path) -> Non
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as program:  # fmt: skip
         try:
-            said, _ = program.communicate()
+            output, _ = program.communicate()
         except BaseException:
-            program.terminate()  # it ends what it has started
+            program.terminate()  # it kills the processes that it has started
             program.wait(60)
             raise
-    print(said)  # noqa: T201 - the seed, to run it again, and figures to quote
-    assert program.returncode == 0, said
-    assert f"kill {KILLS} of {KILLS}" in said
+    print(output)  # noqa: T201 - the seed, to run it again, and figures to quote
+    assert program.returncode == 0, output
+    assert f"kill {KILLS} of {KILLS}" in output
     assert list(tmp_path.iterdir()) == []

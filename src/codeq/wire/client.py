@@ -63,3 +63,16 @@ class EnqueueResult(Wire, frozen=True, kw_only=True, gc=False):
 
 class EnqueueResultList(Wire, frozen=True, kw_only=True, gc=False):
     results: list[EnqueueResult]
+
+
+class EnqueueVerdict(Wire, frozen=True, kw_only=True, gc=False):
+    """Whether one task of a batch was enqueued; the task itself is skipped."""
+
+    error: str | None = None
+    code: str | None = None
+    replayed: bool = False
+    """Whether its idempotency key had been used before."""
+
+
+class EnqueueVerdicts(Wire, frozen=True, kw_only=True, gc=False):
+    results: list[EnqueueVerdict]

@@ -1,4 +1,4 @@
-"""Spark as a worker: every task done, every result once, whoever is slow, wrong or killed."""
+"""Spark as a worker: every task is completed once, with functions that are slow, wrong or killed."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.pipeline.reading import enqueue, log_of
+from tests.pipeline.event_log import enqueue, log_of
 from tests.server.server_process import Caller, Tenant, answered, at
 
 from codeq.errors import InvalidRequest
@@ -22,7 +22,7 @@ Who = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def who(tmp_path: Path) -> Who:
-    """The arguments by which `work` calls a server as someone, and settings that end soon."""
+    """Returns a function that gives the arguments of `work` for a caller, with settings for a short run."""
 
     def arguments(caller: Caller, **more: Any) -> dict[str, Any]:
         file = tmp_path / "worker-token"
@@ -92,7 +92,7 @@ def test_one_bad_task_does_not_harm_the_others(spark: SparkSession, tenant: Tena
     def choke(tasks: Any) -> Any:
         if (tasks["payload"] == "13").any():
             raise ValueError("thirteen")
-        kept = tasks[tasks["payload"] != "7"]  # no answer for this one
+        kept = tasks[tasks["payload"] != "7"]  # no row for this task
         return kept.assign(result=["not JSON" if payload == "5" else "1" for payload in kept["payload"]])
 
     done = work(spark, "work", choke, rounds_max=1, **who(tenant.worker))
@@ -146,7 +146,7 @@ def test_leases_are_kept_while_the_function_runs(spark: SparkSession, tenant: Te
 def test_a_killed_executor_loses_nothing_and_answers_nothing_twice(
     spark: SparkSession, tenant: Tenant, who: Who, tmp_path: Path, when: str
 ) -> None:
-    """The Python of an executor kills itself once: with its tasks claimed, or in the middle of its second batch."""
+    """The Python process of an executor kills itself once: after its claim, or in its second batch."""
     enqueue(tenant, 12)
     policy = {"policy": {"backoff": {"policy": "fixed", "baseSeconds": 0, "maxSeconds": 0}, "onExpiry": "immediate"}}
     tenant.admin.put(f"{paths.BASE}/admin/topics/work", policy)

@@ -1,4 +1,4 @@
-"""A day that a report can show: busy hours, an incident, and names that would break a careless page."""
+"""Data for a report: one day with busy hours, an incident, and names that would break a page without escaping."""
 
 import math
 import random
@@ -35,12 +35,12 @@ def sample() -> data.ReportData:
         outcomes=[_outcomes(dice, command, 60_000 // (i + 1)) for i, command in enumerate(COMMANDS)],
         dead_letters=_dead_letters(),
         tenants=[
-            data.Tenant(tenant=tenant, tasks=n, completed=round(n * 0.97), deliveries=round(n * 1.07),
+            data.TenantUsage(tenant=tenant, tasks=n, completed=round(n * 0.97), deliveries=round(n * 1.07),
                         payload_bytes=n * 400, run_seconds=n * 0.31)
             for tenant, n in (("acme", 81_220), ("globex", 40_113), ("initech", 12_001), ("umbrella", 2904))
         ],
         workers=[
-            data.Worker(worker=f"worker-{i}.fra1", tenant=dice.choice(("acme", "globex")), deliveries=n,
+            data.WorkerUsage(worker=f"worker-{i}.fra1", tenant=dice.choice(("acme", "globex")), deliveries=n,
                         completed=round(n * 0.96), failures=round(n * 0.03), expiries=round(n * 0.01),
                         busy_seconds=n * 0.3, failure_share=0.04 + i / 300)
             for i, n in enumerate(sorted((dice.randrange(2000, 19_000) for _ in range(9)), reverse=True))
@@ -70,7 +70,7 @@ def sample() -> data.ReportData:
 
 
 def broken() -> data.ReportData:
-    """As `sample`, with an audit that failed and text that is not to be trusted."""
+    """Returns `sample` with a broken rule and with text that contains HTML."""
     whole = sample()
     evidence: dict[str, str | int | None] = {
         "tenant": "<b>acme</b>",
@@ -79,10 +79,10 @@ def broken() -> data.ReportData:
         "seq": 4711,
         "detail": "claimed by w-2 while held by w-1",
     }
-    first = data.Judgement(
+    first = data.RuleResult(
         rule="one_lease",
         text="A task is not handed out twice.",
-        word="FAIL",
+        label="FAIL",
         checked=10,
         violations=1,
         examples=[evidence],
@@ -93,7 +93,7 @@ def broken() -> data.ReportData:
     return msgspec.structs.replace(whole, title="<i>title</i>", audit=[first, *whole.audit[1:]], dead_letters=[evil])
 
 
-def _timeline(dice: random.Random) -> list[data.Moment]:
+def _timeline(dice: random.Random) -> list[data.TimelinePoint]:
     moments, live = [], 900
     for i in range(144):
         busy = 420 + 520 * max(0, math.sin((i - 40) / 144 * 2 * math.pi)) ** 1.3
@@ -104,8 +104,9 @@ def _timeline(dice: random.Random) -> list[data.Moment]:
         failed, dead = dice.randrange(6), dice.randrange(4) + (dice.randrange(25, 60) if incident else 0)
         live = max(0, live + enqueued - completed - failed - dead)
         moments.append(
-            data.Moment(at=START + timedelta(minutes=10 * i), enqueued=enqueued, completed=completed, failed=failed,
-                        dead=dead, backlog=live, running=min(live, round(busy / 4 * dice.uniform(0.8, 1.2))))
+            data.TimelinePoint(at=START + timedelta(minutes=10 * i), enqueued=enqueued, completed=completed,
+                               failed=failed, dead=dead, backlog=live,
+                               running=min(live, round(busy / 4 * dice.uniform(0.8, 1.2))))
         )  # fmt: skip
     return moments
 
@@ -157,5 +158,5 @@ def _dead_letters() -> list[data.DeadLetter]:
     ]  # fmt: skip
 
 
-def _audit(events: int) -> list[data.Judgement]:
-    return [data.Judgement(rule=rule.name, text=rule.text, word="ok", checked=events, violations=0) for rule in RULES]
+def _audit(events: int) -> list[data.RuleResult]:
+    return [data.RuleResult(rule=rule.name, text=rule.text, label="ok", checked=events, violations=0) for rule in RULES]

@@ -1,4 +1,4 @@
-"""Tables of the lake as rows to compare: each as often as it is there, without what may differ."""
+"""Compares tables of the lake as multisets of rows, without values that may differ."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -13,8 +13,8 @@ from codeq.pipeline.lake.tables import Merge, Table
 Made = TypeVar("Made")
 
 
-def at_once(works: Mapping[str, Callable[[], Made]]) -> dict[str, Made]:
-    """What each work gives. Small queries are mostly planned, by one thread each: while one is, another runs."""
+def in_parallel(works: Mapping[str, Callable[[], Made]]) -> dict[str, Made]:
+    """Returns the result of each function by name. Small queries mostly take planning, by one thread each."""
     with ThreadPoolExecutor(3) as pool:
         made = {name: pool.submit(work) for name, work in works.items()}
         return {name: one.result() for name, one in made.items()}
@@ -25,8 +25,9 @@ def counted(rows: DataFrame) -> "Counter[str]":
 
 
 def comparable(rows: DataFrame, table: Table) -> DataFrame:
-    """Gold rows without what depends on how batches were cut: sketches of quantiles agree within their error, and so
-    do the quantiles read off them. How many values they hold, and the least and the greatest of them, are exact."""
+    """Drops the values that depend on how batches were cut: sketches of quantiles, and the quantiles read from them,
+    agree only within their error. Their number of values, minimum and maximum are exact.
+    """
     sketches = [column.name for column in table.columns if column.merge is Merge.KLL]
     quantiles = tuple(f"{name.removesuffix('sketch')}p" for name in sketches)
     kept = [name for name in table.names if name not in sketches and not name.startswith(quantiles or "\0")]

@@ -1,56 +1,20 @@
-"""What the tests of this folder share: reading events both ways, and a way to a server that can be cut."""
+"""A TCP port that forwards to a server, until the test cuts it."""
 
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from pyspark.sql import DataFrame, SparkSession
-from tests.server.server_process import Caller, Server, Tenant, answered
-
-from codeq.wire import paths
-
-Told = Callable[..., dict[str, str]]
-
-
-def platform(server: Server) -> Caller:
-    return Caller(server, server.token("ops", "admin", scopes=["codeq:admin", "codeq:platform"]))
-
-
-def events(spark: SparkSession, options: dict[str, str]) -> DataFrame:
-    return spark.read.format("codeq-events").options(**options).load()
-
-
-def seqs(frame: DataFrame) -> list[int]:
-    return sorted(row.seq for row in frame.select("seq").collect())
-
-
-def log_of(caller: Caller, **query: Any) -> list[dict[str, Any]]:
-    """What the server itself says of its first shard, as JSON."""
-    found: list[dict[str, Any]] = []
-    while True:
-        page = answered(caller.get(paths.EVENTS, limit=50_000, **query), 200)
-        found += page["events"]
-        if page["nextOffset"] >= page["endOffset"]:
-            return found
-        query["offset"] = page["nextOffset"]
-
-
-def enqueue(tenant: Tenant, count: int, command: str = "work") -> None:
-    made = [{"command": command, "payload": n} for n in range(count)]
-    answered(tenant.producer.post(paths.TASKS_BATCH, {"tasks": made}), 200)
 
 
 class Relay:
-    """A port that leads to another, until it is cut."""
+    """A port that forwards to another, until it is cut."""
 
     def __init__(self) -> None:
         self.port = 0
         self.target: int | None = None
         self.refused = 0
-        """Calls that came since it was cut."""
+        """Connections that were refused since it was cut."""
         self._links: list[socket.socket] = []
         self._listener: socket.socket | None = None
 
@@ -62,7 +26,7 @@ class Relay:
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def cut(self) -> None:
-        """From now on every connection is closed at once, those that are open and those that come."""
+        """Closes every open connection, and every new one at once."""
         self.target, self.refused = None, 0
         for link in self._links:
             with contextlib.suppress(OSError):
@@ -94,7 +58,7 @@ class Relay:
                     continue
                 try:
                     far = socket.create_connection(("127.0.0.1", self.target))
-                except OSError:  # killed, and not cut yet; those that come later are to be answered all the same
+                except OSError:  # the server was killed, and the relay is not cut yet
                     near.close()
                     continue
                 self._links += [near, far]
