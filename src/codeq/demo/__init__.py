@@ -1,4 +1,4 @@
-"""Does the product keep its promises while its processes are killed? Runs it end to end, then audits every task.
+"""Whether the product keeps its promises while its processes are killed: runs it end to end, then audits every task.
 
 May import everything but `cli`; `codeq.cli.demo` calls it. Other packages do not import it.
 """

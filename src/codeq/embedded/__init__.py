@@ -1,5 +1,6 @@
-"""How does a program use a queue without a server? `codeq.open("./data")` gives every verb of the queue, blocking or as
-coroutines. Imports `sdk`, `usecases` and `store`.
+"""How a program uses a queue without a server: `codeq.open("./data")` has every verb, blocking or as coroutines.
+
+Imports sdk, usecases and store.
 """
 
 from codeq.embedded.aio import AsyncQueue, open_async

@@ -1,3 +1,4 @@
-"""How does a program use the queue? One set of verbs for a server (over HTTP) and for a store in the same process, and
-workers. Imports `domain` and `wire` only.
+"""How a program uses the queue: one set of verbs for a server and for a store in the same process, and workers.
+
+Imports domain and wire only.
 """

@@ -1,4 +1,4 @@
-"""Answers whether an event log keeps the guarantees of the queue: one verdict per rule, with the rows that break it.
+"""Whether an event log keeps the guarantees of the queue: one verdict per rule, with the rows that break it.
 
 Imports PySpark alone: it gets events and listing as DataFrames.
 """

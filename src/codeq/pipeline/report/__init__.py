@@ -1,4 +1,4 @@
-"""Answers what the lake shows to people: one HTML page of load, latency, failures, usage, capacity and audit.
+"""What the lake shows to people: one HTML page of load, latency, failures, usage, capacity and audit.
 
 Imports the lake for its gold tables and the audit for its verdicts; reads no files of the lake itself.
 """

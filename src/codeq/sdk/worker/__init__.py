@@ -1,5 +1,6 @@
-"""How does a process work on tasks? It registers functions for commands, claims tasks, runs the functions and reports
-their results. Imports the rest of `sdk`, `domain` and `wire`.
+"""How a process works on tasks: it registers functions for commands, claims, runs them and reports their results.
+
+Imports the rest of sdk, domain and wire.
 """
 
 from codeq.sdk.worker.execution import Fail, Interrupted, Retry

@@ -1,4 +1,4 @@
-"""Answers how each gold table is computed: the partial rows of a batch, and how they are merged into the table.
+"""How each gold table is computed: the partial rows of a batch, and how they are merged into the table.
 
 Imports the descriptions of the tables and PySpark alone; reads and writes no files.
 

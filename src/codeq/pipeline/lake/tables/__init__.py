@@ -1,4 +1,4 @@
-"""Answers which tables the lake has: names, keys, columns and their meaning. `docs/reference/lake.md` is made of it.
+"""Which tables the lake has: names, keys, columns and their meaning. `docs/reference/lake.md` is made of it.
 
 Imports the wire and the types of PySpark alone.
 """
