@@ -8,7 +8,7 @@ from codeq.domain import validation
 from codeq.domain.errors import CodeqError
 from codeq.domain.limits import CLAIM_WAIT_MS_MAX
 from codeq.domain.queue import QueueKey, QueuePolicy
-from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page
+from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult
 from codeq.usecases import abandon, cancel, nack, policies, purge, queries, replay, submit
@@ -78,15 +78,11 @@ class CoreBackend:
             raise answer
         return answer
 
-    async def replay(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
-        if ids is None:
-            return await replay.replay_matching(self.core, self.tenant, wanted, limit=limit, dry_run=dry_run)
-        return await replay.replay(self.core, self.tenant, ids, dry_run=dry_run)
+    async def replay(self, selection: Selection, *, limit: int, dry_run: bool) -> BulkResult:
+        return await replay.replay(self.core, self.tenant, selection, limit=limit, dry_run=dry_run)
 
-    async def purge(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
-        if ids is None:
-            return await purge.purge_matching(self.core, self.tenant, wanted, limit=limit, dry_run=dry_run)
-        return await purge.purge(self.core, self.tenant, ids, dry_run=dry_run)
+    async def purge(self, selection: Selection, *, limit: int, dry_run: bool) -> BulkResult:
+        return await purge.purge(self.core, self.tenant, selection, limit=limit, dry_run=dry_run)
 
     async def cleanup(self, before_ms: int | None, limit: int) -> int:
         before = self.core.now_ms() if before_ms is None else before_ms

@@ -18,7 +18,7 @@ from codeq.sdk.http_client import HttpClient
 from codeq.sdk.transport import BlockingTransport, address_of
 from codeq.wire import events as wire
 from codeq.wire import paths, tasks
-from codeq.wire.client import EnqueueVerdict, EnqueueVerdicts
+from codeq.wire.client import ItemVerdict, ItemVerdicts
 from codeq.wire.local_server import DEFAULT_URL
 
 TRANSIENT = (Unreachable, Unavailable, RateLimited, StoreError)
@@ -34,7 +34,7 @@ _PAST_THE_END = 1 << 62
 
 Result = TypeVar("Result")
 _encode = msgspec.msgpack.Encoder().encode
-_decode_verdicts = msgspec.msgpack.Decoder(EnqueueVerdicts).decode
+_decode_verdicts = msgspec.msgpack.Decoder(ItemVerdicts).decode
 
 
 class ServerOptions(Struct, frozen=True, kw_only=True):
@@ -116,7 +116,7 @@ class PipelineClient:
         names = (wire.FIRST_OFFSET, wire.END_OFFSET, wire.NEXT_OFFSET, wire.SHARDS)
         return answer.body, LogBounds._make(int(answer.headers[name]) for name in names)
 
-    def enqueue(self, new_tasks: Sequence[tasks.PackedTask]) -> list[EnqueueVerdict]:
+    def enqueue(self, new_tasks: Sequence[tasks.PackedTask]) -> list[ItemVerdict]:
         """Enqueues up to 1000 tasks in one call, and returns a verdict for each."""
         answer = run_blocking(self.http.send("POST", paths.TASKS_BATCH, _encode({"tasks": new_tasks}), packed=True))
         return _decode_verdicts(answer.body).results

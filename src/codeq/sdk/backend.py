@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypedDict
 
 from codeq.domain.errors import CodeqError
 from codeq.domain.queue import QueuePolicy
-from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page
+from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Task
 from codeq.sdk.durations import Seconds
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult
@@ -53,11 +53,11 @@ class Backend(Protocol):
 
     async def cancel(self, task_id: str) -> Task: ...
 
-    async def replay(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
-        """Puts dead tasks back into their queues: those of `ids`, or without ids those that match."""
+    async def replay(self, selection: Selection, *, limit: int, dry_run: bool) -> BulkResult:
+        """Puts dead tasks back into their queues."""
 
-    async def purge(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
-        """Deletes dead tasks: those of `ids`, or without ids those that match."""
+    async def purge(self, selection: Selection, *, limit: int, dry_run: bool) -> BulkResult:
+        """Deletes dead tasks."""
 
     async def cleanup(self, before_ms: int | None, limit: int) -> int:
         """Deletes ended tasks whose retention passes before then (before now, for None). Answers how many."""

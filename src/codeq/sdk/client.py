@@ -12,7 +12,7 @@ from codeq.sdk.http import HttpBackend
 from codeq.sdk.http_client import HttpClient
 from codeq.sdk.transport import Address, AsyncTransport, BlockingTransport, Transport, address_of
 from codeq.sdk.verbs import Verbs
-from codeq.wire.local_server import DEFAULT_URL as DEFAULT_URL  # noqa: PLC0414 - the pipeline imports it from here
+from codeq.wire.local_server import DEFAULT_URL
 
 T = TypeVar("T")
 

@@ -49,25 +49,25 @@ class TaskEncoder:
             validation.new_task(new_task)
         except InvalidRequest as refusal:
             return refusal
-        backoff = new_task.backoff
-        has_own_trace = new_task.trace_parent != trace_of_call
-        return tasks.PackedTask(
-            command=new_task.command,
-            payload=new_task.payload,
-            priority=new_task.priority,
-            webhook=new_task.webhook,
-            max_attempts=new_task.max_attempts or 0,
-            idempotency_key=new_task.idempotency_key or f"{self._prefix}-{next(self._numbers)}",
-            run_at=times.text(new_task.run_at_ms) if new_task.run_at_ms is not None else None,
-            delay_seconds=new_task.delay_ms / 1000 if new_task.delay_ms else 0,
-            backoff=None
-            if backoff is None
-            else tasks.Backoff(
-                policy=backoff.kind.value, base_seconds=backoff.base_ms / 1000, max_seconds=backoff.max_ms / 1000
-            ),
-            trace_parent=new_task.trace_parent if has_own_trace else None,
-            trace_state=new_task.trace_state if has_own_trace else None,
-        )
+        key = new_task.idempotency_key or f"{self._prefix}-{next(self._numbers)}"
+        return packed_task(new_task, key, has_own_trace=new_task.trace_parent != trace_of_call)
+
+
+def packed_task(new_task: NewTask, key: str, *, has_own_trace: bool = False) -> tasks.PackedTask:
+    """The message of a new task, under this idempotency key."""
+    return tasks.PackedTask(
+        command=new_task.command,
+        payload=new_task.payload,
+        priority=new_task.priority,
+        webhook=new_task.webhook,
+        max_attempts=new_task.max_attempts or 0,
+        idempotency_key=key,
+        run_at=times.text(new_task.run_at_ms) if new_task.run_at_ms is not None else None,
+        delay_seconds=new_task.delay_ms / 1000 if new_task.delay_ms else 0,
+        backoff=tasks.backoff_fields(new_task.backoff) if new_task.backoff else None,
+        trace_parent=new_task.trace_parent if has_own_trace else None,
+        trace_state=new_task.trace_state if has_own_trace else None,
+    )
 
 
 def _body(packed: Sequence[PackedOrRefused]) -> bytes:

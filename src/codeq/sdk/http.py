@@ -8,7 +8,7 @@ import msgspec
 from codeq.domain import validation
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound
 from codeq.domain.queue import QueuePolicy
-from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page
+from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
 from codeq.sdk.backend import ClientOptions
 from codeq.sdk.encoding import PackedOrRefused, TaskEncoder, pack
@@ -17,13 +17,13 @@ from codeq.sdk.http_client import HttpClient, decoded, encoded, path_of
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult
 from codeq.sdk.tracing import NO_TRACE, header_lines
 from codeq.wire import paths, queues, tasks, times, to_domain
-from codeq.wire.client import ClaimedTaskList, SubmitVerdicts, TaskAndRawResult
+from codeq.wire.client import ClaimedTaskList, ItemVerdicts, TaskAndRawResult
 from codeq.wire.errors import error_of
 from codeq.wire.events import Event, EventPage, History
 
 _decode_claimed = msgspec.msgpack.Decoder(ClaimedTaskList).decode
 _decode_task = msgspec.msgpack.Decoder(tasks.TaskView).decode
-_decode_verdicts = msgspec.msgpack.Decoder(SubmitVerdicts).decode
+_decode_verdicts = msgspec.msgpack.Decoder(ItemVerdicts).decode
 
 
 class HttpBackend:
@@ -110,11 +110,11 @@ class HttpBackend:
     async def cancel(self, task_id: str) -> Task:
         return _task_of(await self.http.call("POST", paths.CANCEL, None, tasks.TaskView, id=task_id))
 
-    async def replay(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
-        return await self._bulk(paths.DLQ_REPLAY, ids, wanted, limit=limit, dry_run=dry_run)
+    async def replay(self, selection: Selection, *, limit: int, dry_run: bool) -> BulkResult:
+        return await self._move_dead(paths.DLQ_REPLAY, selection, limit=limit, dry_run=dry_run)
 
-    async def purge(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
-        return await self._bulk(paths.DLQ_PURGE, ids, wanted, limit=limit, dry_run=dry_run)
+    async def purge(self, selection: Selection, *, limit: int, dry_run: bool) -> BulkResult:
+        return await self._move_dead(paths.DLQ_PURGE, selection, limit=limit, dry_run=dry_run)
 
     async def cleanup(self, before_ms: int | None, limit: int) -> int:
         request = queues.Cleanup(limit=limit, before=times.text(before_ms) if before_ms is not None else None)
@@ -195,17 +195,13 @@ class HttpBackend:
         )
         return _task_of(found.task), found.task.payload, bytes(found.result.result) or None
 
-    async def _bulk(
-        self, path: str, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool
-    ) -> BulkResult:
-        request = queues.Selection(
-            ids=list(ids) if ids is not None else None,
-            command=wanted.command,
-            error=wanted.error,
-            all=ids is None and wanted.command is None and wanted.error is None,
-            limit=limit,
-            dry_run=dry_run,
-        )
+    async def _move_dead(self, path: str, selection: Selection, *, limit: int, dry_run: bool) -> BulkResult:
+        if isinstance(selection, Filter):
+            command, error = selection.command, selection.error
+            is_all = command is None and error is None
+            request = queues.Selection(command=command, error=error, all=is_all, limit=limit, dry_run=dry_run)
+        else:
+            request = queues.Selection(ids=list(selection), limit=limit, dry_run=dry_run)
         done = await self.http.call("POST", path, request, queues.Selected)
         return BulkResult(done.matched, done.changed, done.ids, done.refused)
 

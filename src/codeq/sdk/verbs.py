@@ -19,7 +19,7 @@ from codeq.domain.limits import (
     RESULT_WAIT_MS_MAX,
 )
 from codeq.domain.queue import Index, QueuePolicy
-from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page
+from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Status, Task
 from codeq.sdk.backend import Backend
 from codeq.sdk.batcher import AsyncBatcher
@@ -203,11 +203,11 @@ class Verbs:
 
     async def replay(self, task_id: str) -> None:
         """Puts a dead task back into its queue, with its attempts reset."""
-        _check_changed(task_id, await self.backend.replay([task_id], Filter(), limit=1, dry_run=False))
+        _check_changed(task_id, await self.backend.replay([task_id], limit=1, dry_run=False))
 
     async def purge(self, task_id: str) -> None:
         """Deletes a dead task now."""
-        _check_changed(task_id, await self.backend.purge([task_id], Filter(), limit=1, dry_run=False))
+        _check_changed(task_id, await self.backend.purge([task_id], limit=1, dry_run=False))
 
     async def replay_dead(
         self,
@@ -219,10 +219,8 @@ class Verbs:
         dry_run: bool = False,
     ) -> BulkResult:
         """Puts dead tasks back into their queues: those of `ids`, or all that match `command` and `error`."""
-        if ids is not None and not ids:
-            return BulkResult(0, 0, [])
-        wanted = _dead_filter(command, ids, error, limit)
-        return await self.backend.replay(ids, wanted, limit=limit, dry_run=dry_run)
+        selection = _selection(command, ids, error, limit)
+        return await self.backend.replay(selection, limit=limit, dry_run=dry_run) if selection else BulkResult(0, 0, [])
 
     async def purge_dead(
         self,
@@ -234,10 +232,8 @@ class Verbs:
         dry_run: bool = False,
     ) -> BulkResult:
         """Deletes dead tasks: those of `ids`, or all that match `command` and `error`."""
-        if ids is not None and not ids:
-            return BulkResult(0, 0, [])
-        wanted = _dead_filter(command, ids, error, limit)
-        return await self.backend.purge(ids, wanted, limit=limit, dry_run=dry_run)
+        selection = _selection(command, ids, error, limit)
+        return await self.backend.purge(selection, limit=limit, dry_run=dry_run) if selection else BulkResult(0, 0, [])
 
     async def cleanup(self, *, before: datetime | None = None, limit: int = 1000) -> int:
         """Deletes up to `limit` ended tasks whose retention passes before `before` (before now, by default)."""
@@ -309,12 +305,12 @@ def _reason(text: str) -> str:
     return text[:ERROR_CHARS_MAX].encode("utf-8", "backslashreplace").decode()[:ERROR_CHARS_MAX]
 
 
-def _dead_filter(command: str | None, ids: Sequence[str] | None, error: str | None, limit: int) -> Filter:
+def _selection(command: str | None, ids: Sequence[str] | None, error: str | None, limit: int) -> Selection:
     if ids is not None and (command is not None or error is not None):
         raise InvalidRequest("dead tasks are chosen by ids, or by command and error; not by both")
     if not 1 <= limit <= BULK_MAX:
         raise InvalidRequest(f"limit must be from 1 to {BULK_MAX}, not {limit}")
-    return Filter(command=command, error=error)
+    return Filter(command=command, error=error) if ids is None else ids
 
 
 def _check_changed(task_id: str, result: BulkResult) -> None:

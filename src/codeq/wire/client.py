@@ -31,17 +31,6 @@ class ClaimedTaskList(Wire, frozen=True, kw_only=True, gc=False):
     tasks: list[ClaimedTask]
 
 
-class SubmitVerdict(Wire, frozen=True, kw_only=True, gc=False):
-    """The outcome of submitting one result: empty if it was accepted."""
-
-    error: str | None = None
-    code: str | None = None
-
-
-class SubmitVerdicts(Wire, frozen=True, kw_only=True, gc=False):
-    results: list[SubmitVerdict]
-
-
 class RawResult(Wire, frozen=True, kw_only=True, gc=False):
     """A worker's result; absent if there is none."""
 
@@ -65,14 +54,14 @@ class EnqueueResultList(Wire, frozen=True, kw_only=True, gc=False):
     results: list[EnqueueResult]
 
 
-class EnqueueVerdict(Wire, frozen=True, kw_only=True, gc=False):
-    """Whether one task of a batch was enqueued; the task itself is skipped."""
+class ItemVerdict(Wire, frozen=True, kw_only=True, gc=False):
+    """Whether one item of a batch was accepted: no code if it was. The task or result itself is skipped."""
 
     error: str | None = None
     code: str | None = None
     replayed: bool = False
-    """Whether its idempotency key had been used before."""
+    """Of a new task: whether its idempotency key had been used before."""
 
 
-class EnqueueVerdicts(Wire, frozen=True, kw_only=True, gc=False):
-    results: list[EnqueueVerdict]
+class ItemVerdicts(Wire, frozen=True, kw_only=True, gc=False):
+    results: list[ItemVerdict]

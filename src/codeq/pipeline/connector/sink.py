@@ -34,7 +34,7 @@ from codeq.pipeline.client import PipelineClient, ServerOptions, retry_transient
 from codeq.pipeline.connector import rejects, write_summary
 from codeq.pipeline.connector.options import RETRY_S_DEFAULT, SERVER, OptionMap
 from codeq.pipeline.connector.task_rows import Rejected, check_columns, new_tasks
-from codeq.wire.client import EnqueueVerdict
+from codeq.wire.client import ItemVerdict
 from codeq.wire.tasks import PackedTask
 
 CALL_BYTES_MAX = 8 << 20
@@ -190,7 +190,7 @@ class _PartitionWriter:
         self._client = PipelineClient(options.server)
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> None:
-        pending: list[tuple[_EnqueueBatch, Future[list[EnqueueVerdict]]]] = []
+        pending: list[tuple[_EnqueueBatch, Future[list[ItemVerdict]]]] = []
         with ThreadPoolExecutor(self.options.calls_in_flight) as pool:
             try:
                 for batch in self._enqueue_batches(batches):
@@ -223,12 +223,12 @@ class _PartitionWriter:
         if call.tasks:
             yield call
 
-    def _send(self, call: _EnqueueBatch) -> list[EnqueueVerdict]:
+    def _send(self, call: _EnqueueBatch) -> list[ItemVerdict]:
         return retry_transient(
             lambda: self._client.enqueue(call.tasks), "cannot enqueue", within_s=self.options.retry_s
         )
 
-    def _count(self, call: _EnqueueBatch, future: "Future[list[EnqueueVerdict]]") -> None:
+    def _count(self, call: _EnqueueBatch, future: "Future[list[ItemVerdict]]") -> None:
         """Counts the verdicts of one call, and rejects the rows that the server refused."""
         for task, (row, batch, index), verdict in zip(call.tasks, call.rows, future.result(), strict=True):
             if verdict.code is None:

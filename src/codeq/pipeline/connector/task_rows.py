@@ -15,6 +15,7 @@ from pyspark.sql import types as spark
 from codeq.domain import validation
 from codeq.domain.requests import NewTask
 from codeq.errors import InvalidRequest
+from codeq.sdk.encoding import packed_task
 from codeq.wire import times
 from codeq.wire.tasks import PackedTask
 
@@ -75,12 +76,13 @@ def new_tasks(batch: pa.RecordBatch, first: int, *, command: str, key_prefix: st
     rows = zip(*(columns.get(name, nulls) for name in COLUMNS), strict=True)
     for number, row in enumerate(rows, first):
         try:
-            yield _packed(validation.new_task(_new_task(row, command, f"{key_prefix}{number}", is_text=is_text)))
+            new_task = validation.new_task(_new_task(row, command, is_text=is_text))
+            yield packed_task(new_task, new_task.idempotency_key or f"{key_prefix}{number}")
         except InvalidRequest as fault:
             yield Rejected(number, fault.code, str(fault))
 
 
-def _new_task(row: tuple[Any, ...], default_command: str, default_key: str, *, is_text: bool) -> NewTask:
+def _new_task(row: tuple[Any, ...], default_command: str, *, is_text: bool) -> NewTask:
     command, payload, priority, delay_s, run_at, key, max_attempts, webhook = row
     if command is None and not default_command:
         raise InvalidRequest("command is null")
@@ -91,21 +93,8 @@ def _new_task(row: tuple[Any, ...], default_command: str, default_key: str, *, i
         delay_ms=_milliseconds(delay_s) if delay_s else 0,
         run_at_ms=None if run_at is None else _unix_ms(run_at),
         max_attempts=max_attempts,
-        idempotency_key=default_key if key is None or key == "" else str(key),
+        idempotency_key=None if key is None or key == "" else str(key),
         webhook=webhook or None,
-    )
-
-
-def _packed(task: NewTask) -> PackedTask:
-    return PackedTask(
-        command=task.command,
-        payload=task.payload,
-        priority=task.priority,
-        delay_seconds=task.delay_ms / 1000,
-        run_at=None if task.run_at_ms is None else times.text(task.run_at_ms),
-        max_attempts=task.max_attempts or 0,
-        idempotency_key=task.idempotency_key,
-        webhook=task.webhook,
     )
 
 
