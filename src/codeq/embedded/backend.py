@@ -52,7 +52,7 @@ class CoreBackend:
                 task.lease_until_ms,
                 body.trace_parent,
                 body.trace_state,
-            )
+            )  # fmt: skip
             for task, body in [(d.task, d.body) for d in await claiming.claim(self.core, self.tenant, wanted)]
         ]
 

@@ -233,7 +233,7 @@ def _jobs(body: bytes) -> list[Job]:
             to_domain.moment_ms(task.lease_until),
             task.trace_parent,
             task.trace_state,
-        )
+        )  # fmt: skip
         for task in _decode_claimed(body).tasks
     ]
 
