@@ -39,22 +39,13 @@ class CoreBackend:
         return [answer if isinstance(answer, CodeqError) else answer.task for answer in answers]
 
     async def claim(self, wanted: Claim) -> list[Job]:
+        deliveries = await claiming.claim(self.core, self.tenant, wanted)
         return [
-            Job(
-                task.id,
-                task.command,
-                body.payload,
-                Holder(task.worker or "", task.lease_token),
-                task.priority,
-                task.attempts,
-                task.max_attempts,
-                task.deliveries,
-                task.lease_until_ms,
-                body.trace_parent,
-                body.trace_state,
-            )  # fmt: skip
-            for task, body in [(d.task, d.body) for d in await claiming.claim(self.core, self.tenant, wanted)]
-        ]
+            Job(task.id, task.command, body.payload, Holder(task.worker or "", task.lease_token), task.priority,
+                task.attempts, task.max_attempts, task.deliveries, task.lease_until_ms, body.trace_parent,
+                body.trace_state)
+            for task, body in [(delivery.task, delivery.body) for delivery in deliveries]
+        ]  # fmt: skip
 
     async def heartbeat(self, job: Job, extend_ms: int | None, progress: str | None = None) -> int:
         task = await heartbeat(self.core, self.tenant, job.id, job.holder, extend_ms=extend_ms, progress=progress)

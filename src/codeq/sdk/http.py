@@ -221,21 +221,11 @@ def _task_of(view: tasks.TaskView) -> Task:
 
 def _jobs(body: bytes) -> list[Job]:
     return [
-        Job(
-            task.id,
-            task.command,
-            task.payload.encode(),
-            Holder(task.worker_id, task.lease_token),
-            task.priority,
-            task.attempts,
-            task.max_attempts,
-            task.deliveries,
-            to_domain.moment_ms(task.lease_until),
-            task.trace_parent,
-            task.trace_state,
-        )  # fmt: skip
+        Job(task.id, task.command, task.payload.encode(), Holder(task.worker_id, task.lease_token), task.priority,
+            task.attempts, task.max_attempts, task.deliveries, to_domain.moment_ms(task.lease_until),
+            task.trace_parent, task.trace_state)
         for task in _decode_claimed(body).tasks
-    ]
+    ]  # fmt: skip
 
 
 def _refusals(body: bytes) -> list[CodeqError | None]:
