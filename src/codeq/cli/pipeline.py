@@ -31,28 +31,32 @@ LakeFolder = Annotated[Path, typer.Option("--lake", help="Folder of the lake.")]
 Master = Annotated[str, typer.Option(help="Where Spark runs, such as spark://host:7077.")]
 Keep = Annotated[
     float | None,
-    typer.Option(parser=duration, metavar="DURATION", help="Forget events and ended tasks older than this."),
+    typer.Option(
+        parser=duration, metavar="DURATION", help="Delete events and ended tasks older than this from the lake."
+    ),
 ]
-Where = Annotated[str, typer.Option("--where", help="Which dead tasks, in SQL over the columns of silver_tasks.")]
+Where = Annotated[str, typer.Option("--where", help="SQL condition over the columns of silver_tasks.")]
 
 
 def run(
     client: "Client",
     out: Output,
     lake: LakeFolder = Path("./lake"),
-    once: Annotated[bool, typer.Option("--once", help="Run once, as it does without --every.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Run once; the default.")] = False,
     every: Annotated[
-        float | None, typer.Option(parser=duration, metavar="DURATION", help="Run again and again, this far apart.")
+        float | None, typer.Option(parser=duration, metavar="DURATION", help="Repeat at this interval.")
     ] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's events; for admins of the platform.")] = None,
     keep: Keep = None,
     and_audit: Annotated[bool, typer.Option("--audit", help="Then audit the lake; fails if a rule is broken.")] = False,
-    and_report: Annotated[Path | None, typer.Option("--report", help="Then write the page of the lake here.")] = None,
+    and_report: Annotated[
+        Path | None, typer.Option("--report", help="Then write the HTML report to this file.")
+    ] = None,
     master: Master = "local[*]",
 ) -> None:
-    """Take in what is new and bring every table of the lake up to date: once, or --every so often until Ctrl-C.
+    """Ingest new events and update every table of the lake: once, or at an interval with --every until Ctrl-C.
 
-    With --every the lake is tidied once an hour too.
+    With --every the lake is maintained once an hour too (see `tidy`).
     """
     if once and every is not None:
         raise UsageError("--once or --every, not both")
@@ -95,7 +99,7 @@ def _run(
     seconds = {layer: round(taken_s, 2) for layer, taken_s in summary.seconds.items()}
     result: dict[str, Any] = {"events": summary.events, "batches": summary.batches, "seconds": seconds}
     if not out.is_json:
-        print(f"{summary.events:,} events taken in; " + ", ".join(f"{name} {s} s" for name, s in seconds.items()))
+        print(f"{summary.events:,} events ingested; " + ", ".join(f"{name} {s} s" for name, s in seconds.items()))
     is_clean = _audit_and_report(spark, tables, out, result, audit=and_audit, report_to=and_report)
     if out.is_json:
         out.line(result)
@@ -127,11 +131,11 @@ def audit(
     out: Output,
     lake: LakeFolder = Path("./lake"),
     live: Annotated[
-        bool, typer.Option("--live", help="Compare with the tasks that the server has for the token's tenant.")
+        bool, typer.Option("--live", help="Compare with the tasks of the token's tenant on the server too.")
     ] = False,
     master: Master = "local[*]",
 ) -> None:
-    """Check the promises of the queue over the whole history. Fails if any was broken, and shows where."""
+    """Check the guarantees of the queue over the whole history. Fails if one was broken, and shows the events."""
     spark, _, tables = _start(client, lake, master, must_exist=True)
     from codeq.pipeline.audit import is_clean, to_json, to_text
 
@@ -145,11 +149,11 @@ def report(
     client: "Client",
     out: Output,
     lake: LakeFolder = Path("./lake"),
-    to: Annotated[Path, typer.Option(help="The page to write.")] = Path("codeq-report.html"),
-    title: Annotated[str, typer.Option(help="Its title.")] = "codeQ",
+    to: Annotated[Path, typer.Option(help="The file to write.")] = Path("codeq-report.html"),
+    title: Annotated[str, typer.Option(help="Title of the report.")] = "codeQ",
     master: Master = "local[*]",
 ) -> None:
-    """Write one page that shows the lake: flow, latency, failures, tenants, workers, capacity, and the audit."""
+    """Write an HTML report of the lake: throughput, latency, failures, tenants, workers, capacity, and the audit."""
     spark, _, tables = _start(client, lake, master, must_exist=True)
     from codeq.pipeline.report import to_json
 
@@ -175,12 +179,12 @@ def _write_report(spark: "SparkSession", tables: "Lake", verdicts: list[Any], *,
 
 
 def rebuild(client: "Client", out: Output, lake: LakeFolder = Path("./lake"), master: Master = "local[*]") -> None:
-    """Make the silver and gold tables anew from bronze."""
+    """Recompute the silver and gold tables from bronze."""
     spark, _, tables = _start(client, lake, master, must_exist=True)
     from codeq.pipeline.lake import run
 
     run.rebuild(spark, tables, log=out.note)
-    out.note("made anew")
+    out.note("recomputed")
     if out.is_json:
         out.document({"batch": tables.bronze.batch})
 
@@ -192,11 +196,11 @@ def tidy(
     keep: Keep = None,
     keep_figures: Annotated[
         float | None,
-        typer.Option(parser=duration, metavar="DURATION", help="Forget figures of days older than this."),
+        typer.Option(parser=duration, metavar="DURATION", help="Delete gold rows of days older than this."),
     ] = None,
     master: Master = "local[*]",
 ) -> None:
-    """Put small files together, forget what is too old, and remove files that no table has named for a day."""
+    """Compact small files, delete rows past their retention, and vacuum files unreferenced for a day."""
     spark, _, tables = _start(client, lake, master, must_exist=True)
     from codeq.pipeline.lake.maintenance import maintain
 
@@ -218,8 +222,8 @@ def tidy(
         )
     else:
         print(
-            f"{summary.compacted_files:,} small files put together, {summary.deleted_rows:,} rows forgotten, "
-            f"{summary.vacuumed_files:,} unused files removed"
+            f"{summary.compacted_files:,} small files compacted, {summary.deleted_rows:,} rows deleted, "
+            f"{summary.vacuumed_files:,} unreferenced files removed"
         )
 
 
@@ -228,10 +232,10 @@ def replay(
     out: Output,
     where: Where,
     lake: LakeFolder = Path("./lake"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
     master: Master = "local[*]",
 ) -> None:
-    """Put dead tasks that the lake knows of back into their queues, chosen by SQL. Those not dead any more are left."""
+    """Replay dead tasks that match an SQL condition over the lake. Tasks that are no longer dead are left alone."""
     spark, _, tables = _start(client, lake, master, must_exist=True)
     from pyspark.errors import AnalysisException, ParseException
 
@@ -246,7 +250,7 @@ def replay(
     if out.is_json:
         out.document({"matched": len(ids), "changed": changed, "dryRun": dry_run, "ids": ids[:1000]})
     else:
-        print(f"{len(ids):,} dead tasks match" + ("; nothing was changed" if dry_run else f"; {changed:,} put back"))
+        print(f"{len(ids):,} dead tasks match" + ("; nothing was changed" if dry_run else f"; {changed:,} replayed"))
 
 
 def _before(keep_s: float | None) -> datetime | None:

@@ -72,7 +72,7 @@ def compact(spark: SparkSession, lake: Lake, *, files_max: int = FILES_MAX, log:
             added = table.write_pieces(spark, ParquetFiles.batches, [files], part=part, batch=group[-1].batch)
             table.commit(added, batch=None, removed=group)
             replaced += len(group)
-        log(f"{table.folder.name}: {len(small):,} small files put together")
+        log(f"{table.folder.name}: {len(small):,} small files compacted")
     return replaced
 
 
