@@ -32,7 +32,7 @@ Master = Annotated[str, typer.Option(help="Where Spark runs, such as spark://hos
 Keep = Annotated[
     float | None,
     typer.Option(
-        parser=duration, metavar="DURATION", help="Delete events and ended tasks older than this from the lake."
+        parser=duration, metavar="DURATION", help="Delete events and ended tasks older than this."
     ),
 ]
 Where = Annotated[str, typer.Option("--where", help="SQL condition over the columns of silver_tasks.")]
@@ -50,7 +50,7 @@ def run(
     keep: Keep = None,
     and_audit: Annotated[bool, typer.Option("--audit", help="Then audit the lake; fails if a rule is broken.")] = False,
     and_report: Annotated[
-        Path | None, typer.Option("--report", help="Then write the HTML report to this file.")
+        Path | None, typer.Option("--report", help="Then write the HTML report here.")
     ] = None,
     master: Master = "local[*]",
 ) -> None:

@@ -48,7 +48,7 @@ def maintain(
     summary = MaintenanceSummary()
     if delete_before is not None:
         summary.deleted_rows += _delete_events(lake, delete_before)
-        log(f"forgotten: {summary.deleted_rows:,} rows")
+        log(f"deleted: {summary.deleted_rows:,} rows")
     if delete_gold_before is not None:
         summary.deleted_rows += _delete_gold(lake, delete_gold_before)
     summary.compacted_files = compact(spark, lake, files_max=1, log=log)
