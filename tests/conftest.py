@@ -1,4 +1,4 @@
-"""How the tests are shared out when several processes run them (`pytest -n 2`): by file, so that each sets up once."""
+"""How tests are split over several processes (`pytest -n 2`): by file, so that each file sets up once."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 TESTS = Path(__file__).parent
 LONGEST_FIRST = ("pipeline", "system", "worker", "server", "sdk")
-"""Begun first, so that no process is left with a long file at the end."""
+"""Started first, so that no process is left with a long file at the end."""
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
@@ -16,9 +16,9 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         file = nodeid.partition("::")[0]
         folder, name = file.split("/")[1:3]
         if folder == "pipeline":
-            return folder  # one session of Spark for all
+            return folder  # one Spark session for all
         if folder == "server" and name.startswith(("test_auth", "test_endpoints")):
-            return "endpoints"  # the last of them looks back at the others
+            return "endpoints"  # the last of them checks what the others called
         return file
 
 

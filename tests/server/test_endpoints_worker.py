@@ -1,4 +1,4 @@
-"""What workers call: claim, heartbeat, abandon, nack, result, one by one and in batches."""
+"""Routes for workers: claim, heartbeat, abandon, nack, result, one by one and in batches."""
 
 import json
 from collections import Counter
@@ -75,9 +75,9 @@ def test_a_claim_takes_only_from_the_commands_it_names(tenant: Tenant) -> None:
 
 def test_a_batch_claim_takes_up_to_count_in_order(tenant: Tenant) -> None:
     made = [tenant.create(payload=n)["id"] for n in range(5)]
-    asked = {"commands": ["work"], "count": 3}
-    first = answered(tenant.worker.post(paths.CLAIM_BATCH, asked), 200)["tasks"]
-    rest = answered(tenant.worker.post(paths.CLAIM_BATCH, asked), 200)["tasks"]
+    body = {"commands": ["work"], "count": 3}
+    first = answered(tenant.worker.post(paths.CLAIM_BATCH, body), 200)["tasks"]
+    rest = answered(tenant.worker.post(paths.CLAIM_BATCH, body), 200)["tasks"]
     assert [task["id"] for task in first + rest] == made
 
 
@@ -180,11 +180,11 @@ def test_a_nack_delays_by_the_backoff_and_keeps_its_reason(tenant: Tenant) -> No
     assert moment(back["visibleAt"]) - moment(back["updatedAt"]) == timedelta(minutes=1)
 
 
-@pytest.mark.parametrize(("asked", "location"), [(0, "PENDING_LIST"), (2.5, "DELAYED_ZSET"), (1e6, "DELAYED_ZSET")])
-def test_a_nack_may_say_its_own_delay(tenant: Tenant, asked: float, location: str) -> None:
+@pytest.mark.parametrize(("delay", "location"), [(0, "PENDING_LIST"), (2.5, "DELAYED_ZSET"), (1e6, "DELAYED_ZSET")])
+def test_a_nack_may_say_its_own_delay(tenant: Tenant, delay: float, location: str) -> None:
     task = tenant.held()
-    answer = answered(tenant.worker.post(at(paths.NACK, task["id"]), {"delaySeconds": asked}), 200)
-    assert answer == {"status": "requeued", "delaySeconds": min(asked, 86_400)}
+    answer = answered(tenant.worker.post(at(paths.NACK, task["id"]), {"delaySeconds": delay}), 200)
+    assert answer == {"status": "requeued", "delaySeconds": min(delay, 86_400)}
     assert tenant.task(task["id"])["lastKnownLocation"] == location
 
 
@@ -352,7 +352,7 @@ def test_a_batch_of_results_that_is_none_is_refused(tenant: Tenant, results: Any
 
 @pytest.mark.parametrize("asked_in", ["json", "msgpack"])
 def test_messagepack_and_json_go_through_a_whole_cycle_alike(tenant: Tenant, asked_in: str) -> None:
-    """Every hot endpoint is asked in one format; what it says is compared with what the other one reads."""
+    """Calls every hot endpoint in one format, and compares the response with what the other format reads."""
     is_packed = asked_in == "msgpack"
 
     def ask(path: str, body: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The lake is exactly what the server wrote, whoever was killed on the way."""
+"""The lake equals what the server wrote, whichever process was killed meanwhile."""
 
 import os
 import subprocess
@@ -17,21 +17,21 @@ PROJECT = Path(__file__).parents[2]
 
 
 def test_kills_in_any_order_neither_lose_nor_double_a_row(tmp_path: Path) -> None:
-    """In a process of its own: Spark's settings and Java are the same for all sessions of a process."""
+    """In its own process: Spark's settings and Java are the same for all sessions of a process."""
     seed = int(os.environ.get("CODEQ_SEED", time.time_ns() % 1_000_000))
-    asked = ["--kills", str(KILLS), "--seed", str(seed), "--master", "local[2,4]"]
+    options = ["--kills", str(KILLS), "--seed", str(seed), "--master", "local[2,4]"]
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.system.pipeline_kills", *asked],
+        [sys.executable, "-m", "tests.system.pipeline_kills", *options],
         cwd=PROJECT, env={**os.environ, "TMPDIR": str(tmp_path)}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as program:  # fmt: skip
         try:
-            said, _ = program.communicate()
+            output, _ = program.communicate()
         except BaseException:
-            program.terminate()  # it ends what it has started
+            program.terminate()  # it stops the processes that it started
             program.wait(60)
             raise
-    print(said)  # noqa: T201 - the seed, to run it again, and figures to quote
-    assert program.returncode == 0, said
-    assert f"kill {KILLS} of {KILLS}" in said
+    print(output)  # noqa: T201 - the seed, to run it again, and figures to quote
+    assert program.returncode == 0, output
+    assert f"kill {KILLS} of {KILLS}" in output
     assert list(tmp_path.iterdir()) == []
