@@ -49,8 +49,8 @@ def test_an_admin_of_the_platform_sees_the_queues_of_all(server: Server) -> None
     ours, theirs = server.tenant(), server.tenant()
     ours.create("ours")
     theirs.create("theirs")
-    everyone = Caller(server, server.token("ops", "admin", scopes=["codeq:admin", "codeq:platform"]))
-    keys = set(answered(everyone.get(paths.ADMIN_QUEUES), 200))
+    platform_admin = Caller(server, server.token("ops", "admin", scopes=["codeq:admin", "codeq:platform"]))
+    keys = set(answered(platform_admin.get(paths.ADMIN_QUEUES), 200))
     assert {f"codeq:q:ours:{ours.name}:pending", f"codeq:q:theirs:{theirs.name}:pending"} <= keys
 
 

@@ -337,11 +337,11 @@ class Traced:
             listeners=[waiters, metrics],
         )
         fixed = auth_config(data)["providers"][0]
-        everyone = make_validator(fixed["type"], fixed["config"])
+        validator = make_validator(fixed["type"], fixed["config"])
         self.state = AppState(
             core=make_core(store, waiters, Settings().policy(), randomness=random.Random()),
             settings=Settings(),
-            authenticator=Authenticator(everyone, everyone, producers_may_work=False),
+            authenticator=Authenticator(validator, validator, producers_may_work=False),
             limiter=RateLimiter({}, {}),
             metrics=metrics,
             tracing=Tracing(provider.get_tracer("codeq"), provider),
