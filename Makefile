@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo serve check format test test-cluster test-fast kills bench lock clean
+.PHONY: help setup demo serve check format reference test test-cluster test-fast kills bench lock clean
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -34,6 +34,9 @@ check: setup ## Format, lint, types, imports, style
 format: setup ## Put the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+reference: setup ## Write docs/reference from the code
+	$(BIN)/codeq reference --all docs/reference
 
 test: setup ## All tests but those of test-cluster
 	$(BIN)/pytest -n 2 -m "not cluster"

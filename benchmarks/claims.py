@@ -89,21 +89,21 @@ class Series:
 
 async def _stocked(home: Path, backlog: int) -> AsyncQueue:
     queue = await codeq.open_async(home, durability="process")
-    orders = _orders(min(backlog, 1000))
-    for _ in range(0, backlog, len(orders)):
-        await queue.enqueue_many(orders)
+    new = _new_tasks(min(backlog, 1000))
+    for _ in range(0, backlog, len(new)):
+        await queue.enqueue_many(new)
     return queue
 
 
 async def _serve(queue: AsyncQueue, tasks: int) -> None:
-    orders = _orders(_SERVE_BATCH)
+    new = _new_tasks(_SERVE_BATCH)
     for _ in range(0, tasks, _SERVE_BATCH):
-        await queue.enqueue_many(orders)
+        await queue.enqueue_many(new)
         await queue.complete_many(await queue.claim(COMMAND, limit=_SERVE_BATCH))
 
 
 async def _timed_claims(queue: AsyncQueue, limit: int, number: int) -> list[float]:
-    orders = _orders(limit)
+    new = _new_tasks(limit)
     times = []
     for _ in range(number):
         started_s = time.perf_counter()
@@ -112,11 +112,11 @@ async def _timed_claims(queue: AsyncQueue, limit: int, number: int) -> list[floa
         if len(jobs) != limit:
             raise RuntimeError(f"a claim of {limit} got {len(jobs)}: the backlog was not kept")
         await queue.complete_many(jobs)
-        await queue.enqueue_many(orders)
+        await queue.enqueue_many(new)
     return times
 
 
-def _orders(number: int) -> list[NewTask]:
+def _new_tasks(number: int) -> list[NewTask]:
     return [NewTask(command=COMMAND, payload=payload) for payload in payloads(200, number)]
 
 

@@ -164,22 +164,22 @@ def _timed_replay(tape: Tape, path: Path) -> float:
 async def _drive(setting: Setting, home: Path, going_on: Callable[[], bool]) -> float:
     """Let every caller go round until told to stop; answers the seconds between opening and closing."""
     made = payloads(setting.payload_bytes, setting.batch)
-    orders = [NewTask(command=COMMAND, payload=payload) for payload in made]
+    tasks = [NewTask(command=COMMAND, payload=payload) for payload in made]
     async with await codeq.open_async(home, durability=setting.durability) as queue:
         started_s = time.perf_counter()
-        await asyncio.gather(*(_go_round(queue, orders, going_on) for _ in range(setting.callers)))
+        await asyncio.gather(*(_go_round(queue, tasks, going_on) for _ in range(setting.callers)))
         elapsed_s = time.perf_counter() - started_s
     shutil.rmtree(home)
     return elapsed_s
 
 
-async def _go_round(queue: AsyncQueue, orders: list[NewTask], going_on: Callable[[], bool]) -> None:
+async def _go_round(queue: AsyncQueue, tasks: list[NewTask], going_on: Callable[[], bool]) -> None:
     while going_on():
-        await queue.enqueue_many(orders)
-        jobs = await queue.claim(COMMAND, limit=len(orders))
+        await queue.enqueue_many(tasks)
+        jobs = await queue.claim(COMMAND, limit=len(tasks))
         ended = await queue.complete_many(jobs)
-        if len(ended) != len(orders):
-            raise RuntimeError(f"a cycle of {len(orders)} tasks ended {len(ended)} of them")
+        if len(ended) != len(tasks):
+            raise RuntimeError(f"a cycle of {len(tasks)} tasks ended {len(ended)} of them")
 
 
 def _homes(directory: Path) -> Iterator[Path]:

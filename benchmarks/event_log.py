@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import codeq
-from codeq.sdk.verbs import new_tasks
+from codeq.sdk.new_tasks import new_tasks
 
 BATCH = 1000
 _BANNER = re.compile(r"at (http://[^ ]*:\d+), data in")
@@ -28,10 +28,8 @@ async def _make_log(data: Path, events: int, *, tenants: int, shards: int) -> in
         queues = [first, *(first.for_tenant(f"t{n}") for n in range(1, tenants))]
         while made < events:
             queue = queues[made // (3 * BATCH) % tenants]
-            orders = new_tasks(
-                f"job-{made // (3 * BATCH) % 7}", ({"n": made + n, "to": "x" * 40} for n in range(BATCH))
-            )
-            await queue.enqueue_many(orders)
+            tasks = new_tasks(f"job-{made // (3 * BATCH) % 7}", ({"n": made + n, "to": "x" * 40} for n in range(BATCH)))
+            await queue.enqueue_many(tasks)
             jobs = await queue.claim(worker="bench", limit=BATCH, lease=600)
             await queue.complete_many(jobs, [{"ok": True}] * len(jobs))
             made += 2 * len(jobs) + BATCH

@@ -174,14 +174,14 @@ def _port(process: subprocess.Popen[bytes], out: Path) -> int:
 
 async def in_process(queue: AsyncQueue, setting: Setting, plan: Plan, command: str) -> Loaded:
     """What as many coroutines reach on the engine itself with the same calls, payloads and durability."""
-    orders = [NewTask(command=command, payload=payload) for payload in payloads(PAYLOAD_BYTES, setting.batch)]
+    batch_of_tasks = [NewTask(command=command, payload=payload) for payload in payloads(PAYLOAD_BYTES, setting.batch)]
     tasks = 0
     stopping = asyncio.Event()
 
     async def go_round() -> None:
         nonlocal tasks
         while not stopping.is_set():
-            done = len(await queue.enqueue_many(orders))
+            done = len(await queue.enqueue_many(batch_of_tasks))
             if setting.is_cycle:
                 done = len(await queue.complete_many(await queue.claim(command, limit=setting.batch)))
             if done != setting.batch:

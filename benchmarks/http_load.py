@@ -314,10 +314,10 @@ class Pollers:
         self._job = job
         head = _head(job.target, packed=False)
         poll = msgspec.json.encode({"commands": [job.command], "waitSeconds": POLL_WAIT_S})
-        order = msgspec.json.encode({"command": job.command, "payload": "wake up"})
+        create = msgspec.json.encode({"command": job.command, "payload": "wake up"})
         build = b"POST %b HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n%b"
         self._poll = build % (paths.CLAIM.encode(), head, len(poll), poll)
-        self._enqueue = build % (paths.TASKS.encode(), head, len(order), order)
+        self._enqueue = build % (paths.TASKS.encode(), head, len(create), create)
         self._woken: list[tuple[float, str]] = []
         self._expired = 0
         self._refused = 0

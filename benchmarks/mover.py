@@ -17,7 +17,7 @@ _BATCH = 1000
 
 
 class Promotion(msgspec.Struct, frozen=True):
-    """Milliseconds of one `promote_due`, without the write that a later settle shares with others."""
+    """Milliseconds of one `promote_due`, without the write that a later flush shares with others."""
 
     future: int
     due_ms: float

@@ -1,9 +1,8 @@
-"""Spark on a real server, beside Spark's own Parquet in the same run: `python benchmarks/pipeline.py`.
+"""Measures Spark on a real server, compared with Spark's own Parquet: `python benchmarks/pipeline.py`.
 
-Reads N events into Parquet through `codeq-events` and from Parquet files that hold the same rows, brings them through a
-whole lake, enqueues M tasks through the sink, works on them, and measures what a run costs that finds few new events
-beside a short and a long history. All share the cores with the server. `--events 1000000` and `--events 5000000` are
-the sizes that we publish.
+Reads N events into Parquet through `codeq-events` and from Parquet files with the same rows, builds a whole lake,
+enqueues M tasks through the sink, works on them, and measures a run with few new events after a short and after a long
+history. Server and Spark share the cores. `--events 1000000` and `--events 5000000` are the sizes that we publish.
 """
 
 import argparse
@@ -24,23 +23,23 @@ from rich.console import Console
 from rich.table import Table
 
 from codeq.pipeline import event_schema, last_write_summary, make_session, work
-from codeq.pipeline.client import Connection
-from codeq.pipeline.lake.run import Summary, run_once
+from codeq.pipeline.client import ServerOptions
+from codeq.pipeline.lake.run import RunSummary, run_once
 from codeq.pipeline.lake.table import Lake
 
 NEW_EVENTS = 30_000
-"""What a run finds beside a history, when we look at what it costs."""
+"""New events of a run that is measured after a history."""
 TURNS = 2
-"""The first turn warms Java up; the best counts."""
+"""The first turn warms Java up; the best turn counts."""
 LAKE_TURNS = 4
-"""Planning is most of what gold takes, and it takes Java some runs to compile that. The first turn is shown too."""
+"""Gold is mostly planning, which Java compiles after some runs. The first turn is shown too."""
 
 
 class Bench:
     def __init__(self, spark: SparkSession, url: str, folder: Path, pid: int) -> None:
         self.spark = spark
         self.options = {"endpoint": url, "tokenEnv": "CODEQ_TOKEN"}
-        self.connection = Connection(endpoint=url, token_env="CODEQ_TOKEN")
+        self.server = ServerOptions(endpoint=url, token_env="CODEQ_TOKEN")
         self.folder = folder
         self.pid = pid
         self.table = Table("what", "rows", "s", "k/s", "server CPU s", title="Spark and codeQ on the same cores")
@@ -84,10 +83,10 @@ class Bench:
         self.measure("codeq-events -> stream, 5 batches", total, lambda: self.stream(five.load()), turns=1)
 
     def lake(self, total: int) -> None:
-        """All layers, from the server's log to the figures. The best turn counts."""
+        """Measures all layers, from the server's log to gold. The best turn counts."""
         runs = []
         for turn in range(LAKE_TURNS):
-            runs.append(run_once(self.spark, Lake(self.folder / f"lake-{turn}"), self.connection))
+            runs.append(run_once(self.spark, Lake(self.folder / f"lake-{turn}"), self.server))
             assert runs[-1].events == total
         best = min(runs, key=_whole_s)
         whole = {"whole": _whole_s(best), "whole, the first turn": _whole_s(runs[0])}
@@ -95,15 +94,15 @@ class Bench:
             self.row(f"lake: {what}", total, seconds)
 
     def increment(self, history: str, lake: Path) -> float:
-        """What a run costs that finds few new events; the second of two, as the first may have more to take in."""
+        """Measures a run with few new events, after a first run that ingests the history."""
         tables = Lake(lake)
-        run_once(self.spark, tables, self.connection)
+        run_once(self.spark, tables, self.server)
         took_s = []
         for _ in range(TURNS + 1):
             event_log.add_events(self.options["endpoint"], NEW_EVENTS)
-            done = run_once(self.spark, tables, self.connection)
-            assert done.events >= NEW_EVENTS
-            took_s.append(_whole_s(done))
+            summary = run_once(self.spark, tables, self.server)
+            assert summary.events >= NEW_EVENTS
+            took_s.append(_whole_s(summary))
         self.row(f"a run beside {history}", NEW_EVENTS, min(took_s))
         return min(took_s)
 
@@ -165,12 +164,12 @@ def main() -> None:
     console.print(f"calibration {before_s:.2f} s before, {after_s:.2f} s after (0.27 is quiet)")
 
 
-def _whole_s(done: Summary) -> float:
-    return sum(done.seconds.values())
+def _whole_s(summary: RunSummary) -> float:
+    return sum(summary.seconds.values())
 
 
 def growth(spark: SparkSession, folder: Path, events: int) -> Table:
-    """What a run costs beside a history of a tenth."""
+    """Measures a run with few new events after a tenth of the history."""
     total = event_log.make_log(folder / "data", events)
     with event_log.serving(folder) as (url, pid):
         bench = Bench(spark, url, folder, pid)

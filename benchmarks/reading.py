@@ -1,6 +1,6 @@
-"""How long claims wait while the event log is read in bulk: `python benchmarks/reading.py [--events N]`.
+"""Measures how long claims take while the event log is read in bulk: `python benchmarks/reading.py [--events N]`.
 
-Readers are processes of their own, so that what is measured is the server and not this program.
+Readers are processes of their own, so that this program does not slow the claims down.
 """
 
 import argparse
@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import event_log, machine
 
 import codeq
-from codeq.pipeline.client import Calls, Connection, Wanted
-from codeq.sdk.verbs import new_tasks
+from codeq.pipeline.client import EventFilter, PipelineClient, ServerOptions
+from codeq.sdk.new_tasks import new_tasks
 
 
 def main() -> None:
@@ -52,36 +52,36 @@ def main() -> None:
             spent_s = event_log.cpu_s(pid) - spent_s
     print(f"{total} events, {size / total:.0f} bytes each, by {asked.readers} readers in {took_s:.1f} s: "
           f"{total / took_s / 1000:.0f} k/s, {total / spent_s / 1000:.0f} k per second of its CPU")  # fmt: skip
-    for name, taken in (("quiet", quiet), ("while events are read", busy)):
-        p50, p99 = machine.percentile(taken, 0.5), machine.percentile(taken, 0.99)
-        print(f"claim {name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms, longest {max(taken):.1f} ms, {len(taken)} claims")
+    for name, took_ms in (("quiet", quiet), ("while events are read", busy)):
+        p50, p99 = machine.percentile(took_ms, 0.5), machine.percentile(took_ms, 0.99)
+        print(f"claim {name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms, longest {max(took_ms):.1f} ms, {len(took_ms)} claims")
 
 
 def read(url: str, first: int, end: int, *, page: int, payload: bool) -> int:
     size = 0
-    calls = Calls(Connection(endpoint=url))
+    client = PipelineClient(ServerOptions(endpoint=url))
     while first < end:
-        body, span = calls.events(0, first, min(page, end - first), Wanted(with_payload=payload))
+        body, bounds = client.events(0, first, min(page, end - first), EventFilter(with_payload=payload))
         size += len(body)
-        first = span.next
-    calls.close()
+        first = bounds.next
+    client.close()
     return size
 
 
 def claim_ms(url: str, *, until: Callable[[int], bool]) -> list[float]:
-    """Claims of one task each, one after the other; each is completed, unmeasured, by another thread."""
-    taken: list[float] = []
+    """Returns the durations of claims of one task each, one after the other."""
+    took_ms: list[float] = []
     with codeq.Client(url, "dev-token") as client:
         client.enqueue_many(new_tasks("live", range(1000)))
         for turn in count():
             if until(turn):
-                return taken
+                return took_ms
             started_s = time.perf_counter()
             jobs = client.claim("live", wait=0)
-            taken.append((time.perf_counter() - started_s) * 1000)
+            took_ms.append((time.perf_counter() - started_s) * 1000)
             if not jobs:
                 client.enqueue_many(new_tasks("live", range(1000)))
-    return taken
+    return took_ms
 
 
 if __name__ == "__main__":

@@ -179,11 +179,11 @@ class Run:
 
 async def in_process(directory: Path, tasks: int) -> tuple[float, float]:
     """Enqueues and burn-down of the engine alone, in batches of 500 with fsync: what no client can exceed."""
-    orders = codeq.new_tasks("noop", range(500))
+    new_tasks = codeq.new_tasks("noop", range(500))
     async with await codeq.open_async(directory) as queue:
         started_s = time.perf_counter()
         for _ in range(tasks // 500):
-            await queue.enqueue_many(orders)
+            await queue.enqueue_many(new_tasks)
         enqueued_s = time.perf_counter()
         while jobs := await queue.claim("noop", limit=500):
             await queue.complete_many(jobs)

@@ -25,22 +25,22 @@ HEAD = "POST /tasks HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer t\r\nco
 REQUEST = HEAD.format(len(BODY)).encode() + BODY
 
 
-class Answering(asyncio.Protocol):
+class ResponderProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        self.got = b""
+        self.received = b""
 
     def data_received(self, data: bytes) -> None:
-        self.got += data
-        if self.got.endswith(BODY):  # headers and body may come in two pieces
-            self.got = b""
+        self.received += data
+        if self.received.endswith(BODY):  # headers and body may come in two pieces
+            self.received = b""
             self.transport.write(ANSWER)  # type: ignore[attr-defined]
 
 
-def serve(told: Connection) -> None:
+def serve(port_pipe: Connection) -> None:
     async def run() -> None:
-        server = await asyncio.get_running_loop().create_server(Answering, "127.0.0.1", 0)
-        told.send(server.sockets[0].getsockname()[1])
+        server = await asyncio.get_running_loop().create_server(ResponderProtocol, "127.0.0.1", 0)
+        port_pipe.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
     asyncio.run(run())

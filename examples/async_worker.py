@@ -22,14 +22,20 @@ http = httpx.AsyncClient(timeout=10, follow_redirects=True)
 
 @worker.task("fetch", backoff=codeq.Backoff(codeq.BackoffKind.EXP_FULL_JITTER, 1_000, 60_000))
 async def fetch(payload: dict[str, Any]) -> dict[str, Any]:
-    # A refused connection raises an httpx error: a failed try, which comes again after the backoff.
-    answer = await http.get(payload["url"])
-    if answer.status_code in (429, 503):
-        asked = answer.headers.get("retry-after", "")
-        raise codeq.Retry(float(asked) if asked.isdigit() else None, f"the site answered {answer.status_code}")
-    if answer.is_error:
-        raise codeq.Fail(f"the site answered {answer.status_code}")  # final: it will not get better
-    return {"status": answer.status_code, "bytes": len(answer.content), "type": answer.headers.get("content-type")}
+    # A refused connection raises an httpx error: a failed try, which is repeated after the backoff.
+    response = await http.get(payload["url"])
+    if response.status_code in (429, 503):
+        retry_after = response.headers.get("retry-after", "")
+        raise codeq.Retry(
+            float(retry_after) if retry_after.isdigit() else None, f"the site answered {response.status_code}"
+        )
+    if response.is_error:
+        raise codeq.Fail(f"the site answered {response.status_code}")  # final: it will not get better
+    return {
+        "status": response.status_code,
+        "bytes": len(response.content),
+        "type": response.headers.get("content-type"),
+    }
 
 
 async def main() -> None:

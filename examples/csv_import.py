@@ -18,24 +18,24 @@ import codeq
 
 
 def main() -> None:
-    given = argparse.ArgumentParser(description="Enqueue one task per row.")
-    given.add_argument("file", type=Path)
-    given.add_argument("command")
-    asked = given.parse_args()
+    parser = argparse.ArgumentParser(description="Enqueue one task per row.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("command")
+    arguments = parser.parse_args()
     rows = 0
     # `batcher` sends rows together and waits when the server cannot keep up, so memory stays small whatever the file.
     # Leaving the block sends the rest, and raises if any row was refused.
     with (
         codeq.Client() as queue,  # CODEQ_URL and CODEQ_TOKEN
         queue.batcher() as batcher,
-        asked.file.open(newline="", encoding="utf-8") as lines,
+        arguments.file.open(newline="", encoding="utf-8") as lines,
         Progress() as progress,
     ):
-        shown = progress.add_task(asked.file.name, total=asked.file.stat().st_size)
+        shown = progress.add_task(arguments.file.name, total=arguments.file.stat().st_size)
         for rows, row in enumerate(csv.DictReader(lines), 1):
             content = json.dumps(row, sort_keys=True)
-            key = hashlib.sha256(f"{asked.file.name}\0{rows}\0{content}".encode()).hexdigest()
-            batcher.enqueue(asked.command, row, idempotency_key=key)
+            key = hashlib.sha256(f"{arguments.file.name}\0{rows}\0{content}".encode()).hexdigest()
+            batcher.enqueue(arguments.command, row, idempotency_key=key)
             progress.advance(shown, len(content))
     print(f"{rows} rows are in the queue")
 

@@ -15,25 +15,25 @@ import codeq
 
 
 def main() -> None:
-    given = argparse.ArgumentParser(description="Enqueue a task once per period.")
-    given.add_argument("command")
-    given.add_argument("--every", type=float, default=60, help="seconds")
-    given.add_argument("--times", type=int, default=0, help="stop after so many; 0 to go on for ever")
-    asked = given.parse_args()
+    parser = argparse.ArgumentParser(description="Enqueue a task once per period.")
+    parser.add_argument("command")
+    parser.add_argument("--every", type=float, default=60, help="seconds")
+    parser.add_argument("--times", type=int, default=0, help="stop after so many; 0 to go on for ever")
+    arguments = parser.parse_args()
     with codeq.Client() as queue:  # CODEQ_URL and CODEQ_TOKEN
         done = 0
-        while not asked.times or done < asked.times:
-            period = int(time.time() // asked.every)
-            start = datetime.fromtimestamp(period * asked.every, UTC)
+        while not arguments.times or done < arguments.times:
+            period = int(time.time() // arguments.every)
+            start = datetime.fromtimestamp(period * arguments.every, UTC)
             # The same payload from every copy: the key stands for one task, and another payload would be refused.
             task = queue.enqueue(
-                asked.command,
+                arguments.command,
                 {"period": start.isoformat()},
-                idempotency_key=f"{asked.command}/{asked.every:g}/{period}",
+                idempotency_key=f"{arguments.command}/{arguments.every:g}/{period}",
             )
             print(f"{start:%H:%M:%S} {task.id}", flush=True)
             done += 1
-            time.sleep(max(0.0, (period + 1) * asked.every - time.time()))
+            time.sleep(max(0.0, (period + 1) * arguments.every - time.time()))
 
 
 if __name__ == "__main__":

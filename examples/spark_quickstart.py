@@ -3,10 +3,10 @@
     make serve                                                                     # one terminal
     CODEQ_TOKEN=dev-token .venv/bin/python examples/spark_quickstart.py            # another; or cell by cell
 
-Spark starts on this machine, on the Java in the package if there is no other. For clusters see docs/guides/spark.md.
+Spark starts on this machine, with the Java of the package if there is no other. For clusters see docs/guides/spark.md.
 """
 
-# %% A session. A notebook on a cluster has one already, which is used as it is.
+# %% A session. A notebook on a cluster has one already, which is used unchanged.
 import json
 import os
 import tempfile
@@ -17,24 +17,24 @@ from pyspark.sql import functions as f
 
 from codeq.pipeline import last_write_summary, make_session, register, work
 from codeq.pipeline.audit import audit, is_clean, to_text
-from codeq.pipeline.client import Connection
+from codeq.pipeline.client import ServerOptions
 from codeq.pipeline.lake.run import run_once
 from codeq.pipeline.lake.table import Lake
 
-SERVER = os.environ.get("CODEQ_URL", "http://127.0.0.1:8080")  # the token is taken from CODEQ_TOKEN
+SERVER = os.environ.get("CODEQ_URL", "http://127.0.0.1:8080")  # the token is read from CODEQ_TOKEN
 
 spark = make_session()
 register(spark)
 
-# %% Enqueue: a row is a task. A Spark task that is tried again enqueues nothing twice.
+# %% Enqueue: a row is a task. A Spark task that is retried enqueues nothing twice.
 texts = spark.range(200).select(f.struct("id", f.expr("repeat('la ', int(id % 7))").alias("text")).alias("payload"))
 texts.write.format("codeq").options(endpoint=SERVER, command="count_words").mode("append").save()
 print(f"{last_write_summary().enqueued} tasks enqueued")
 
 
-# %% Work: executors claim tasks in batches, run the function, submit what it answers, and keep the leases meanwhile.
+# %% Work: executors claim tasks in batches, run the function, submit its results, and extend the leases meanwhile.
 def count_words(tasks: Any) -> Any:
-    """From a pandas DataFrame of tasks to one with their results."""
+    """Takes a pandas DataFrame of tasks, and returns one with their results."""
     return tasks.assign(result=[len(json.loads(payload)["text"].split()) for payload in tasks["payload"]])
 
 
@@ -45,19 +45,19 @@ print(f"{done.completed} tasks completed in {done.seconds:.1f} s")
 events = spark.read.format("codeq-events").options(endpoint=SERVER, subscribe="count_words").load()
 events.groupBy("move").count().orderBy("move").show()
 
-# %% The lake: Delta tables of events, deliveries, tasks and figures. A second run costs only what is new since.
+# %% The lake: Delta tables of events, deliveries, tasks and figures. A second run ingests only new events.
 lake = Lake(Path(tempfile.mkdtemp(prefix="codeq-lake-")))
-taken = run_once(spark, lake, Connection(endpoint=SERVER), say=print)
-print(f"{taken.events} events are in {lake.folder}")
+summary = run_once(spark, lake, ServerOptions(endpoint=SERVER), log=print)
+print(f"{summary.events} events are in {lake.folder}")
 
-# %% Figures, by SQL.
-for figures, table in lake.gold:
-    table.read(spark).createOrReplaceTempView(figures.table.name)
+# %% Gold tables in SQL.
+for definition, table in lake.gold:
+    table.read(spark).createOrReplaceTempView(definition.table.name)
 spark.sql(
     "select command, sum(enqueues) as enqueued, sum(completes) as completed from gold_throughput group by command"
 ).show()
 
-# %% Was every promise kept? Ten rules over the whole history.
+# %% Audit: ten rules over the whole history.
 verdicts = audit(lake.bronze.read(spark))
 print(to_text(verdicts))
 print("every promise was kept" if is_clean(verdicts) else "a promise was broken")

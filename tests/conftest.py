@@ -1,5 +1,9 @@
-"""How tests are split over several processes (`pytest -n 2`): by file, so that each file sets up once."""
+"""How tests are split over several processes (`pytest -n 2`): by file, so that each file sets up once.
 
+Also the set-up of every test process.
+"""
+
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,15 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         if folder == "server" and name.startswith(("test_auth", "test_endpoints")):
             return "endpoints"  # the last of them checks what the others called
         return file
+
+
+def pytest_configure() -> None:
+    """Ctrl-C reaches what the tests start, also where it does not reach the tests: after `nohup`, or behind `&`.
+
+    A child process inherits an ignored signal. Handled here, the signal has its usual effect in every process started.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from codeq.embedded import AsyncQueue, Queue, open, open_async
     from codeq.sdk.client import AsyncClient, Client
     from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, TaskDetails, TaskFailed, WaitTimeout
-    from codeq.sdk.verbs import new_tasks
+    from codeq.sdk.new_tasks import new_tasks
     from codeq.sdk.worker import Fail, Interrupted, Retry, RunningJob, Worker, current_job
     from codeq.store.data_dir import restore
 
@@ -28,7 +28,7 @@ _NAMES_BY_MODULE = {
     "codeq.embedded": ("AsyncQueue", "Queue", "open", "open_async"),
     "codeq.sdk.client": ("AsyncClient", "Client"),
     "codeq.sdk.jobs": ("ReleaseResult", "Job", "TaskDetails", "QueueInfo", "TaskFailed", "WaitTimeout"),
-    "codeq.sdk.verbs": ("new_tasks",),
+    "codeq.sdk.new_tasks": ("new_tasks",),
     "codeq.sdk.worker": ("Fail", "Interrupted", "Retry", "RunningJob", "Worker", "current_job"),
     "codeq.store.data_dir": ("restore",),
 }

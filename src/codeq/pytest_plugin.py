@@ -1,4 +1,4 @@
-"""The fixture `codeq_queue`, for every test suite in an environment where codeQ is installed."""
+"""The pytest fixture `codeq_queue`, which every test suite has where codeQ is installed."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 @pytest.fixture
 def codeq_queue() -> "Iterator[QueueForTests]":
     """A new, empty queue with a clock that the test moves; see `codeq.testing`."""
-    from codeq import testing  # noqa: PLC0415 - suites that do not use it do not pay for it
+    from codeq import testing  # noqa: PLC0415 - loaded only by tests that use it
 
     yield from testing.fixture()

@@ -1,11 +1,11 @@
-"""For the test suites of programs that use codeQ: a real queue in a temporary folder, with a clock that you move.
+"""How do programs test their use of codeQ? With a real queue in a temporary folder, whose clock the test moves.
 
     def test_a_signup_sends_a_mail():
         with codeq.testing.open() as queue:
             sign_up(queue, "ada@example.org")
             queue.assert_enqueued("mail", {"to": "ada@example.org"})
-            queue.work(worker)                      # until nothing is ready any more
-            queue.advance(hours=1)                  # what was delayed is ready now
+            queue.work(worker)                      # until no task is ready any more
+            queue.advance(hours=1)                  # delayed tasks become ready
 
 With pytest, the fixture `codeq_queue` is such a queue.
 """
@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -29,13 +28,13 @@ from codeq.embedded.blocking import start
 from codeq.sdk.worker import Worker
 
 ROUNDS_MAX = 1000
-"""How often `work_off` moves the clock: more means that tasks make new ones for ever."""
+"""How often `work_off` moves the clock at most: more means that tasks enqueue new ones for ever."""
 
 _ANY: Any = object()
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that stands still until it is moved."""
 
     def __init__(self) -> None:
         self.now_ms = time.time_ns() // 1_000_000
@@ -45,7 +44,7 @@ class Clock:
 
 
 class QueueForTests(Queue):
-    """Every verb of the queue, and what a test wants to ask. Nothing expires and no delay ends but by `advance`."""
+    """A queue with assertions. Nothing expires and no delay ends unless `advance` moves the clock."""
 
     def __init__(
         self, started: tuple[AsyncQueue, asyncio.AbstractEventLoop, threading.Thread], clock: Clock, folder: str
@@ -55,15 +54,15 @@ class QueueForTests(Queue):
         self._folder = folder
 
     def advance(self, seconds: float = 0, **time_units: float) -> None:
-        """Move the clock: by seconds, or by what `timedelta` takes (minutes=5, hours=1)."""
+        """Moves the clock by seconds, or by the arguments of `timedelta` (minutes=5, hours=1)."""
         self.clock.now_ms += round((timedelta(**time_units).total_seconds() + seconds) * 1000)
 
     def work(self, worker: Worker) -> None:
-        """Have the worker do what is ready, and what becomes ready by that, until nothing is."""
+        """Runs the worker until no task is ready any more."""
         asyncio.run(worker.run_async(self, until_idle=True))
 
     def work_off(self, worker: Worker) -> None:
-        """As `work`, moving the clock to each delay and retry in turn, until no task waits for anything."""
+        """As `work`, and moves the clock to each delay and retry in turn, until no task waits."""
         for _ in range(ROUNDS_MAX):
             self.work(worker)
             due_ms = [task.visible_ms for task in self.tasks(status=Status.PENDING) if task.command in worker.commands]
@@ -73,7 +72,7 @@ class QueueForTests(Queue):
         raise AssertionError(f"tasks still wait after the clock was moved {ROUNDS_MAX} times")
 
     def tasks(self, command: str | None = None, *, status: Status | None = None) -> list[Task]:
-        """Every task there is, oldest first."""
+        """All tasks, oldest first."""
         found = []
         cursor = None
         while True:
@@ -84,23 +83,23 @@ class QueueForTests(Queue):
                 return found[::-1]
 
     def payloads(self, command: str) -> list[Any]:
-        """What was sent to the command, oldest first."""
+        """The payloads of all tasks of the command, oldest first."""
         return [self.get(task.id).payload for task in self.tasks(command)]
 
     def assert_enqueued(self, command: str, payload: Any = _ANY, *, times: int | None = None, **task: Any) -> None:
-        """Fail unless such a task was enqueued (exactly `times` times). `task` is for fields of it, as priority=9."""
+        """Fails unless such a task was enqueued (exactly `times` times). `task` has its fields, such as priority=9."""
         matching = [
-            kept
-            for kept in (self.get(found.id) for found in self.tasks(command))
-            if (payload is _ANY or kept.payload == payload)
-            and all(getattr(kept.task, name) == value for name, value in task.items())
+            details
+            for details in (self.get(found.id) for found in self.tasks(command))
+            if (payload is _ANY or details.payload == payload)
+            and all(getattr(details.task, name) == value for name, value in task.items())
         ]
         if len(matching) == times or (times is None and matching):
             return
         wanted = "" if payload is _ANY else f" with {msgspec.json.encode(payload).decode()}"
-        told = "".join(f"\n  {item!r}" for item in self.payloads(command)[:20]) or " none"
+        others = "".join(f"\n  {item!r}" for item in self.payloads(command)[:20]) or " none"
         raise AssertionError(
-            f"expected {times or 'a'} {command} task{wanted}, found {len(matching)}; all {command} tasks:{told}"
+            f"expected {times or 'a'} {command} task{wanted}, found {len(matching)}; all {command} tasks:{others}"
         )
 
     def assert_not_enqueued(self, command: str, payload: Any = _ANY) -> None:
@@ -113,14 +112,12 @@ class QueueForTests(Queue):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def open(*, tenant: str = "default", defaults: QueuePolicy | None = None) -> QueueForTests:  # noqa: A001
-    """A new, empty queue in a temporary folder, which is removed when it is closed."""
+    """Opens a new, empty queue in a temporary folder, which is removed when the queue is closed."""
     folder = tempfile.mkdtemp(prefix="codeq-test-")
     clock = Clock()
     opening = open_async(folder, tenant=tenant, durability="process", defaults=defaults, clock=clock, sweeping=False)
@@ -128,6 +125,6 @@ def open(*, tenant: str = "default", defaults: QueuePolicy | None = None) -> Que
 
 
 def fixture() -> Iterator[QueueForTests]:
-    """What the pytest fixture `codeq_queue` does."""
+    """The generator of the pytest fixture `codeq_queue`."""
     with open() as queue:
         yield queue

@@ -11,7 +11,7 @@ import pytest
 # The tests' own modules are imported by their full name, which `--import-mode=importlib` leaves to the path.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.cli.calling import Cli
+from tests.cli.shell import Cli
 from tests.server.server_process import Server, start_server
 
 _numbers = count(1)

@@ -1,6 +1,6 @@
-"""`codeq dlq`: look, replay, purge; and never without being sure."""
+"""`codeq dlq`: list, replay and purge, with confirmation."""
 
-from tests.cli.calling import Cli
+from tests.cli.shell import Cli
 
 
 def test_errors_are_grouped_by_their_text_the_largest_group_first(cli: Cli) -> None:
@@ -25,7 +25,7 @@ def test_the_list_filters_and_says_when_there_is_more(cli: Cli) -> None:
     assert cli.ok("dlq", "list", "--limit", "1", "--json").json["more"] is True
     assert "there are more than these 1" in cli.ok("dlq", "list", "--limit", "1").out
     assert len(cli.ok("dlq", "list", "--limit", "1", "--all", "--json").json["tasks"]) == 2
-    assert cli.ok("dlq", "list", "--command", "none").out == "there are no such dead tasks\n"
+    assert cli.ok("dlq", "list", "--command", "none").out == "no dead tasks match\n"
 
 
 def test_replayed_tasks_are_pending_again(cli: Cli) -> None:

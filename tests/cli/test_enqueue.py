@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
-from tests.cli.calling import Cli
+from tests.cli.shell import Cli
 from tests.server.server_process import eventually
 
 
@@ -79,15 +79,15 @@ def test_a_duration_or_moment_that_cannot_be_read_names_its_option(cli: Cli) -> 
     assert cli("enqueue", "work", "1", "--delay", "1s", "--run-at", "2026-01-31T12:00:00Z").code == 2
 
 
-def test_orders_with_one_key_are_one_task(cli: Cli) -> None:
+def test_enqueues_with_one_key_are_one_task(cli: Cli) -> None:
     first, second = (cli.enqueued("work", "1", "--idempotency-key", "k") for _ in range(2))
     assert first == second
 
 
 def test_a_webhook_is_kept_with_the_task(cli: Cli) -> None:
     task_id = cli.enqueued("work", "1", "--webhook", "https://example.org/hook")
-    kept = cli.server.request("GET", f"/v1/codeq/tasks/{task_id}", token=cli.env["CODEQ_TOKEN"]).json()
-    assert kept["webhook"] == "https://example.org/hook"
+    stored = cli.server.request("GET", f"/v1/codeq/tasks/{task_id}", token=cli.env["CODEQ_TOKEN"]).json()
+    assert stored["webhook"] == "https://example.org/hook"
 
 
 def test_every_line_is_a_task_with_its_payload_as_written(cli: Cli) -> None:

@@ -4,7 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from tests.cli.calling import Cli
+from tests.cli.shell import Cli
 from tests.server.server_process import command_line, environment
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "command-line.md"

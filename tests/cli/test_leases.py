@@ -1,8 +1,8 @@
-"""`codeq claim` and what gives a task back: a shell script as a worker."""
+"""`codeq claim`, `result`, `nack`, `abandon` and `heartbeat`: a shell script as a worker."""
 
 import subprocess
 
-from tests.cli.calling import Cli
+from tests.cli.shell import Cli
 from tests.server.server_process import command_line, environment
 
 
@@ -61,7 +61,7 @@ def test_an_error_ends_the_task_for_good(cli: Cli) -> None:
 def test_a_nack_says_when_it_is_tried_again_or_that_it_is_dead(cli: Cli) -> None:
     cli.enqueued("work", "1", "--max-attempts", "2")
     task_id, token = cli.claimed()
-    assert "tried again at once" in cli.ok("nack", task_id, "--token", token, "--delay", "0").out
+    assert "for a retry at once" in cli.ok("nack", task_id, "--token", token, "--delay", "0").out
     task_id, token = cli.claimed()
     assert token == "2"
     done = cli.ok("nack", task_id, "--token", token, "--reason", "disk full", "--json")
@@ -69,10 +69,10 @@ def test_a_nack_says_when_it_is_tried_again_or_that_it_is_dead(cli: Cli) -> None
     assert cli.ok("task", "show", task_id, "--json").json["lastError"] == "disk full"
 
 
-def test_a_nack_may_bury_at_once(cli: Cli) -> None:
+def test_a_nack_may_dead_letter_at_once(cli: Cli) -> None:
     cli.enqueued()
     task_id, token = cli.claimed()
-    assert "is dead" in cli.ok("nack", task_id, "--token", token, "--dead").out
+    assert "is in the dead-letter queue" in cli.ok("nack", task_id, "--token", token, "--dead").out
 
 
 def test_an_abandoned_task_is_there_for_the_next(cli: Cli) -> None:

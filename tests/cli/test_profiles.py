@@ -5,11 +5,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tests.cli.calling import Cli
+from tests.cli.shell import Cli
 
 from codeq.cli import connect, profile_file
 from codeq.cli.profile_file import Profile, Profiles
-from codeq.server.dev import DEV_TOKEN
+from codeq.wire.local_server import DEV_TOKEN
 
 SECRET = "s3cr3t-t0ken"
 
@@ -101,7 +101,7 @@ def test_flags_win_over_the_environment_and_that_over_profiles(tmp_path: Path) -
     profile_file.save(file, Profiles(default="a", profiles={"a": a, "b": b}))
 
     def chosen(environ: dict[str, str], **flags: str) -> tuple[str, object]:
-        server = connect.choose(environ={**home, **environ}, url=flags.get("url"), token=flags.get("token"),
+        server = connect.resolve_endpoint(environ={**home, **environ}, url=flags.get("url"), token=flags.get("token"),
                                  profile=flags.get("profile"))  # fmt: skip
         return server.url, server.token
 
@@ -119,19 +119,19 @@ def test_a_token_of_a_profile_goes_to_no_other_address(tmp_path: Path) -> None:
     home = {"XDG_CONFIG_HOME": str(tmp_path)}
     known = Profiles(default="a", profiles={"a": Profile(url="http://a", token="ta")})
     profile_file.save(profile_file.location(home), known)
-    assert connect.choose(environ=home, url="http://elsewhere").token is None
-    assert connect.choose(environ=home, profile="a", url="http://elsewhere").token is None
+    assert connect.resolve_endpoint(environ=home, url="http://elsewhere").token is None
+    assert connect.resolve_endpoint(environ=home, profile="a", url="http://elsewhere").token is None
 
 
 def test_without_anything_it_is_the_development_server_of_this_machine(tmp_path: Path) -> None:
-    server = connect.choose(environ={"XDG_CONFIG_HOME": str(tmp_path)})
-    assert (server.url, server.token, server.is_named) == ("http://127.0.0.1:8080", DEV_TOKEN, False)
+    server = connect.resolve_endpoint(environ={"XDG_CONFIG_HOME": str(tmp_path)})
+    assert (server.url, server.token, server.is_explicit) == ("http://127.0.0.1:8080", DEV_TOKEN, False)
 
 
 def test_a_token_file_is_read_again_when_the_token_is_refused(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("first")
-    server = connect.choose(url=cli.server.base, token_file=file, environ={})
+    server = connect.resolve_endpoint(url=cli.server.base, token_file=file, environ={})
     assert callable(server.token)
     with server.client() as client:
         file.write_text(cli.env["CODEQ_TOKEN"])

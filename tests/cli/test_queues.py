@@ -1,7 +1,7 @@
-"""`codeq queue`: counts, pause, rules."""
+"""`codeq queue`: counts, pause, policies."""
 
 import pytest
-from tests.cli.calling import Cli
+from tests.cli.shell import Cli
 
 
 def test_the_list_has_exact_counts_under_the_names_of_the_wire(cli: Cli) -> None:
@@ -33,7 +33,7 @@ def test_a_paused_queue_hands_out_nothing(cli: Cli) -> None:
 
 
 def test_rules_are_set_one_by_one_and_kept(cli: Cli) -> None:
-    assert "no rules of its own" in cli.ok("queue", "policy", "work").out
+    assert "no policy of its own" in cli.ok("queue", "policy", "work").out
     cli.ok("queue", "policy", "work", "--set", "max-attempts=3", "--set", "lease=10m", "--set", "backoff=fixed")
     cli.ok(
         "queue",
@@ -77,5 +77,5 @@ def test_who_may_not_see_the_rules_still_sees_the_counts(cli: Cli) -> None:
     token = {"CODEQ_TOKEN": cli.server.token(cli.tenant, "producer")}
     done = cli.ok("queue", "show", "work", "--json", env=token).json
     assert (done["ready"], done["policy"]) == (1, None)
-    assert "for admins" in cli.ok("queue", "show", "work", env=token).out
+    assert "admins only" in cli.ok("queue", "show", "work", env=token).out
     assert cli("queue", "pause", "work", env=token).code == 5

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.cli.calling import Cli
+from tests.cli.shell import Cli
 
 
 def test_a_task_is_shown_with_its_whole_history(cli: Cli) -> None:
@@ -104,7 +104,7 @@ def test_all_tasks_are_a_stream_of_lines(cli: Cli) -> None:
 def test_the_table_is_not_cut_where_nobody_sees_it(cli: Cli) -> None:
     cli.dead("work", reason="r" * 250)
     assert "r" * 250 in cli.ok("task", "list").out
-    assert "there are no such tasks" in cli.ok("task", "list", "--command", "none").out
+    assert "no tasks match" in cli.ok("task", "list", "--command", "none").out
 
 
 def test_waiting_too_long_and_failed_tasks_have_exit_codes_of_their_own(cli: Cli) -> None:

@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.cli.calling import Cli
+from tests.cli.shell import Cli
 
 PROGRAM = """
 import os

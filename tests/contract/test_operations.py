@@ -120,7 +120,7 @@ async def test_a_purged_dead_task_leaves_the_dead_letter_queue(world: World) -> 
 
 async def test_all_dead_tasks_that_match_are_replayed(world: World) -> None:
     dead = [await world.dead(command) for command in ("a", "a", "b", "a")]
-    swept = await replay.replay_matching(world.core, TENANT, Filter(command="a"), limit=100)
+    swept = await replay.replay(world.core, TENANT, Filter(command="a"), limit=100)
     assert (swept.matched, swept.changed) == (3, 3)
     assert sorted(swept.ids) == sorted(task.id for task in dead if task.command == "a")
     assert await world.counts("a") == (3, 0, 0, 0)
@@ -130,7 +130,7 @@ async def test_all_dead_tasks_that_match_are_replayed(world: World) -> None:
 async def test_a_dry_run_counts_and_changes_nothing(world: World) -> None:
     for _ in range(3):
         await world.dead()
-    for sweep in (replay.replay_matching, purge.purge_matching):
+    for sweep in (replay.replay, purge.purge):
         swept = await sweep(world.core, TENANT, Filter(), limit=100, dry_run=True)
         assert (swept.matched, swept.changed) == (3, 0)
     assert await world.counts() == (0, 0, 0, 3)
@@ -139,8 +139,8 @@ async def test_a_dry_run_counts_and_changes_nothing(world: World) -> None:
 async def test_no_more_than_the_limit_is_replayed_or_purged(world: World) -> None:
     for _ in range(7):
         await world.dead()
-    assert (await replay.replay_matching(world.core, TENANT, Filter(), limit=3)).changed == 3
-    assert (await purge.purge_matching(world.core, TENANT, Filter(), limit=2)).changed == 2
+    assert (await replay.replay(world.core, TENANT, Filter(), limit=3)).changed == 3
+    assert (await purge.purge(world.core, TENANT, Filter(), limit=2)).changed == 2
     assert await world.counts() == (3, 0, 0, 2)
 
 
@@ -148,7 +148,7 @@ async def test_dead_tasks_are_chosen_by_error_too(world: World) -> None:
     await world.enqueue_many(4, max_attempts=1)
     for number, task in enumerate(await world.claim(limit=4)):
         await world.nack(task, "odd one" if number % 2 else "even one")
-    swept = await purge.purge_matching(world.core, TENANT, Filter(error="odd"), limit=100)
+    swept = await purge.purge(world.core, TENANT, Filter(error="odd"), limit=100)
     assert swept.changed == 2
     assert {task.last_error for task in await world.find_all()} == {"even one"}
 

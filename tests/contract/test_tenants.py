@@ -113,7 +113,7 @@ async def test_a_claim_never_crosses_tenants_even_with_names_that_begin_alike(wo
 
 async def test_replay_and_purge_of_all_dead_tasks_stay_inside_the_tenant(world: World) -> None:
     dead = await world.dead()
-    for sweep in (replay.replay_matching, purge.purge_matching):
+    for sweep in (replay.replay, purge.purge):
         swept = await sweep(world.core, "other", Filter(), limit=100)
         assert (swept.matched, swept.changed) == (0, 0)
     assert (await world.load(dead)).is_dead

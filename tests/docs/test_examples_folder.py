@@ -20,9 +20,9 @@ import pytest
 from tests.server.server_process import Server, start_server
 
 import codeq
+from codeq.wire.local_server import DEV_TOKEN
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-DEV_TOKEN = "dev-token"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The pages of the reference are what the code says, and leave nothing of it out."""
+"""The pages of docs/reference are what the code generates, and leave out nothing public."""
 
 from pathlib import Path
 
@@ -7,28 +7,36 @@ from typer.testing import CliRunner
 
 import codeq
 from codeq import errors as public
-from codeq.cli import pages
-from codeq.cli.pages import errors, sdk
-from codeq.server import settings
+from codeq.cli import reference
+from codeq.cli.main import app
+from codeq.cli.reference import errors, sdk
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 
 
-@pytest.mark.parametrize("name", pages.PAGES)
+@pytest.mark.parametrize("name", reference.PAGES)
 def test_the_page_is_what_the_code_says(name: str) -> None:
-    made = pages.page(name)
-    assert (FOLDER / f"{name}.md").read_text() == made, f"run: codeq reference {name} > docs/reference/{name}.md"
+    assert (FOLDER / f"{name}.md").read_text() == reference.page(name), "run: make reference"
 
 
-def test_the_page_of_settings_is_what_the_code_says() -> None:
-    assert (FOLDER / "settings.md").read_text() == settings.reference()
+@pytest.mark.parametrize("command", [["reference", "sdk"], ["config", "reference"], ["reference", "cli"]])
+def test_a_command_prints_the_page_whatever_the_terminal(command: list[str]) -> None:
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "40"})
+    name = "settings" if command[0] == "config" else command[1]
+    assert (done.exit_code, done.stdout) == (0, reference.page(name))
 
 
-@pytest.mark.parametrize("name", pages.PAGES)
-def test_the_command_prints_the_page(name: str) -> None:
-    told = CliRunner().invoke(pages.reference_app, [name])
-    assert told.exit_code == 0
-    assert told.stdout == pages.page(name)
+def test_all_pages_are_written_at_once_and_are_the_ones_of_the_folder(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["reference", "--all", str(tmp_path)])
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert {page.name: page.read_text() for page in tmp_path.iterdir()} == {
+        page.name: page.read_text() for page in FOLDER.glob("*.md")
+    }
+
+
+@pytest.mark.parametrize("arguments", [[], ["unknown"], ["sdk", "--all", "."]])
+def test_no_page_or_an_unknown_one_is_wrong_usage(arguments: list[str]) -> None:
+    assert CliRunner().invoke(app, ["reference", *arguments]).exit_code == 2
 
 
 def test_every_error_has_a_line_that_says_what_to_do() -> None:

@@ -329,7 +329,7 @@ class Lockstep(RuleBasedStateMachine):
     @rule(tenant=tenants, command=st.one_of(st.none(), commands), again=st.booleans())
     def replay_or_purge_all_dead(self, tenant: str, command: str | None, *, again: bool) -> None:
         dead = [t for t in self.model.at(Index.DEAD) if t.tenant == tenant and command in (None, t.command)]
-        call = replay.replay_matching if again else purge.purge_matching
+        call = replay.replay if again else purge.purge
         swept = self.run(call(self.core, tenant, Filter(command=command), limit=1000))
         assert (swept.matched, swept.changed) == (len(dead), len(dead))
         for task in dead:

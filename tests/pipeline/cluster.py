@@ -1,4 +1,4 @@
-"""A standalone cluster of Spark as the Python package holds it, and a driver of it in a process of its own.
+"""Starts a standalone Spark cluster from the Python package, and a driver in a process of its own.
 
 The process of the tests has a Java with a local session already, so it cannot drive a second one.
 """
@@ -33,7 +33,7 @@ DEFAULTS = {
     "spark.driver.extraJavaOptions": QUICK,
     "spark.executor.extraJavaOptions": QUICK,
     "spark.sql.shuffle.partitions": "2",
-    # For a few rows, to compile a query takes longer than to run it.
+    # For a few rows, compiling a query takes longer than running it.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
@@ -41,11 +41,11 @@ DEFAULTS = {
     "spark.locality.wait": "0s",
     "spark.log.level": "ERROR",
 }
-"""What an operator would write into `spark-defaults.conf`."""
+"""The settings that an operator would write into `spark-defaults.conf`."""
 
 
 class Cluster:
-    """`url` is its master; `env` what programs that use it, and its own, find in their environment."""
+    """`url` is the address of the master; `env` is the environment of the cluster and of programs that use it."""
 
     def __init__(self, url: str, env: Mapping[str, str], folder: Path) -> None:
         self.url = url
@@ -54,14 +54,14 @@ class Cluster:
 
     @property
     def programs(self) -> set[str]:
-        """The programs that have had an executor of both workers."""
+        """The programs that have had executors on both workers."""
         one, two = ({path.name for path in (self._folder / name).iterdir()} for name in WORKERS)
         return one & two
 
 
 @contextmanager
 def start_cluster(folder: Path) -> Iterator[Cluster]:
-    """A master and two workers on loopback, on ports that are free."""
+    """Starts a master and two workers on free ports of loopback."""
     env = environment_in(folder)
     started: list[subprocess.Popen[bytes]] = []
 
@@ -95,7 +95,7 @@ def start_cluster(folder: Path) -> Iterator[Cluster]:
 
 
 def environment_in(folder: Path) -> dict[str, str]:
-    """Of a machine with Spark and codeQ installed, and settings in the folder."""
+    """Returns the environment of a machine with Spark and codeQ installed, and with settings in the folder."""
     (folder / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in DEFAULTS.items()))
     return environment(
         {
@@ -111,14 +111,14 @@ def environment_in(folder: Path) -> dict[str, str]:
 
 
 class Driver:
-    """A program that runs jobs of `cluster_driver.py` when it is asked to."""
+    """A process that runs jobs of `cluster_driver.py` on request."""
 
     def __init__(self, link: "Connection[Any, Any]", log: Path) -> None:
         self._link = link
         self._log = log
 
     def ask(self, job: str, **arguments: Any) -> Any:
-        """What the job answers."""
+        """Runs the job, and returns its result."""
         self._link.send((job, arguments))
         assert self._link.poll(ANSWER_S_MAX), f"no answer: {self._log.read_text()[-4000:]}"
         try:
@@ -143,12 +143,12 @@ def start_driver(folder: Path, *command: str | Path, env: Mapping[str, str]) -> 
                 yield Driver(link, log)
         finally:
             try:
-                process.wait(UP_S_MAX)  # it ends when nobody asks any more
+                process.wait(UP_S_MAX)  # it ends when the connection is closed
             finally:
                 process.kill()
                 process.wait()
 
 
 def _said(pattern: str, log: Path) -> str:
-    """The first match in a log, as soon as it is there."""
+    """Waits for the first match in a log."""
     return eventually(lambda: re.search(pattern, log.read_text()), UP_S_MAX)[0]  # type: ignore[index]

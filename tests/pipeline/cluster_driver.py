@@ -1,4 +1,4 @@
-"""A program for Spark that runs jobs when it is asked to: started by Python, or by spark-submit.
+"""A Spark program that runs jobs on request: started by Python, or by spark-submit.
 
 Its functions travel to executors by value, as those of a user's program do.
 """
@@ -17,14 +17,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 import codeq
 from codeq.pipeline import audit, make_session, register, work
-from codeq.pipeline.client import Connection
+from codeq.pipeline.client import ServerOptions
 from codeq.pipeline.lake.run import run_once
 from codeq.pipeline.lake.table import Lake
-from codeq.pipeline.session import tasks_at_once
+from codeq.pipeline.session import parallelism_of
 
 
 def read(spark: SparkSession, options: dict[str, str], mark: str | None = None) -> list[tuple[Any, ...]]:
-    """Events as shard, number, move and task."""
+    """Reads events as shard, number, move and task id."""
 
     def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -37,7 +37,7 @@ def read(spark: SparkSession, options: dict[str, str], mark: str | None = None) 
 
 
 def write(spark: SparkSession, options: dict[str, str], rows: int, mark: str | None = None) -> None:
-    """Enqueue the numbers below `rows`. An executor is killed when half of a partition is in the queue."""
+    """Enqueues the numbers below `rows`. An executor is killed when half of a partition is in the queue."""
 
     def halfway(batches: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches):
@@ -46,7 +46,7 @@ def write(spark: SparkSession, options: dict[str, str], rows: int, mark: str | N
                 die_once(mark)
             yield batch
 
-    # A payload of a kilobyte, in batches of a hundred: more than Spark keeps back before it hands rows on.
+    # A payload of a kilobyte, in batches of a hundred: more than Spark buffers before it passes rows on.
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 100)
     numbers = spark.range(0, rows, 1, 2).selectExpr("named_struct('n', id, 'text', repeat('x', 1000)) as payload")
     made = numbers.mapInArrow(halfway, numbers.schema)
@@ -54,7 +54,7 @@ def write(spark: SparkSession, options: dict[str, str], rows: int, mark: str | N
 
 
 def do_tasks(spark: SparkSession, mark: str | None = None, **arguments: Any) -> int:
-    """One round. How many tasks it completed, as far as the driver knows."""
+    """Runs one round, and returns the completed tasks that reached the driver."""
 
     def number_of(tasks: Any) -> Any:
         import json  # noqa: PLC0415
@@ -74,10 +74,10 @@ def do_tasks(spark: SparkSession, mark: str | None = None, **arguments: Any) -> 
     return work(spark, fn=fn, rounds_max=1, **arguments).completed
 
 
-def bring_up(spark: SparkSession, folder: str, options: dict[str, str]) -> int:
-    """Bring a lake up to date. How many events that took in."""
-    connection = Connection(endpoint=options["endpoint"], token_file=options["tokenFile"])
-    return run_once(spark, Lake(Path(folder)), connection).events
+def update_lake(spark: SparkSession, folder: str, options: dict[str, str]) -> int:
+    """Updates a lake, and returns the number of ingested events."""
+    server = ServerOptions(endpoint=options["endpoint"], token_file=options["tokenFile"])
+    return run_once(spark, Lake(Path(folder)), server).events
 
 
 def audited(spark: SparkSession, folder: str) -> bool:
@@ -85,11 +85,11 @@ def audited(spark: SparkSession, folder: str) -> bool:
 
 
 def width(spark: SparkSession) -> int:
-    return tasks_at_once(spark)
+    return parallelism_of(spark)
 
 
 def die_once(mark: str | None) -> None:
-    """Kill the executor that this runs on, Java and all; only the first time."""
+    """Kills the Java process of the executor that this runs on; only the first time."""
     if mark is None:
         return
     try:
@@ -97,7 +97,7 @@ def die_once(mark: str | None) -> None:
     except FileExistsError:
         return
     next(process for process in psutil.Process().parents() if process.name() == "java").kill()
-    time.sleep(600)  # this process ends as soon as it is seen that its executor is gone
+    time.sleep(600)  # Spark ends this process when it notices that the executor is gone
 
 
 def wait_for_tasks(options: dict[str, str]) -> None:
@@ -109,7 +109,9 @@ def wait_for_tasks(options: dict[str, str]) -> None:
             time.sleep(0.02)
 
 
-JOBS: dict[str, Callable[..., Any]] = {job.__name__: job for job in (read, write, do_tasks, bring_up, audited, width)}
+JOBS: dict[str, Callable[..., Any]] = {
+    job.__name__: job for job in (read, write, do_tasks, update_lake, audited, width)
+}
 
 
 def main() -> None:
@@ -123,7 +125,7 @@ def main() -> None:
                 break
             try:
                 asked.send((None, JOBS[name](spark, **arguments)))
-            except Exception:  # noqa: BLE001 - whoever asked is told
+            except Exception:  # noqa: BLE001 - the error is sent to the test
                 asked.send((traceback.format_exc(), None))
         spark.stop()
 

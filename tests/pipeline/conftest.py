@@ -13,12 +13,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pyspark.sql import SparkSession
-from tests.pipeline.figures import Figures, make_figures
+from tests.pipeline.gold_sample import GoldSample, make_gold_sample
 from tests.server.server_process import Caller, Server, Tenant, start_server
 
 import codeq
 from codeq.pipeline import make_session
-from codeq.sdk.verbs import new_tasks
+from codeq.sdk.new_tasks import new_tasks
 
 HERE = Path(__file__).parent
 
@@ -26,19 +26,19 @@ HERE = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("ignore"))  # what Spark warns of is Spark's affair
+            item.add_marker(pytest.mark.filterwarnings("ignore"))  # warnings of Spark are not ours to fix
             if "spark" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.spark)
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Three tries for every task of Spark, and settings that suit many queries of a few rows each.
+    """A session with three attempts for every Spark task, and settings for many queries of a few rows each.
 
     Expressions are interpreted: compiling one takes longer than running it on so few rows. The examples, the demo and
     the tests on a cluster run the code that Spark generates.
     """
-    os.environ["PIPELINE_TEST_TOKEN"] = "dev-token"  # before Java starts, which hands it on
+    os.environ["PIPELINE_TEST_TOKEN"] = "dev-token"  # before Java starts, which passes its environment on
     session = make_session(
         "local[2,3]",
         "codeq-tests",
@@ -59,8 +59,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def figures(spark: SparkSession) -> Figures:
-    return make_figures(spark)
+def gold_sample(spark: SparkSession) -> GoldSample:
+    return make_gold_sample(spark)
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +72,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def trimmed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose single shard has two hundred events, of which the oldest are gone."""
+    """A server whose single shard has had two hundred events, of which the oldest were trimmed."""
     folder = tmp_path_factory.mktemp("trimmed")
 
     async def prepare() -> None:
@@ -92,8 +92,8 @@ def tenant(server: Server) -> Tenant:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Callable[[Caller], dict[str, str]]:
-    """The options by which a DataFrame calls a server as someone."""
+def options_for(tmp_path: Path) -> Callable[[Caller], dict[str, str]]:
+    """Returns a function that gives the options of a DataFrame for a caller of a server."""
 
     def options(caller: Caller, **more: Any) -> dict[str, str]:
         file = tmp_path / f"token-{abs(hash(caller.token))}"

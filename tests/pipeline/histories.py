@@ -1,4 +1,4 @@
-"""Histories to test with: what a real queue writes under a mixed load, and what a person writes down by hand."""
+"""Event logs to test with, written by a real queue under a mixed load."""
 
 import asyncio
 import random
@@ -36,14 +36,14 @@ class Clock:
 
 @dataclass(frozen=True)
 class History:
-    """Events as rows, and the store's own listing once they had all happened."""
+    """Events as rows, and the store's own listing after the last of them."""
 
     events: list[Row]
     listing: list[Row]
 
 
 def churn(seed: int, rounds: int) -> History:
-    """What a queue with two shards writes while tenants, workers and operators do everything at once."""
+    """Returns the log of a queue with two shards, after random moves by tenants, workers and operators."""
     return asyncio.run(_churn(seed, rounds))
 
 
@@ -145,11 +145,11 @@ class _Actor:
                 elif roll < 0.9:
                     await abandon.abandon(core, tenant, task.id, holder)
             except CodeqError:
-                pass  # its lease ran out or it was cancelled; those left over are never ended and expire
+                pass  # its lease expired or it was cancelled; the jobs of all other rolls are left to expire
 
 
 def rows(tasks: Sequence[Task], shard: int) -> list[Row]:
-    """The events as a reader of the log gets them."""
+    """Returns the events as a reader of the log gets them."""
     return wire.arrow_batch(wire.arrow_fields(tasks), shard, wire.arrow_schema()).to_pylist()  # type: ignore[no-any-return]
 
 
@@ -158,7 +158,7 @@ def _listed(task: Task) -> Row:
 
 
 def cut(history: History, dice: random.Random, batches: int) -> list[list[Row]]:
-    """The events in batches: each takes from every shard where the last one stopped; shuffled."""
+    """Cuts the events into batches that continue each other in every shard, and shuffles each batch."""
     cuts: list[list[Row]] = [[] for _ in range(batches)]
     shards = {row["shard"] for row in history.events}
     for shard in shards:
@@ -172,7 +172,7 @@ def cut(history: History, dice: random.Random, batches: int) -> list[list[Row]]:
 
 
 def frame(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
-    """Events as Spark reads them from the server."""
+    """Returns events as Spark reads them from the server."""
     return spark.createDataFrame(arrow(rows))
 
 

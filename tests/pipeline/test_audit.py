@@ -1,4 +1,4 @@
-"""The audit is silent on real histories, whole or trimmed, and each rule fires on the fault it is for."""
+"""The audit finds nothing in real histories, whole or trimmed, and each rule finds the fault that it is for."""
 
 import re
 from collections import Counter
@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.pipeline.comparing import at_once
 from tests.pipeline.histories import History, Row, churn, frame
+from tests.pipeline.table_comparison import in_parallel
 
 from codeq.domain import lifecycle
 from codeq.pipeline import audit
@@ -23,7 +23,7 @@ LIVE = ("PENDING", "IN_PROGRESS")
 
 Fault = Callable[[list[Row], list[Row]], None]
 FAULTS: dict[str, tuple[str, Fault]] = {}
-"""What is planted, the rule that must find it, and the deed."""
+"""By name of the fault: the rule that must find it, and the function that plants it."""
 
 
 def plant(rule: str) -> Callable[[Fault], Fault]:
@@ -59,7 +59,7 @@ def test_a_trimmed_history_is_clean_too(spark: SparkSession, real: History) -> N
 
 
 def test_tasks_that_moved_after_the_listing_began_are_not_judged(spark: SparkSession, real: History) -> None:
-    """The listing is older than the newest events: what it cannot know is no fault."""
+    """The listing is older than the newest events, so these are not compared with it."""
     noted = {0: 300, 1: 300}
     before = [event for event in real.events if event["seq"] <= 300]
     last = {event["task_id"]: event for event in before}
@@ -88,7 +88,7 @@ def test_the_legal_transitions_are_those_of_the_lifecycle() -> None:
 
 
 def test_every_rule_finds_the_fault_it_is_for(spark: SparkSession) -> None:
-    """Each fault is planted in a copy of a real log, as a shard and tenant of its own; one copy is left as it was."""
+    """Each fault is planted in a copy of a real log with a shard and tenant of its own; one copy is unchanged."""
     base = churn(5, 200)
     events: list[Row] = []
     listing: list[Row] = []
@@ -100,7 +100,7 @@ def test_every_rule_finds_the_fault_it_is_for(spark: SparkSession) -> None:
         listing += kept
     rows, known = frame(spark, events).cache(), listed(spark, listing)
     offending = {rule.name: audit.offending(rule.name, rows, known).collect for rule in audit.RULES}
-    made: dict[str, Any] = at_once({**offending, "verdicts": lambda: audit.audit(rows, known)})
+    made: dict[str, Any] = in_parallel({**offending, "verdicts": lambda: audit.audit(rows, known)})
     verdicts = made.pop("verdicts")
     assert not audit.is_clean(verdicts)
     offenders = [row for found in made.values() for row in found]
@@ -117,12 +117,12 @@ def test_every_rule_finds_the_fault_it_is_for(spark: SparkSession) -> None:
     assert {rule for rule, _ in FAULTS.values()} == {rule.name for rule in audit.RULES}
     text = audit.to_text(verdicts)
     assert all(f"{verdict.rule}: {verdict.violations:,} violations" in text for verdict in verdicts)
-    told = msgspec.json.decode(audit.to_json(verdicts))
-    assert (told["clean"], len(told["rules"])) == (False, len(audit.RULES))
+    decoded = msgspec.json.decode(audit.to_json(verdicts))
+    assert (decoded["clean"], len(decoded["rules"])) == (False, len(audit.RULES))
 
 
 def copied(base: History, number: int, name: str) -> tuple[list[Row], list[Row]]:
-    """The first shard of the history under another shard number and tenant."""
+    """Returns the first shard of the history under another shard number and tenant."""
 
     def renamed(row: Row) -> Row:
         return {**row, "tenant": name, "command": f"{row['tenant']}-{row.get('command')}",

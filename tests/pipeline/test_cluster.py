@@ -11,7 +11,7 @@ import deltalake
 import psutil  # type: ignore[import-untyped]
 import pytest
 from tests.pipeline.cluster import ANSWER_S_MAX, BIN, Cluster, Driver, start_cluster, start_driver
-from tests.pipeline.reading import enqueue, log_of
+from tests.pipeline.event_log import enqueue, log_of
 from tests.server.server_process import Caller, Tenant, answered, at, command_line, eventually
 
 from codeq.pipeline import last_write_summary
@@ -21,7 +21,7 @@ from codeq.wire import paths
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.cluster]
 
 AT_ONCE = {"policy": {"backoff": {"policy": "fixed", "baseSeconds": 0, "maxSeconds": 0}, "onExpiry": "immediate"}}
-"""A task whose lease has run out is ready again at once."""
+"""A task whose lease has expired is ready again at once."""
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +38,15 @@ def driver(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture
-def options(tenant: Tenant, told: Callable[..., dict[str, str]]) -> dict[str, str]:
-    """By which a job calls the server as someone who may do everything for the tenant."""
+def options(tenant: Tenant, options_for: Callable[..., dict[str, str]]) -> dict[str, str]:
+    """The options of a job with all scopes of the tenant."""
     scopes = [scope for scope in ALL_SCOPES if scope != "codeq:platform"]
-    return told(Caller(tenant.server, tenant.server.token(tenant.name, "worker", scopes=scopes)))
+    return options_for(Caller(tenant.server, tenant.server.token(tenant.name, "worker", scopes=scopes)))
 
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Iterator[str]:
-    """A file that is there when an executor was killed, as every test that uses it wants."""
+    """The path of a file that exists once an executor was killed; checked after the test."""
     file = tmp_path / "killed"
     yield str(file)
     assert file.exists()
@@ -61,7 +61,7 @@ def moves(tenant: Tenant) -> Counter[str]:
 
 
 def shown_by_java(program: int) -> list[str]:
-    """What everybody on the machine can read of how the Java of a program was started."""
+    """Returns the arguments of the Java process of a program, which every user of the machine can read."""
     child: list[psutil.Process] = eventually(
         lambda: [one for one in psutil.Process(program).children() if one.name() == "java"], 60
     )

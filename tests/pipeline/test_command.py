@@ -1,4 +1,4 @@
-"""`codeq pipeline run` as an operator leaves it running: with a token that is renewed, and a lake that forgets."""
+"""`codeq pipeline run` over a longer time: with a token that is renewed, and with events that are deleted."""
 
 import signal
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import deltalake
 import pytest
 from tests.pipeline.cluster import ANSWER_S_MAX
-from tests.pipeline.reading import enqueue, log_of
+from tests.pipeline.event_log import enqueue, log_of
 from tests.server.server_process import Caller, Tenant, command_line, environment, eventually, run_codeq
 
 from codeq.pipeline.lake.table import Lake
@@ -17,7 +17,7 @@ from codeq.wire import paths
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.cluster]
 
 TOKEN_S = 30
-"""With the minute that a server allows for wrong clocks, longer than Java takes to start, and the first run."""
+"""With the minute that a server tolerates for wrong clocks, longer than the start of Java and the first run."""
 KEPT = "1s"
 
 
@@ -28,7 +28,7 @@ def _moves(lake: Path) -> int:
     return int(deltalake.DeltaTable(path).to_pyarrow_table(columns=["seq"]).num_rows)
 
 
-def test_a_run_goes_on_with_a_renewed_token_and_another_forgets(tenant: Tenant, tmp_path: Path) -> None:
+def test_a_run_continues_with_a_renewed_token_and_another_deletes_old_events(tenant: Tenant, tmp_path: Path) -> None:
     file, lake = tmp_path / "token", tmp_path / "lake"
     asked = ["pipeline", "run", "--lake", str(lake), "--url", tenant.server.base, "--token-file", str(file)]
     first = Caller(tenant.server, tenant.server.token(tenant.name, "admin", ttl_s=TOKEN_S))
@@ -44,7 +44,7 @@ def test_a_run_goes_on_with_a_renewed_token_and_another_forgets(tenant: Tenant, 
             eventually(lambda: first.get(paths.EVENTS).status_code == 401, ANSWER_S_MAX, every_s=0.5)
             enqueue(tenant, 2)
             eventually(lambda: _moves(lake) == 5, ANSWER_S_MAX)
-            eventually(lambda: len({table.batch for table in Lake(lake).all}) == 1, ANSWER_S_MAX)  # else it is needed
+            eventually(lambda: len({table.batch for table in Lake(lake).all}) == 1, ANSWER_S_MAX)
             run.send_signal(signal.SIGINT)
             run.wait(ANSWER_S_MAX)
         finally:

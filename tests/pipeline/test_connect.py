@@ -1,4 +1,4 @@
-"""Through Spark Connect, where a program has no Java: source, sink, work and the lake as anywhere else."""
+"""Source, sink, worker and lake through Spark Connect, where the program has no Java."""
 
 import sys
 from collections import Counter
@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 from tests.pipeline.cluster import environment_in, start_driver
-from tests.pipeline.reading import log_of
+from tests.pipeline.event_log import log_of
 from tests.server.server_process import Caller, Tenant, run_codeq
 
-from codeq.cli.errors import Code
+from codeq.cli.errors import ExitCode
 from codeq.server.dev import ALL_SCOPES
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.cluster]
 
 
 def test_everything_works_through_spark_connect(
-    tenant: Tenant, told: Callable[..., dict[str, str]], tmp_path: Path
+    tenant: Tenant, options_for: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
     scopes = [scope for scope in ALL_SCOPES if scope != "codeq:platform"]
-    options = told(Caller(tenant.server, tenant.server.token(tenant.name, "worker", scopes=scopes)))
+    options = options_for(Caller(tenant.server, tenant.server.token(tenant.name, "worker", scopes=scopes)))
     who = {"command": "ship", "endpoint": options["endpoint"], "token_file": options["tokenFile"]}
     env = {**environment_in(tmp_path), "SPARK_REMOTE": "local[2]"}
     with start_driver(tmp_path, sys.executable, env=env) as driver:
@@ -30,7 +30,7 @@ def test_everything_works_through_spark_connect(
         assert driver.ask("do_tasks", **who, wait=0) == 50
         events = driver.ask("read", options=options)
         folder = str(tmp_path / "lake")
-        assert driver.ask("bring_up", folder=folder, options=options) > 0
+        assert driver.ask("update_lake", folder=folder, options=options) > 0
         assert driver.ask("audited", folder=folder)
     log = [(event["shard"], event["seq"], event["move"], event["taskId"]) for event in log_of(tenant.admin)]
     assert sorted(events) == sorted(log)
@@ -39,5 +39,5 @@ def test_everything_works_through_spark_connect(
 
 def test_the_command_line_says_why_it_does_not_use_spark_connect() -> None:
     run = run_codeq("pipeline", "run", "--master", "sc://127.0.0.1", env={"CODEQ_TOKEN": "any"})
-    assert run.returncode == Code.USAGE
+    assert run.returncode == ExitCode.USAGE
     assert "token" in run.stderr

@@ -1,4 +1,4 @@
-"""Which Java Spark runs on, and a machine that has none of its own."""
+"""The choice of a Java for Spark, and a machine without one."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from tests.server.server_process import environment, run_codeq
 
 from codeq.pipeline import java, make_session
-from codeq.pipeline.session import _local
+from codeq.pipeline.session import _local_settings
 
 PROGRAM = """
 from codeq.pipeline import java, make_session
@@ -30,7 +30,7 @@ def fake_java(home: Path, version: str) -> Path:
 
 
 def without_java(folder: Path) -> str:
-    """A path with every program of this machine but Java."""
+    """Returns a PATH with every program of this machine except Java."""
     folder.mkdir()
     for place in ("/usr/local/bin", "/usr/bin", "/bin"):
         for program in Path(place).iterdir():
@@ -94,11 +94,11 @@ def test_a_session_of_ours_fits_one_machine(spark: SparkSession) -> None:
     assert settings["spark.ui.enabled"] == "false"
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.sql.parquet.outputTimestampType") == "TIMESTAMP_MICROS"
-    assert settings["spark.driver.memory"] == "1g"  # what was asked for wins
+    assert settings["spark.driver.memory"] == "1g"  # given settings win
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
-def test_both_formats_are_known_without_a_word(spark: SparkSession) -> None:
+def test_both_formats_are_known_without_registration(spark: SparkSession) -> None:
     assert spark.dataSource is not None
     for name in ("codeq", "codeq-events"):
         reader = spark.read.format(name)
@@ -111,12 +111,12 @@ def test_the_collector_of_garbage_that_the_environment_names_is_the_only_one(
     monkeypatch: pytest.MonkeyPatch, said: str, *, ours: bool
 ) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", said)
-    assert ("UseParallelGC" in str(_local())) == ours
+    assert ("UseParallelGC" in str(_local_settings())) == ours
 
 
 def test_a_java_that_does_not_start_is_a_refusal_and_no_stack_trace(tmp_path: Path) -> None:
     asked = ("pipeline", "run", "--lake", str(tmp_path / "lake"), "--url", "http://127.0.0.1:1")
     done = run_codeq(*asked, env=environment({"JAVA_TOOL_OPTIONS": "-XX:+NoSuchOption"}), within_s=100)
-    assert "does not start; what it said is above" in done.stderr
+    assert "does not start; its output is above" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.returncode != 0

@@ -1,4 +1,4 @@
-"""A lake in good order: small files put together, old rows forgotten, dead files removed, and nothing else changed."""
+"""Maintenance compacts small files, deletes old rows and unused files, and changes nothing else."""
 
 import os
 import shutil
@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.pipeline.histories import History, Row, churn, frame
+from tests.pipeline.silver_by_spark import silver_by_spark
 
 from codeq.pipeline import audit
-from codeq.pipeline.lake import gold, partitions, silver, tables
-from codeq.pipeline.lake.maintenance import Forgotten, put_together, tidy
-from codeq.pipeline.lake.run import add_up, carry_forward, rebuild
+from codeq.pipeline.lake import gold, silver, tables
+from codeq.pipeline.lake.maintenance import EventsDeleted, compact, maintain
+from codeq.pipeline.lake.run import rebuild, update_gold, update_silver
 from codeq.pipeline.lake.table import CLOSED, EVENTS, Lake, LakeTable
 
 pytestmark = pytest.mark.spark
@@ -28,8 +29,8 @@ def history() -> History:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _few_figures() -> Iterator[None]:
-    """Two tables of gold stand for all, which take most of a run's time: one of sums, one of sketches."""
+def _few_gold_tables() -> Iterator[None]:
+    """Only two gold tables, because gold takes most of the time of a run: one of sums, one of sketches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gold, "ALL", (gold.THROUGHPUT, gold.LATENCY))
         yield
@@ -37,13 +38,13 @@ def _few_figures() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, history: History, tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """Every batch but the last was taken in by a run of its own as far as silver, and all of them by gold."""
+    """Every batch was ingested and brought to silver by a run of its own, and all of them to gold by the last."""
     lake = Lake(tmp_path_factory.mktemp("lake"))
     for batch in cut(history.events):
-        take_in(spark, lake, batch)
-        carry_forward(spark, lake)
-    assert put_together(spark, lake, files_max=1) == 0, "gold has not seen it yet"
-    add_up(spark, lake)
+        ingest(spark, lake, batch)
+        update_silver(spark, lake)
+    assert compact(spark, lake, files_max=1) == 0, "gold does not have the batches yet"
+    update_gold(spark, lake)
     return lake
 
 
@@ -53,7 +54,7 @@ def cut(events: list[Row]) -> list[list[Row]]:
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
-def take_in(spark: SparkSession, lake: Lake, events: list[Row]) -> None:
+def ingest(spark: SparkSession, lake: Lake, events: list[Row]) -> None:
     batch = lake.bronze.batch + 1
     lake.bronze.commit(lake.bronze.write(frame(spark, events), part=EVENTS, batch=batch), batch=batch)
 
@@ -66,7 +67,7 @@ def files_of(table: LakeTable) -> set[Path]:
     return set(table.folder.glob("b*/**/*.parquet"))
 
 
-def test_what_is_too_old_is_forgotten_and_the_rest_is_still_sound(
+def test_rows_that_are_too_old_are_deleted_and_the_rest_is_still_sound(
     spark: SparkSession, history: History, lake: Lake, tmp_path: Path
 ) -> None:
     lake = Lake(Path(shutil.copytree(lake.folder, tmp_path / "lake")))
@@ -74,45 +75,45 @@ def test_what_is_too_old_is_forgotten_and_the_rest_is_still_sound(
     until = max(event["at"] for event in batches[1]) + timedelta(microseconds=1)
     figures = {table.folder.name: rows(table.read(spark)) for _, table in lake.gold}
     open_before = rows(lake.tasks.read(spark).where("is_open"))
-    done = tidy(spark, lake, forget_before=until)
-    assert done.forgotten_rows >= len(batches[0]) + len(batches[1])
+    done = maintain(spark, lake, delete_before=until)
+    assert done.deleted_rows >= len(batches[0]) + len(batches[1])
     left = Lake(lake.folder)
     assert rows(left.bronze.read(spark)) == rows(frame(spark, batches[2]))
     assert rows(left.tasks.read(spark).where("is_open")) == open_before
     assert {table.folder.name: rows(table.read(spark)) for _, table in left.gold} == figures
     assert audit.is_clean(audit.audit(left.bronze.read(spark)))
-    with pytest.raises(Forgotten):
+    with pytest.raises(EventsDeleted):
         rebuild(spark, left)
     assert left.tasks.read(spark).count() > 0
 
 
-def test_small_files_are_put_together_and_no_row_changes(spark: SparkSession, history: History, lake: Lake) -> None:
+def test_small_files_are_compacted_and_no_row_changes(spark: SparkSession, history: History, lake: Lake) -> None:
     before = {table.folder.name: rows(table.read(spark)) for table in lake.all}
     assert len(lake.bronze.files()) >= BATCHES
-    assert put_together(spark, lake, files_max=1000) == 0
-    assert put_together(spark, lake, files_max=1) >= 3 * BATCHES
+    assert compact(spark, lake, files_max=1000) == 0
+    assert compact(spark, lake, files_max=1) >= 3 * BATCHES
     fresh = Lake(lake.folder)
     for table, part in ((fresh.bronze, EVENTS), (fresh.attempts, CLOSED), (fresh.tasks, CLOSED)):
         assert len(table.files(part=part)) == 1
         assert table.batch == BATCHES
     assert {table.folder.name: rows(table.read(spark)) for table in fresh.all} == before
-    carry_forward(spark, fresh)
-    add_up(spark, fresh)
-    assert all(table.batch == BATCHES for table in fresh.all), "nothing was taken for new"
+    update_silver(spark, fresh)
+    update_gold(spark, fresh)
+    assert all(table.batch == BATCHES for table in fresh.all), "no batch was counted again"
     nothing = spark.createDataFrame([], tables.SILVER_TASKS.schema)
-    again = partitions.of_frames(silver.tasks, nothing, frame(spark, history.events))
+    again = silver_by_spark(silver.tasks, nothing, frame(spark, history.events))
     assert rows(fresh.tasks.read(spark)) == rows(again)
 
 
-def test_files_go_a_day_after_nobody_names_them_any_more(spark: SparkSession, lake: Lake) -> None:
+def test_files_are_deleted_a_day_after_they_left_the_table(spark: SparkSession, lake: Lake) -> None:
     lake = Lake(lake.folder)
-    put_together(spark, lake, files_max=1)
+    compact(spark, lake, files_max=1)
     named = {lake.attempts.folder / file.path for file in lake.attempts.files()}
     died = lake.attempts.folder / "b00000099-died" / "part=closed" / "_temporary"
     died.mkdir(parents=True)
     (died / "half.parquet").write_bytes(b"PAR1")
     assert files_of(lake.attempts) > named
-    assert lake.attempts.vacuum() == 0, "somebody may still be reading them"
+    assert lake.attempts.vacuum() == 0, "a query may still read them"
     assert died.exists()
     past_s = time.time() - 48 * 3600
     os.utime(died.parents[1], (past_s, past_s))

@@ -1,27 +1,27 @@
-"""Arithmetic on offsets, and options that are wrong: no Spark needed."""
+"""Offsets and options of the source and the sink, without Spark."""
 
 from pathlib import Path
 
 import pytest
 
 from codeq.errors import InvalidRequest
-from codeq.pipeline.client import Connection, Span
-from codeq.pipeline.connector.offsets import EVENTS_PER_PARTITION_MAX, Stretch, capped, resolve, split
+from codeq.pipeline.client import LogBounds, ServerOptions
+from codeq.pipeline.connector.offsets import EVENTS_PER_PARTITION_MAX, OffsetRange, capped, resolve, split
 from codeq.pipeline.connector.options import read_options
 from codeq.pipeline.connector.sink import write_options
 
-SPANS = {0: Span(5, 100, 0, 2), 1: Span(1, 50, 0, 2)}
+LOG = {0: LogBounds(5, 100, 0, 2), 1: LogBounds(1, 50, 0, 2)}
 
 
-def covered(pieces: list[Stretch]) -> list[tuple[int, int]]:
+def covered(pieces: list[OffsetRange]) -> list[tuple[int, int]]:
     return [(piece.shard, seq) for piece in pieces for seq in range(piece.start, piece.end)]
 
 
-def test_places_are_found_by_word_and_by_number() -> None:
-    assert resolve("earliest", SPANS) == {"0": 5, "1": 1}
-    assert resolve("latest", SPANS) == {"0": 100, "1": 50}
-    assert resolve({0: 17}, SPANS) == {"0": 17, "1": 1}
-    assert resolve({0: -1, 1: -2}, SPANS) == {"0": 100, "1": 1}
+def test_positions_are_resolved_by_name_and_by_number() -> None:
+    assert resolve("earliest", LOG) == {"0": 5, "1": 1}
+    assert resolve("latest", LOG) == {"0": 100, "1": 50}
+    assert resolve({0: 17}, LOG) == {"0": 17, "1": 1}
+    assert resolve({0: -1, 1: -2}, LOG) == {"0": 100, "1": 1}
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 50, 144, 145])
@@ -45,14 +45,14 @@ def test_nothing_is_capped_where_there_is_room() -> None:
 
 
 @pytest.mark.parametrize("partitions_min", [1, 2, 3, 10, 1000])
-def test_pieces_cover_every_event_once(partitions_min: int) -> None:
+def test_ranges_cover_every_event_once(partitions_min: int) -> None:
     pieces = split({"0": 5}, {"0": 100, "1": 51, "2": 1}, partitions_min=partitions_min)
     expected = [(0, seq) for seq in range(5, 100)] + [(1, seq) for seq in range(1, 51)]
     assert sorted(covered(pieces)) == expected
     assert len(pieces) >= min(partitions_min, len(expected))
 
 
-def test_a_long_way_is_split_without_being_asked() -> None:
+def test_a_long_range_is_split_by_default() -> None:
     pieces = split({"0": 1}, {"0": 2_000_000}, partitions_min=1)
     assert len(pieces) == 4
     assert max(piece.end - piece.start for piece in pieces) <= EVENTS_PER_PARTITION_MAX
@@ -64,7 +64,7 @@ def test_the_case_of_an_option_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"startingOffsets": "newest"}, "startingOffsets must be earliest, latest"),
         ({"startingOffsets": '{"0": "x"}'}, "startingOffsets must be earliest, latest"),
@@ -83,13 +83,13 @@ def test_the_case_of_an_option_does_not_count() -> None:
         ({"token": "secret"}, "token"),
     ],
 )
-def test_an_option_that_is_wrong_is_refused_and_named(options: dict[str, str], says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says):
+def test_an_option_that_is_wrong_is_refused_and_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         read_options(options)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"mode": "IGNORE"}, "mode must be one of FAILFAST, PERMISSIVE, DROPMALFORMED"),
         ({"mode": "permissive"}, "needs rejectedPath"),
@@ -98,21 +98,21 @@ def test_an_option_that_is_wrong_is_refused_and_named(options: dict[str, str], s
         ({"rejectPath": "x"}, "did you mean 'rejectedPath'"),
     ],
 )
-def test_an_option_of_the_sink_that_is_wrong_is_refused(options: dict[str, str], says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says):
+def test_an_option_of_the_sink_that_is_wrong_is_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         write_options(options)
 
 
-def test_a_token_is_read_anew_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_read_again_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "token"
-    connection = Connection(token_file=str(file))
+    server = ServerOptions(token_file=str(file))
     with pytest.raises(InvalidRequest, match="cannot be read"):
-        connection.token()
+        server.token()
     for text in ("one", "two"):
         file.write_text(text + "\n")
-        assert connection.token() == text
+        assert server.token() == text
     monkeypatch.setenv("MINE", "three")
-    assert Connection(token_env="MINE").token() == "three"
+    assert ServerOptions(token_env="MINE").token() == "three"
     monkeypatch.delenv("CODEQ_TOKEN", raising=False)
     with pytest.raises(InvalidRequest, match="set CODEQ_TOKEN"):
-        Connection().token()
+        ServerOptions().token()

@@ -1,4 +1,4 @@
-"""Files of the lake as Python writes them: every row once, in groups that are read piece by piece."""
+"""Files that Python writes: every row once, in row groups of limited size."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pytest
 from tests.pipeline.histories import arrow, churn
 
 from codeq.pipeline.lake import parquet
-from codeq.pipeline.lake.parquet import write_apart, write_stream
+from codeq.pipeline.lake.parquet import write_by_state, write_stream
 from codeq.wire import events as wire
 
 SCHEMA = wire.arrow_schema()
@@ -39,11 +39,11 @@ def test_what_is_open_lies_apart_from_what_is_closed(tmp_path: Path) -> None:
     rows = pa.table({"task_id": ["a", "b", "c"], "status": ["x", None, "x"], "is_open": [True, False, True]}, schema)
     coded = rows.set_column(1, "status", rows["status"].dictionary_encode())
     folders = {str(tmp_path / "open"): True, str(tmp_path / "closed"): False}
-    found = {Path(path).parent.name: pq.read_table(path).to_pylist() for path in write_apart(folders, schema, coded)}
+    found = {Path(path).parent.name: pq.read_table(path).to_pylist() for path in write_by_state(folders, schema, coded)}
     assert found == {
         "open": [row for row in rows.to_pylist() if row["is_open"]],
         "closed": [row for row in rows.to_pylist() if not row["is_open"]],
     }
-    assert write_apart(folders, schema, coded.slice(0, 0)) == []
-    twice = {path for _ in range(2) for path in write_apart(folders, schema, coded)}
+    assert write_by_state(folders, schema, coded.slice(0, 0)) == []
+    twice = {path for _ in range(2) for path in write_by_state(folders, schema, coded)}
     assert len(twice) == 4, "nothing is written over"

@@ -1,4 +1,4 @@
-"""The page shows what the tables hold, stands alone, and trusts no text that is in the data."""
+"""The page shows the values of the tables, needs no other file, and escapes all text in the data."""
 
 import json
 import re
@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.figures import Figures
+from tests.pipeline.gold_sample import GoldSample
 from tests.pipeline.histories import Row, empty
-from tests.pipeline.samples import broken, sample
+from tests.pipeline.report_sample import broken, sample
 
 from codeq.pipeline import audit, report
 from codeq.pipeline.lake import gold
@@ -23,7 +23,7 @@ EMPTY = {"meta", "line", "path", "link", "br", "img"}
 
 
 class Reader(HTMLParser):
-    """Reads a page as a browser would, and complains of elements that are not closed."""
+    """Parses a page, and fails on elements that are not closed."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -68,8 +68,8 @@ def test_every_plot_has_a_table_with_the_same_values() -> None:
     page = report.render(sample())
     plots = re.findall(r'<script type="application/json">(.*?)</script>(.*?)</figure>', page, re.DOTALL)
     assert len(plots) == 3
-    for told, behind in plots:
-        values = json.loads(told)
+    for data, behind in plots:
+        values = json.loads(data)
         assert len(values["labels"]) == len(values["series"][0]["values"]) == behind.count("<tr>") - 1
         for one in values["series"]:
             assert all(f">{value}</td>" in behind for value in one["values"])
@@ -147,15 +147,15 @@ def test_axes_hold_every_value_between_round_numbers() -> None:
         assert 2 <= len(axis.ticks) <= 6
     axis = logarithmic([12, 5400])
     assert (axis.low, axis.high) == (10, 10_000)
-    assert [round(axis.share(value), 3) for value in (1, 10, 10_000, 99_999)] == [0, 0, 1, 1]
+    assert [round(axis.fraction(value), 3) for value in (1, 10, 10_000, 99_999)] == [0, 0, 1, 1]
 
 
 @pytest.mark.spark
-def test_the_report_of_a_real_history_adds_up(spark: SparkSession, figures: Figures) -> None:
-    tables = {of.table.name: spark.createDataFrame(figures.rows[of.table.name], of.table.schema) for of in gold.ALL}
-    verdicts = audit.audit(figures.whole.events)
+def test_the_report_of_a_real_history_adds_up(spark: SparkSession, gold_sample: GoldSample) -> None:
+    tables = {of.table.name: spark.createDataFrame(gold_sample.rows[of.table.name], of.table.schema) for of in gold.ALL}
+    verdicts = audit.audit(gold_sample.whole.events)
     data = report.collect(tables, made_at=NOW, title="a real one", verdicts=verdicts)
-    assert_adds_up(data, figures.events)
+    assert_adds_up(data, gold_sample.events)
     page = report.render(data)
     assert "All 9 rules hold" in page  # the tenth needs the store's listing
     Reader(page)

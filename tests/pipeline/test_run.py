@@ -1,4 +1,4 @@
-"""The lake as a whole: what a run takes in is exactly what the server wrote, however often it is run and cut off."""
+"""The whole lake: it has exactly the events of the server, however often it is run and killed."""
 
 import random
 import shutil
@@ -13,20 +13,21 @@ import deltalake
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from tests.pipeline.comparing import at_once, comparable, counted
+from tests.pipeline.silver_by_spark import silver_by_spark
+from tests.pipeline.table_comparison import comparable, counted, in_parallel
 from tests.server.server_process import Server, start_server
 
 import codeq
-from codeq.pipeline.client import Calls, Connection
+from codeq.pipeline.client import PipelineClient, ServerOptions
 from codeq.pipeline.connector.source import DataLost
-from codeq.pipeline.lake import gold, partitions, silver, tables
-from codeq.pipeline.lake.run import OtherLog, add_up, carry_forward, rebuild, run_once, take_in
+from codeq.pipeline.lake import gold, silver, tables
+from codeq.pipeline.lake.run import LogMismatch, ingest, rebuild, run_once, update_gold, update_silver
 from codeq.pipeline.lake.table import DAYS, EVENTS, Lake, LakeConflict, LakeTable
 from codeq.server.dev import ALL_SCOPES
 
 SHARDS = 2
 A_DAY_S = 86_400
-"""Nothing comes due while a test runs, on however slow a machine: the log is compared as it is at two moments."""
+"""Longer than any test takes: no delayed task becomes ready while the log is compared."""
 DEATHS = (
     (tables.BRONZE_EVENTS, "before"),
     (tables.BRONZE_EVENTS, "after"),
@@ -35,25 +36,26 @@ DEATHS = (
     (tables.GOLD_THROUGHPUT, "after"),
     (tables.GOLD_LATENCY, "before"),
 )
-"""Where a run dies: at the commit of which table, and on which side of it."""
+"""Where a run dies: the table, and whether before or after its commit."""
 FEW = (gold.THROUGHPUT, gold.LATENCY, gold.USAGE, gold.RETRIES)
-"""Tables of gold that stand for all, which take most of a run's time: some of sums that they share, one of sketches."""
+"""Only these gold tables in most tests, because gold takes most of the time of a run: some with shared sums, one with
+sketches."""
 BATCHES = 3
 
 Rows = dict[str, Counter[str]]
-"""Of each table, by its name."""
+"""By name of the table."""
 
 
 @pytest.fixture
 def busy(tmp_path: Path) -> Iterator[Server]:
-    """A server of this test alone."""
+    """A server for one test."""
     with start_server(tmp_path / "busy", settings={"store": {"shards": SHARDS}}) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that has written all that it will: what is made of its log is made once."""
+    """A server whose log does not change any more."""
     with start_server(tmp_path_factory.mktemp("quiet"), settings={"store": {"shards": SHARDS}}) as server:
         for seed in range(3):
             work(server, seed, tasks=6)
@@ -61,14 +63,14 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def connection(quiet: Server, tmp_path_factory: pytest.TempPathFactory) -> Connection:
-    return connected(quiet, tmp_path_factory.mktemp("token"))
+def log_server(quiet: Server, tmp_path_factory: pytest.TempPathFactory) -> ServerOptions:
+    return options_of(quiet, tmp_path_factory.mktemp("token"))
 
 
-def connected(server: Server, folder: Path) -> Connection:
+def options_of(server: Server, folder: Path) -> ServerOptions:
     file = folder / "token"
     file.write_text(server.token("platform", "admin", scopes=ALL_SCOPES))
-    return Connection(endpoint=server.base, token_file=str(file))
+    return ServerOptions(endpoint=server.base, token_file=str(file))
 
 
 @pytest.fixture
@@ -77,55 +79,55 @@ def lake(tmp_path: Path, spark: SparkSession) -> Lake:
 
 
 @pytest.fixture(scope="module")
-def grown(spark: SparkSession, connection: Connection, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A lake as it was after each of its batches, the first with all of gold; do not write to them."""
+def grown(spark: SparkSession, log_server: ServerOptions, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Copies of a lake after each of its batches, the first with all of gold; do not write to them."""
     folder = tmp_path_factory.mktemp("grown")
     stages: list[Path] = []
-    for figures in (gold.ALL, FEW, FEW):
-        with few_figures(*figures):
-            bring_forward(spark, Lake(folder / "lake"), connection, piece(connection, BATCHES))
+    for definitions in (gold.ALL, FEW, FEW):
+        with few_gold_tables(*definitions):
+            run_with(spark, Lake(folder / "lake"), log_server, batch_size(log_server, BATCHES))
         stages.append(Path(shutil.copytree(folder / "lake", folder / f"{len(stages)}")))
     return stages
 
 
-def piece(connection: Connection, number: int) -> int:
-    """As many events for a batch as bring in the whole log with so many batches."""
-    longest = max(span.end - span.first for span in Calls(connection).spans().values())
+def batch_size(log_server: ServerOptions, number: int) -> int:
+    """Returns the size of a batch that ingests the whole log in so many batches."""
+    longest = max(bounds.end - bounds.first for bounds in PipelineClient(log_server).log_bounds().values())
     return -(-longest // number) * SHARDS
 
 
 @pytest.fixture(scope="module")
-def anew(spark: SparkSession, connection: Connection, grown: list[Path]) -> Rows:
-    """The log of the server, and what is made of it in one go."""
-    folder = Path(shutil.copytree(grown[-1], grown[-1].with_name("anew")))
-    with few_figures():
+def expected(spark: SparkSession, log_server: ServerOptions, grown: list[Path]) -> Rows:
+    """The rows of bronze as the server has them, and of silver and gold as rebuilt in one batch."""
+    folder = Path(shutil.copytree(grown[-1], grown[-1].with_name("rebuilt")))
+    with few_gold_tables():
         before = files_of(Lake(folder))
         rebuild(spark, Lake(folder))
         lake = Lake(folder)
     assert not before & files_of(lake)
-    return rows_of(spark, lake) | {lake.bronze.folder.name: counted(whole_log(spark, connection))}
+    return rows_of(spark, lake) | {lake.bronze.folder.name: counted(whole_log(spark, log_server))}
 
 
 def files_of(lake: Lake) -> set[str]:
-    """Of silver and gold."""
+    """Returns the files of silver and gold."""
     return {file.path for table in lake.all[1:] for file in table.files()}
 
 
 @contextmanager
-def few_figures(*tables: gold.Gold) -> Iterator[None]:
+def few_gold_tables(*tables: gold.GoldTable) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gold, "ALL", tables or FEW)
         yield
 
 
 @pytest.fixture
-def _few_figures() -> Iterator[None]:
-    with few_figures():
+def _few_gold_tables() -> Iterator[None]:
+    with few_gold_tables():
         yield
 
 
 def work(server: Server, seed: int, *, tasks: int) -> None:
-    """Some of everything: completed, failed, retried, dead, replayed, cancelled, delayed and waiting tasks."""
+    """Makes completed, failed, retried, dead, replayed, cancelled, delayed and waiting tasks."""
     dice = random.Random(seed)
     for tenant in ("acme", "globex"):
         scopes = [scope for scope in ALL_SCOPES if scope != "codeq:platform"]
@@ -154,36 +156,36 @@ def _end(client: codeq.Client, job: codeq.Job, fate: float) -> None:
         client.cancel(job.id)
 
 
-def whole_log(spark: SparkSession, connection: Connection) -> DataFrame:
-    options = {"endpoint": connection.endpoint, "tokenFile": connection.token_file}
+def whole_log(spark: SparkSession, log_server: ServerOptions) -> DataFrame:
+    options = {"endpoint": log_server.endpoint, "tokenFile": log_server.token_file}
     return spark.read.format("codeq-events").options(**options).load()
 
 
 def test_the_lake_is_what_the_server_wrote_and_nothing_else(
-    spark: SparkSession, lake: Lake, connection: Connection, grown: list[Path]
+    spark: SparkSession, lake: Lake, log_server: ServerOptions, grown: list[Path]
 ) -> None:
     lake = Lake(Path(shutil.copytree(grown[0], lake.folder)))
     assert {table.batch for table in lake.all} == {1}
-    assert run_once(spark, lake, connection).events > 0
+    assert run_once(spark, lake, log_server).events > 0
     assert {table.batch for table in lake.all} == {2}
-    assert run_once(spark, lake, connection).events == 0
+    assert run_once(spark, lake, log_server).events == 0
     events = lake.bronze.read(spark).cache()
     rows = events.collect()
-    assert Counter(map(str, rows)) == counted(whole_log(spark, connection))
-    spans = Calls(connection).spans()
-    assert len(spans) == SHARDS
-    assert {shard: lake.bronze.offset(shard) for shard in spans} == {shard: span.end for shard, span in spans.items()}
+    assert Counter(map(str, rows)) == counted(whole_log(spark, log_server))
+    server_log = PipelineClient(log_server).log_bounds()
+    assert len(server_log) == SHARDS
+    assert lake.bronze.offsets == {shard: bounds.end for shard, bounds in server_log.items()}
     nothing = spark.createDataFrame([], tables.SILVER_TASKS.schema)
-    assert counted(lake.tasks.read(spark)) == counted(partitions.of_frames(silver.tasks, nothing, events))
-    for _, figures in lake.gold:
-        days = [file.day for file in figures.files(part=DAYS)]
+    assert counted(lake.tasks.read(spark)) == counted(silver_by_spark(silver.tasks, nothing, events))
+    for _, table in lake.gold:
+        days = [file.day for file in table.files(part=DAYS)]
         assert len(days) == len(set(days)), "one file of each day"
     read = {table.folder.name: deltalake.DeltaTable(str(table.folder)).to_pyarrow_table() for table in lake.all}
     moves = Counter(row.move for row in rows)
     throughput = read[gold.THROUGHPUT.table.name]
     assert sum(throughput["enqueues"].to_pylist()) == moves["enqueue"]
     assert sum(throughput["completes"].to_pylist()) == moves["complete"]
-    # Other programs find in a table what Spark finds.
+    # Other programs read the same number of rows as Spark.
     assert Counter({name: found.num_rows for name, found in read.items()}) == sizes(spark, lake.all)
 
 
@@ -193,58 +195,58 @@ def sizes(spark: SparkSession, of: Sequence[LakeTable]) -> "Counter[str]":
 
 
 def test_the_slower_of_two_runs_is_refused_and_changes_nothing(
-    spark: SparkSession, lake: Lake, connection: Connection
+    spark: SparkSession, lake: Lake, log_server: ServerOptions
 ) -> None:
     slower = Lake(lake.folder)
-    take_in(spark, lake, connection)
+    ingest(spark, lake, log_server)
     with pytest.raises(LakeConflict):
-        take_in(spark, slower, connection)
-    assert counted(Lake(lake.folder).bronze.read(spark)) == counted(whole_log(spark, connection))
+        ingest(spark, slower, log_server)
+    assert counted(Lake(lake.folder).bronze.read(spark)) == counted(whole_log(spark, log_server))
 
 
-@pytest.mark.usefixtures("_few_figures")
-def test_small_batches_give_the_same_rows_as_making_all_anew_in_one(
-    spark: SparkSession, grown: list[Path], anew: Rows
+@pytest.mark.usefixtures("_few_gold_tables")
+def test_small_batches_give_the_same_rows_as_a_rebuild_in_one(
+    spark: SparkSession, grown: list[Path], expected: Rows
 ) -> None:
     lake = Lake(grown[-1])
     assert {table.batch for table in lake.all} == {BATCHES}
-    assert_whole(spark, lake, anew)
+    assert_whole(spark, lake, expected)
 
 
-@pytest.mark.usefixtures("_few_figures")
+@pytest.mark.usefixtures("_few_gold_tables")
 def test_a_run_that_died_between_any_two_commits_is_finished_by_the_next(
-    spark: SparkSession, lake: Lake, connection: Connection, anew: Rows
+    spark: SparkSession, lake: Lake, log_server: ServerOptions, expected: Rows
 ) -> None:
-    share = piece(connection, len(DEATHS) + 1)
-    with few_figures(gold.THROUGHPUT, gold.LATENCY):
+    size = batch_size(log_server, len(DEATHS) + 1)
+    with few_gold_tables(gold.THROUGHPUT, gold.LATENCY):
         for table, side in DEATHS:
             with pytest.MonkeyPatch.context() as patched:
                 patched.setattr(LakeTable, "commit", dying(table.name, side))
                 with pytest.raises(Killed):
-                    bring_forward(spark, Lake(lake.folder), connection, share)
-        assert run_once(spark, Lake(lake.folder), connection).events > 0
-        assert_whole(spark, Lake(lake.folder), anew)
+                    run_with(spark, Lake(lake.folder), log_server, size)
+        assert run_once(spark, Lake(lake.folder), log_server).events > 0
+        assert_whole(spark, Lake(lake.folder), expected)
 
 
-def bring_forward(spark: SparkSession, lake: Lake, connection: Connection, events_max: int) -> None:
-    """A run that finds no more than so many events."""
-    take_in(spark, lake, connection, events_max=events_max)
-    carry_forward(spark, lake)
-    add_up(spark, lake)
+def run_with(spark: SparkSession, lake: Lake, log_server: ServerOptions, events_max: int) -> None:
+    """Runs the pipeline with at most so many events."""
+    ingest(spark, lake, log_server, events_max=events_max)
+    update_silver(spark, lake)
+    update_gold(spark, lake)
 
 
 def test_tables_that_share_sums_catch_up_each_from_its_own_batch(
-    spark: SparkSession, lake: Lake, grown: list[Path], anew: Rows
+    spark: SparkSession, lake: Lake, grown: list[Path], expected: Rows
 ) -> None:
-    with few_figures(gold.USAGE, gold.THROUGHPUT, gold.RETRIES):
+    with few_gold_tables(gold.USAGE, gold.THROUGHPUT, gold.RETRIES):
         for standing, stage in enumerate(grown, 1):
             shutil.copytree(stage, lake.folder, ignore=shutil.ignore_patterns("gold_*"), dirs_exist_ok=True)
             fresh = Lake(lake.folder)
             fresh.gold = fresh.gold[:standing]
-            add_up(spark, fresh)
+            update_gold(spark, fresh)
         whole = Lake(lake.folder)
         assert {table.batch for _, table in whole.gold} == {BATCHES}
-        assert_whole(spark, whole, anew)
+        assert_whole(spark, whole, expected)
 
 
 def test_events_that_bronze_has_twice_change_nothing_in_silver(
@@ -254,13 +256,13 @@ def test_events_that_bronze_has_twice_change_nothing_in_silver(
     before = [counted(table.read(spark)) for table in (lake.attempts, lake.tasks)]
     assert all(before)
     lake.bronze.commit(lake.bronze.write(lake.bronze.read(spark), part=EVENTS, batch=2), batch=2)
-    carry_forward(spark, lake)
+    update_silver(spark, lake)
     assert lake.tasks.batch == 2
     assert [counted(table.read(spark)) for table in (lake.attempts, lake.tasks)] == before
 
 
-def test_making_anew_that_died_half_way_is_finished_by_the_next_run(
-    spark: SparkSession, lake: Lake, connection: Connection, grown: list[Path], anew: Rows
+def test_a_rebuild_that_died_is_finished_by_the_next_run(
+    spark: SparkSession, lake: Lake, log_server: ServerOptions, grown: list[Path], expected: Rows
 ) -> None:
     shutil.copytree(grown[0], lake.folder)
     drop = LakeTable.drop
@@ -272,16 +274,16 @@ def test_making_anew_that_died_half_way_is_finished_by_the_next_run(
         drop(table)
         dropped.append(table)
 
-    with few_figures(gold.THROUGHPUT, gold.LATENCY):
+    with few_gold_tables(gold.THROUGHPUT, gold.LATENCY):
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(LakeTable, "drop", once)
             with pytest.raises(Killed):
                 rebuild(spark, Lake(lake.folder))
-        assert run_once(spark, Lake(lake.folder), connection).events > 0
-        assert_whole(spark, Lake(lake.folder), anew)
+        assert run_once(spark, Lake(lake.folder), log_server).events > 0
+        assert_whole(spark, Lake(lake.folder), expected)
 
 
-def test_a_run_ends_although_there_is_always_more_to_take_in(
+def test_a_run_ends_although_there_are_always_new_events(
     spark: SparkSession, busy: Server, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gold, "ALL", ())
@@ -293,21 +295,21 @@ def test_a_run_ends_although_there_is_always_more_to_take_in(
 
     def while_others_produce(table: LakeTable, *args: Any, **given: Any) -> None:
         commit(table, *args, **given)
-        assert table.batch < 4, "it takes in and takes in, and never gets to silver"
+        assert table.batch < 4, "the run ingests forever, and never reaches silver"
         produce()
 
     produce()
     monkeypatch.setattr(LakeTable, "commit", while_others_produce)
-    run_once(spark, Lake(lake.folder), connected(busy, tmp_path))
+    run_once(spark, Lake(lake.folder), options_of(busy, tmp_path))
     assert Lake(lake.folder).tasks.batch == 1
 
 
 class Killed(BaseException):
-    """Nothing catches it, as nothing catches kill -9."""
+    """A BaseException, which no handler catches, as with kill -9."""
 
 
 def dying(name: str, side: str) -> Callable[..., None]:
-    """A commit that does not return for this table, done or not."""
+    """Returns a commit that raises Killed for this table, before or after it has committed."""
     commit = LakeTable.commit
 
     def instead(table: LakeTable, *args: Any, **given: Any) -> None:
@@ -319,32 +321,32 @@ def dying(name: str, side: str) -> Callable[..., None]:
     return instead
 
 
-def assert_whole(spark: SparkSession, lake: Lake, anew: Rows) -> None:
-    """Bronze is the log; silver and gold are what is made of it in one go."""
+def assert_whole(spark: SparkSession, lake: Lake, expected: Rows) -> None:
+    """Checks that all tables have the expected rows."""
     for name, rows in rows_of(spark, lake).items():
-        assert rows == anew[name], name
+        assert rows == expected[name], name
 
 
 def rows_of(spark: SparkSession, lake: Lake) -> Rows:
     rows = {table.folder.name: table.read(spark) for table in (lake.bronze, lake.attempts, lake.tasks)}
-    rows |= {table.folder.name: comparable(table.read(spark), figures.table) for figures, table in lake.gold}
-    return at_once({name: partial(counted, frame) for name, frame in rows.items()})
+    rows |= {table.folder.name: comparable(table.read(spark), definition.table) for definition, table in lake.gold}
+    return in_parallel({name: partial(counted, frame) for name, frame in rows.items()})
 
 
-def test_another_servers_log_is_not_mixed_in(
-    spark: SparkSession, busy: Server, lake: Lake, connection: Connection, tmp_path: Path
+def test_the_log_of_another_server_is_refused(
+    spark: SparkSession, busy: Server, lake: Lake, log_server: ServerOptions, tmp_path: Path
 ) -> None:
-    take_in(spark, lake, connection)
-    with pytest.raises(OtherLog, match="another server"):
-        take_in(spark, lake, connected(busy, tmp_path))
+    ingest(spark, lake, log_server)
+    with pytest.raises(LogMismatch, match="another server"):
+        ingest(spark, lake, options_of(busy, tmp_path))
 
 
-def test_events_that_were_trimmed_before_they_were_taken_in_are_missed_aloud(
+def test_events_that_were_trimmed_before_they_were_ingested_are_an_error(
     spark: SparkSession, trimmed: Server, lake: Lake, tmp_path: Path
 ) -> None:
     lake.bronze.commit([], batch=1, offsets={0: 3})
     with pytest.raises(DataLost, match=r"events 3 to \d+ of shard 0 were trimmed.*begin a new lake"):
-        take_in(spark, lake, connected(trimmed, tmp_path))
+        ingest(spark, lake, options_of(trimmed, tmp_path))
     assert (lake.bronze.batch, lake.bronze.files()) == (1, [])
     fresh = Lake(tmp_path / "fresh")
-    assert take_in(spark, fresh, connected(trimmed, tmp_path)) == fresh.bronze.read(spark).count() > 0
+    assert ingest(spark, fresh, options_of(trimmed, tmp_path)) == fresh.bronze.read(spark).count() > 0

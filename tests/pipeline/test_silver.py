@@ -1,4 +1,4 @@
-"""Deliveries and tasks from events: right as such, and the same however the events are cut into batches."""
+"""Silver rows equal those computed in plain Python, however the events are cut into batches."""
 
 import random
 from collections import defaultdict
@@ -9,13 +9,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
-from tests.pipeline.comparing import counted
 from tests.pipeline.histories import History, Row, arrow, churn, cut, empty, frame
+from tests.pipeline.silver_by_spark import silver_by_spark
+from tests.pipeline.table_comparison import counted
 
-from codeq.pipeline.lake import partitions, silver
+from codeq.pipeline.lake import silver
+from codeq.pipeline.lake.partitions import Update
 from codeq.pipeline.lake.tables import SILVER_ATTEMPTS, SILVER_TASKS, Table
 
-FOLDS: dict[str, tuple[Table, partitions.Carry]] = {
+FOLDS: dict[str, tuple[Table, Update]] = {
     "attempts": (SILVER_ATTEMPTS, silver.attempts),
     "tasks": (SILVER_TASKS, silver.tasks),
 }
@@ -33,12 +35,12 @@ def history() -> History:
 
 @pytest.fixture(scope="module")
 def whole(history: History) -> dict[str, list[Row]]:
-    """The rows of each table, made in one go."""
+    """The rows of each table, computed in one batch."""
     return {name: folded(name, [history.events]) for name in FOLDS}
 
 
 def folded(name: str, batches: Sequence[Sequence[Row]]) -> list[Row]:
-    """All rows there are after these batches: what each of them closed, and what is open in the end."""
+    """Returns all rows after these batches: those that each batch closed, and those that are open in the end."""
     table, fold = FOLDS[name]
     closed: list[Row] = []
     open_rows: list[Row] = []
@@ -83,7 +85,7 @@ def test_nothing_comes_of_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", FOLDS)
 def test_tables_of_spark_give_the_same_rows(spark: SparkSession, history: History, name: str) -> None:
     table, fold = FOLDS[name]
-    made = partitions.of_frames(fold, empty(spark, table.schema), frame(spark, history.events))
+    made = silver_by_spark(fold, empty(spark, table.schema), frame(spark, history.events))
     assert made.schema == table.schema
     at_once = fold(as_table([], table), arrow(history.events)).cast(schema_of(table))
     assert counted(made) == counted(spark.createDataFrame(at_once, table.schema))
@@ -193,7 +195,7 @@ expected_names = ("ready_at", "claimed_at", "ended_at", "ended_by", "worker_id",
 
 
 def deliveries_by_hand(events: Sequence[Row]) -> dict[tuple[str, int], Row]:
-    """One pass per task over its log, as one would do it on paper."""
+    """Returns the deliveries by one pass over the log of each task."""
     rows: dict[tuple[str, int], Row] = {}
     for task_id, log in by_task(events).items():
         coming: Row = {}
@@ -216,7 +218,7 @@ def deliveries_by_hand(events: Sequence[Row]) -> dict[tuple[str, int], Row]:
 
 
 def coming_after(coming: Row, event: Row) -> Row:
-    """What is known of the delivery to come, or under way, after this event."""
+    """Returns the open delivery after this event."""
     if event["move"] == "claim":
         return coming | {"claimed_at": event["at"], "worker_id": event["worker_id"], "attempt": event["attempts"] + 1,
                          "lease_until": event["lease_until"], "last_seq": event["seq"]}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Rows as tasks: every column, every kind of payload, nothing twice, and nothing lost without a word."""
+"""The sink enqueues every row once, with every column and type of payload, and reports every rejected row."""
 
 import json
 from datetime import datetime
@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from tests.pipeline.reading import Told
+from tests.pipeline.event_log import OptionsFor
 from tests.server.server_process import Tenant, answered
 
 from codeq.pipeline import last_write_summary
 from codeq.pipeline.connector import rejects
 from codeq.pipeline.connector.task_rows import Rejected
-from codeq.pipeline.connector.write_summary import Summary
+from codeq.pipeline.connector.write_summary import WriteSummary
 from codeq.wire import paths
 
 
-def write(frame: DataFrame, options: dict[str, str]) -> Summary:
+def write(frame: DataFrame, options: dict[str, str]) -> WriteSummary:
     frame.write.format("codeq").options(**options).mode("append").save()
     return last_write_summary()
 
@@ -34,11 +34,11 @@ def tasks(tenant: Tenant, **query: Any) -> list[dict[str, Any]]:
         query["cursor"] = page["cursor"]
 
 
-def counts(summary: Summary) -> tuple[int, int, int]:
+def counts(summary: WriteSummary) -> tuple[int, int, int]:
     return summary.enqueued, summary.deduplicated, summary.rejected
 
 
-def test_every_column_reaches_its_task(spark: SparkSession, tenant: Tenant, told: Told) -> None:
+def test_every_column_reaches_its_task(spark: SparkSession, tenant: Tenant, options_for: OptionsFor) -> None:
     frame = spark.sql(
         """select 'mail' command, '{"to": "a"}' payload, 7 priority, 90.5D delay_seconds,
                   cast(null as timestamp) run_at, 'k1' idempotency_key, 3 max_attempts,
@@ -46,7 +46,7 @@ def test_every_column_reaches_its_task(spark: SparkSession, tenant: Tenant, told
            union all
            select 'post', '[1]', null, null, timestamp '2027-01-02 03:04:05.678 UTC', null, null, null"""
     )
-    options = told(tenant.producer)
+    options = options_for(tenant.producer)
     assert counts(write(frame, options)) == (2, 0, 0)
     [mail, post] = sorted(tasks(tenant), key=lambda task: task["command"])
     assert (mail["command"], json.loads(mail["payload"]), mail["priority"]) == ("mail", {"to": "a"}, 7)
@@ -54,7 +54,7 @@ def test_every_column_reaches_its_task(spark: SparkSession, tenant: Tenant, told
     visible = datetime.fromisoformat(mail["visibleAt"]) - datetime.fromisoformat(mail["createdAt"])
     assert visible.total_seconds() == 90.5
     assert (post["visibleAt"], post["priority"], post["maxAttempts"]) == ("2027-01-02T03:04:05.678Z", 0, 5)
-    assert counts(write(frame, options)) == (1, 1, 0)  # the one with a key of its own is known
+    assert counts(write(frame, options)) == (1, 1, 0)  # the row with its own key is a duplicate
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,17 @@ def test_every_column_reaches_its_task(spark: SparkSession, tenant: Tenant, told
     ],
 )  # fmt: skip
 def test_a_payload_of_any_kind_becomes_json(
-    spark: SparkSession, tenant: Tenant, told: Told, column: str, payload: object
+    spark: SparkSession, tenant: Tenant, options_for: OptionsFor, column: str, payload: object
 ) -> None:
-    write(spark.sql(f"select {column} payload"), told(tenant.producer, command="any"))
+    write(spark.sql(f"select {column} payload"), options_for(tenant.producer, command="any"))
     [task] = tasks(tenant)
     assert json.loads(task["payload"]) == payload
 
 
-def test_a_task_that_is_tried_again_enqueues_nothing_twice(spark: SparkSession, tenant: Tenant, told: Told) -> None:
-    """The first try sends rows, sees them in the queue, and dies."""
+def test_a_spark_task_that_is_retried_enqueues_nothing_twice(
+    spark: SparkSession, tenant: Tenant, options_for: OptionsFor
+) -> None:
+    """The first attempt sends rows, waits until they are in the queue, and dies."""
     base, token, path = tenant.server.base, tenant.admin.token, paths.QUEUES
 
     def fail_once(batches: Any) -> Any:
@@ -103,7 +105,7 @@ def test_a_task_that_is_tried_again_enqueues_nothing_twice(spark: SparkSession, 
     doomed = rows.mapInArrow(fail_once, rows.schema).selectExpr("struct(id, filler) as payload")
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
     try:
-        summary = write(doomed, told(tenant.producer, command="once", batchSize="500"))
+        summary = write(doomed, options_for(tenant.producer, command="once", batchSize="500"))
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
     made = tasks(tenant)
@@ -112,8 +114,10 @@ def test_a_task_that_is_tried_again_enqueues_nothing_twice(spark: SparkSession, 
     assert summary.enqueued + summary.deduplicated == 6000
 
 
-def test_rows_that_change_between_tries_are_noticed(spark: SparkSession, tenant: Tenant, told: Told) -> None:
-    """A queue would otherwise lose the rows that come in the place of others."""
+def test_rows_that_change_between_tries_are_noticed(
+    spark: SparkSession, tenant: Tenant, options_for: OptionsFor
+) -> None:
+    """The queue would otherwise drop rows as duplicates of other rows."""
 
     def other_rows_each_time(batches: Any) -> Any:
         import pyarrow as pa  # noqa: PLC0415
@@ -126,19 +130,19 @@ def test_rows_that_change_between_tries_are_noticed(spark: SparkSession, tenant:
             yield pa.record_batch([pa.array(["not JSON"] if attempt == 0 else ["1"])], ["payload"])
 
     frame = spark.range(0, 3, 1, 1).mapInArrow(other_rows_each_time, "payload string")
-    with pytest.raises(PySparkException, match="was another one when the task was tried before"):
-        write(frame, told(tenant.producer, command="odd", batchSize="1"))
+    with pytest.raises(PySparkException, match="was another one in an earlier attempt"):
+        write(frame, options_for(tenant.producer, command="odd", batchSize="1"))
 
 
 def test_a_batch_of_a_stream_that_is_replayed_enqueues_nothing_twice(
-    spark: SparkSession, tenant: Tenant, told: Told, tmp_path: Path
+    spark: SparkSession, tenant: Tenant, options_for: OptionsFor, tmp_path: Path
 ) -> None:
     landing, checkpoint, report = tmp_path / "in", tmp_path / "checkpoint", tmp_path / "summary.jsonl"
     spark.range(0, 40, 1, 2).selectExpr("struct(id) as payload").write.json(str(landing))
 
-    def run() -> Summary:
+    def run() -> WriteSummary:
         frame = spark.readStream.schema("payload struct<id: long>").json(str(landing))
-        options = told(tenant.producer, command="streamed", summaryPath=str(report))
+        options = options_for(tenant.producer, command="streamed", summaryPath=str(report))
         writer = frame.writeStream.format("codeq").options(**options).option("checkpointLocation", str(checkpoint))
         query = writer.trigger(availableNow=True).start()
         assert query.awaitTermination(60)
@@ -146,7 +150,7 @@ def test_a_batch_of_a_stream_that_is_replayed_enqueues_nothing_twice(
 
     assert counts(run()) == (40, 0, 0)
     for kept in (checkpoint / "commits").iterdir():
-        kept.unlink()  # as if the driver had died before it could note that the batch was done
+        kept.unlink()  # as if the driver had died before it recorded the batch as done
     assert counts(run()) == (0, 40, 0)
     assert len(tasks(tenant)) == 40
     assert [json.loads(line)["batch"] for line in report.read_text().splitlines()] == [0, 0]
@@ -156,36 +160,36 @@ BAD = """select * from values ('"good"', 1), ('not JSON', 1), ('"high"', 99), (n
          as t(payload, priority)"""
 
 
-def test_rejected_rows_stop_the_write_unless_told_otherwise(spark: SparkSession, tenant: Tenant, told: Told) -> None:
+def test_rejected_rows_stop_the_write_by_default(spark: SparkSession, tenant: Tenant, options_for: OptionsFor) -> None:
     with pytest.raises(PySparkException, match="mode is FAILFAST"):
-        write(spark.sql(BAD), told(tenant.producer, command="c"))
+        write(spark.sql(BAD), options_for(tenant.producer, command="c"))
 
 
-def test_rejected_rows_can_be_dropped(spark: SparkSession, tenant: Tenant, told: Told) -> None:
-    summary = write(spark.sql(BAD), told(tenant.producer, command="c", mode="DROPMALFORMED"))
+def test_rejected_rows_can_be_dropped(spark: SparkSession, tenant: Tenant, options_for: OptionsFor) -> None:
+    summary = write(spark.sql(BAD), options_for(tenant.producer, command="c", mode="DROPMALFORMED"))
     assert counts(summary) == (2, 0, 3)
     assert {json.loads(task["payload"]) for task in tasks(tenant)} == {"good", "also good"}
 
 
 def test_rejected_rows_are_kept_with_the_reason(
-    spark: SparkSession, tenant: Tenant, told: Told, tmp_path: Path
+    spark: SparkSession, tenant: Tenant, options_for: OptionsFor, tmp_path: Path
 ) -> None:
     side = tmp_path / "rejected"
-    options = told(tenant.producer, command="c", mode="PERMISSIVE", rejectedPath=str(side))
+    options = options_for(tenant.producer, command="c", mode="PERMISSIVE", rejectedPath=str(side))
     summary = write(spark.sql(BAD).repartition(1), options)
     assert (counts(summary), summary.reasons) == ((2, 0, 3), {"invalid": 3})
     kept = {json.loads(row.content)["payload"]: row for row in spark.read.parquet(str(side)).collect()}
     assert set(kept) == {"not JSON", '"high"', None}
     assert "not JSON that can be kept" in kept["not JSON"].reason
-    assert "priority must be from 0 to 9, not 99" in kept['"high"'].reason
+    assert "priority must be a whole number from 0 to 9, not 99" in kept['"high"'].reason
     assert kept[None].reason == "payload is null"
     assert not list((side / "_staged").iterdir())
 
 
 def test_a_write_that_fails_leaves_no_rejected_rows(
-    spark: SparkSession, tenant: Tenant, told: Told, tmp_path: Path
+    spark: SparkSession, tenant: Tenant, options_for: OptionsFor, tmp_path: Path
 ) -> None:
-    """One task has rejected a row and is done; then the other fails."""
+    """One Spark task rejects a row and succeeds; then the other fails."""
     side = str(tmp_path / "rejected")
 
     def one_is_bad_and_one_fails(batches: Any) -> Any:
@@ -207,12 +211,12 @@ def test_a_write_that_fails_leaves_no_rejected_rows(
 
     frame = spark.range(0, 2, 1, 2).mapInArrow(one_is_bad_and_one_fails, "payload string")
     with pytest.raises(PySparkException, match="late"):
-        write(frame, told(tenant.producer, command="c", mode="PERMISSIVE", rejectedPath=side))
+        write(frame, options_for(tenant.producer, command="c", mode="PERMISSIVE", rejectedPath=side))
     assert (tmp_path / "rejected").exists()
     assert not [path for path in Path(side).rglob("*") if path.is_file()]
 
 
-def test_a_task_that_fails_takes_its_rejected_rows_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spark_task_that_fails_deletes_its_rejected_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rejects, "ROWS_AT_ONCE", 2)
     kept = rejects.Rejects(str(tmp_path), "job", 0, 1)
     for row in range(3):
@@ -223,7 +227,7 @@ def test_a_task_that_fails_takes_its_rejected_rows_with_it(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("query", "says"),
+    ("query", "message"),
     [
         ("select 1 n", "put them into payload"),
         ("select 'c' command", "needs a column payload"),
@@ -233,38 +237,38 @@ def test_a_task_that_fails_takes_its_rejected_rows_with_it(tmp_path: Path, monke
     ],
 )
 def test_a_frame_whose_rows_are_no_tasks_is_refused(
-    spark: SparkSession, tenant: Tenant, told: Told, query: str, says: str
+    spark: SparkSession, tenant: Tenant, options_for: OptionsFor, query: str, message: str
 ) -> None:
-    with pytest.raises(PySparkException, match=says):
-        write(spark.sql(query), told(tenant.producer))
+    with pytest.raises(PySparkException, match=message):
+        write(spark.sql(query), options_for(tenant.producer))
 
 
-def test_a_queue_is_never_overwritten(spark: SparkSession, tenant: Tenant, told: Told) -> None:
+def test_a_queue_is_never_overwritten(spark: SparkSession, tenant: Tenant, options_for: OptionsFor) -> None:
     frame = spark.sql("select '1' payload")
     with pytest.raises(PySparkException, match="never replaced"):
-        frame.write.format("codeq").options(**told(tenant.producer, command="c")).mode("overwrite").save()
+        frame.write.format("codeq").options(**options_for(tenant.producer, command="c")).mode("overwrite").save()
 
 
 def test_a_row_without_a_command_is_rejected_unless_there_is_one_for_all(
-    spark: SparkSession, tenant: Tenant, told: Told
+    spark: SparkSession, tenant: Tenant, options_for: OptionsFor
 ) -> None:
     frame = spark.sql("select * from values ('a', '1'), (null, '2') as t(command, payload)")
-    dropped = write(frame, told(tenant.producer, mode="DROPMALFORMED"))
+    dropped = write(frame, options_for(tenant.producer, mode="DROPMALFORMED"))
     assert counts(dropped) == (1, 0, 1)
-    assert counts(write(frame, told(tenant.producer, command="b"))) == (2, 0, 0)
+    assert counts(write(frame, options_for(tenant.producer, command="b"))) == (2, 0, 0)
     assert sorted(task["command"] for task in tasks(tenant)) == ["a", "a", "b"]
 
 
-def test_many_rows_go_in_many_calls_at_once(spark: SparkSession, tenant: Tenant, told: Told) -> None:
+def test_many_rows_go_in_many_calls_in_parallel(spark: SparkSession, tenant: Tenant, options_for: OptionsFor) -> None:
     frame = spark.range(0, 5000, 1, 2).selectExpr("struct(id) as payload")
-    assert counts(write(frame, told(tenant.producer, command="many", inFlight="3"))) == (5000, 0, 0)
+    assert counts(write(frame, options_for(tenant.producer, command="many", inFlight="3"))) == (5000, 0, 0)
     assert answered(tenant.admin.get(f"{paths.ADMIN_QUEUES}/many"), 200)["ready"] == 5000
 
 
 def test_a_stream_whose_rows_are_no_tasks_is_refused(
-    spark: SparkSession, tenant: Tenant, told: Told, tmp_path: Path
+    spark: SparkSession, tenant: Tenant, options_for: OptionsFor, tmp_path: Path
 ) -> None:
     frame = spark.readStream.format("rate").load().selectExpr("value n")
-    options = told(tenant.producer, command="c", checkpointLocation=str(tmp_path / "checkpoint"))
+    options = options_for(tenant.producer, command="c", checkpointLocation=str(tmp_path / "checkpoint"))
     with pytest.raises((PySparkException, StreamingQueryException), match="put them into payload"):
         frame.writeStream.format("codeq").options(**options).start().awaitTermination(30)

@@ -1,16 +1,17 @@
-"""The reader of a stream by itself, as Spark calls it: limits, targets, lost events, and a server that is away."""
+"""The stream reader, called as Spark does: limits, targets, lost events, and an unavailable server."""
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
-from tests.pipeline.reading import Told, enqueue, log_of, platform, relay
+from tests.pipeline.event_log import OptionsFor, enqueue, log_of, platform
+from tests.pipeline.relay import relay
 from tests.server.server_process import Server, Tenant, answered, eventually
 
 from codeq.errors import Unreachable
 from codeq.pipeline import event_schema
-from codeq.pipeline.client import patiently
+from codeq.pipeline.client import retry_transient
 from codeq.pipeline.connector.options import read_options
 from codeq.pipeline.connector.source import DataLost, EventsReader, EventsStreamReader
 from codeq.wire import paths
@@ -23,7 +24,7 @@ def stream(options: dict[str, str]) -> EventsStreamReader:
 
 
 def read(reader: EventsStreamReader, start: dict[str, int], end: dict[str, int]) -> list[int]:
-    travelled = pickle.loads(pickle.dumps(reader))  # as it comes to an executor
+    travelled = pickle.loads(pickle.dumps(reader))  # as it is sent to an executor
     return [
         seq
         for part in reader.partitions(start, end)
@@ -37,10 +38,10 @@ def end_of(server: Server) -> int:
     return end
 
 
-def test_a_read_ends_where_its_limit_says(tenant: Tenant, told: Told) -> None:
+def test_a_read_ends_where_its_limit_says(tenant: Tenant, options_for: OptionsFor) -> None:
     start = {"0": end_of(tenant.server)}
     enqueue(tenant, 30)
-    reader = stream(told(tenant.admin))
+    reader = stream(options_for(tenant.admin))
     assert reader.latestOffset(start, ReadMaxRows(7)) == {"0": start["0"] + 7}
     assert reader.latestOffset(start, ALL) == {"0": start["0"] + 30}
     assert reader.latestOffset(start, ReadMinRows(30)) == {"0": start["0"] + 30}
@@ -48,15 +49,15 @@ def test_a_read_ends_where_its_limit_says(tenant: Tenant, told: Told) -> None:
     assert reader.reportLatestOffset() == {"0": start["0"] + 30}
 
 
-def test_the_limit_is_the_option(tenant: Tenant, told: Told) -> None:
-    assert stream(told(tenant.admin)).getDefaultReadLimit() == ALL
-    assert stream(told(tenant.admin, maxEventsPerTrigger="5")).getDefaultReadLimit() == ReadMaxRows(5)
+def test_the_limit_is_the_option(tenant: Tenant, options_for: OptionsFor) -> None:
+    assert stream(options_for(tenant.admin)).getDefaultReadLimit() == ALL
+    assert stream(options_for(tenant.admin, maxEventsPerTrigger="5")).getDefaultReadLimit() == ReadMaxRows(5)
 
 
-def test_a_drain_ends_where_the_log_ended_when_it_began(tenant: Tenant, told: Told) -> None:
+def test_a_drain_ends_where_the_log_ended_when_it_began(tenant: Tenant, options_for: OptionsFor) -> None:
     start = {"0": end_of(tenant.server)}
     enqueue(tenant, 10)
-    reader = stream(told(tenant.admin))
+    reader = stream(options_for(tenant.admin))
     reader.prepareForTriggerAvailableNow()
     enqueue(tenant, 10)
     middle = reader.latestOffset(start, ReadMaxRows(6))
@@ -66,20 +67,20 @@ def test_a_drain_ends_where_the_log_ended_when_it_began(tenant: Tenant, told: To
     assert reader.latestOffset(end, ReadMinRows(1)) == end
 
 
-def test_pages_join_without_a_gap(tenant: Tenant, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_join_without_a_gap(tenant: Tenant, options_for: OptionsFor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("codeq.pipeline.connector.source.PAGE_EVENTS", 7)
     enqueue(tenant, 40)
     expected = [event["seq"] for event in log_of(tenant.admin)]
-    reader = EventsReader(read_options(told(tenant.admin)), event_schema())
+    reader = EventsReader(read_options(options_for(tenant.admin)), event_schema())
     found = [seq for part in reader.partitions() for batch in reader.read(part) for seq in batch["seq"].to_pylist()]
     assert found == expected
-    assert read(stream(told(tenant.admin)), {"0": expected[3]}, {"0": expected[20]}) == expected[3:20]
+    assert read(stream(options_for(tenant.admin)), {"0": expected[3]}, {"0": expected[20]}) == expected[3:20]
 
 
-def test_an_idle_log_is_not_asked_all_the_time(server: Server, told: Told) -> None:
+def test_an_idle_log_is_not_asked_all_the_time(server: Server, options_for: OptionsFor) -> None:
     with relay() as way:
         way.lead_to(server.port)
-        reader = stream(told(platform(server), endpoint=way.base))
+        reader = stream(options_for(platform(server), endpoint=way.base))
         start = reader.initialOffset()
         end = {"0": end_of(server)}
         assert reader.latestOffset(end, ALL) == end
@@ -89,11 +90,11 @@ def test_an_idle_log_is_not_asked_all_the_time(server: Server, told: Told) -> No
         assert start["0"] <= end["0"]
 
 
-def test_a_server_that_is_away_is_no_news(tenant: Tenant, told: Told) -> None:
+def test_an_unavailable_server_has_no_new_events(tenant: Tenant, options_for: OptionsFor) -> None:
     with relay() as way:
         way.lead_to(tenant.server.port)
         start = {"0": end_of(tenant.server)}
-        reader = stream(told(tenant.admin, endpoint=way.base))
+        reader = stream(options_for(tenant.admin, endpoint=way.base))
         enqueue(tenant, 5)
         way.cut()
         assert reader.latestOffset(start, ALL) == start
@@ -102,52 +103,54 @@ def test_a_server_that_is_away_is_no_news(tenant: Tenant, told: Told) -> None:
 
 
 def test_a_read_that_has_begun_waits_for_its_server(
-    tenant: Tenant, told: Told, monkeypatch: pytest.MonkeyPatch
+    tenant: Tenant, options_for: OptionsFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr("codeq.pipeline.client.say", said.append)
+    lines: list[str] = []
+    monkeypatch.setattr("codeq.pipeline.client.log_line", lines.append)
     with relay() as way, ThreadPoolExecutor(1) as pool:
         way.lead_to(tenant.server.port)
         start = {"0": end_of(tenant.server)}
         enqueue(tenant, 5)
-        reader = stream(told(tenant.admin, endpoint=way.base))
+        reader = stream(options_for(tenant.admin, endpoint=way.base))
         way.cut()
         reading = pool.submit(read, reader, start, {"0": start["0"] + 5})
-        eventually(lambda: said or reading.done())  # one call was given up
+        eventually(lambda: lines or reading.done())  # one call has failed
         way.lead_to(tenant.server.port)
         assert len(reading.result(30)) == 5
 
 
-def test_events_trimmed_before_they_were_read_are_missed_aloud(trimmed: Server, told: Told) -> None:
+def test_events_trimmed_before_they_were_read_are_an_error(trimmed: Server, options_for: OptionsFor) -> None:
     first = answered(platform(trimmed).get(paths.EVENTS), 200)["firstOffset"]
     start, end = {"0": 21}, {"0": 201}
-    strict = stream(told(platform(trimmed)))
+    strict = stream(options_for(platform(trimmed)))
     with pytest.raises(DataLost, match=f"events 21 to {first - 1} of shard 0 were trimmed"):
         strict.latestOffset(start, ALL)
     with pytest.raises(DataLost, match=f"events 21 to {first - 1}"):
         read(strict, start, end)  # planned before they were trimmed
-    lenient = stream(told(platform(trimmed), failOnDataLoss="false", minPartitions="3"))
+    lenient = stream(options_for(platform(trimmed), failOnDataLoss="false", minPartitions="3"))
     assert lenient.latestOffset(start, ReadMaxRows(10)) == {"0": first + 10}
     assert read(lenient, start, end) == list(range(first, 201))
     assert read(lenient, start, {"0": first + 2}) == [first, first + 1]
 
 
-def test_another_log_under_the_same_offsets_is_noticed(trimmed: Server, told: Told) -> None:
+def test_another_log_under_the_same_offsets_is_noticed(trimmed: Server, options_for: OptionsFor) -> None:
     with pytest.raises(DataLost, match="another log"):
-        stream(told(platform(trimmed))).latestOffset({"0": 5000}, ALL)
-    lenient = stream(told(platform(trimmed), failOnDataLoss="false"))
+        stream(options_for(platform(trimmed))).latestOffset({"0": 5000}, ALL)
+    lenient = stream(options_for(platform(trimmed), failOnDataLoss="false"))
     assert lenient.latestOffset({"0": 5000}, ALL) == {"0": 5000}
     with pytest.raises(DataLost, match="another log"):
-        read(stream(told(platform(trimmed))), {"0": 5000}, {"0": 5010})
+        read(stream(options_for(platform(trimmed))), {"0": 5000}, {"0": 5010})
 
 
-def test_a_shard_that_the_checkpoint_does_not_know_is_read_from_its_start(trimmed: Server, told: Told) -> None:
+def test_a_shard_that_the_checkpoint_does_not_know_is_read_from_its_start(
+    trimmed: Server, options_for: OptionsFor
+) -> None:
     first = answered(platform(trimmed).get(paths.EVENTS), 200)["firstOffset"]
-    reader = stream(told(platform(trimmed)))
+    reader = stream(options_for(platform(trimmed)))
     assert reader.latestOffset({}, ReadMaxRows(5)) == {"0": first + 5}
 
 
-def test_a_wait_for_the_server_is_said_once_in_a_while(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_wait_for_the_server_is_logged_at_intervals(capfd: pytest.CaptureFixture[str]) -> None:
     faults = [Unreachable("nobody is there")] * 3
 
     def call() -> str:
@@ -155,8 +158,8 @@ def test_a_wait_for_the_server_is_said_once_in_a_while(capfd: pytest.CaptureFixt
             raise faults.pop()
         return "here"
 
-    assert patiently(call, "cannot read", within_s=None) == "here"
+    assert retry_transient(call, "cannot read", within_s=None) == "here"
     assert capfd.readouterr().err == "codeq: cannot read: nobody is there; trying again\n"
     faults.append(Unreachable("gone"))
     with pytest.raises(Unreachable, match="gone"):
-        patiently(call, "cannot read", within_s=0)
+        retry_transient(call, "cannot read", within_s=0)

@@ -1,4 +1,4 @@
-"""The event log as a stream of Spark: every event once, whatever is limited, stopped, repeated or away in between."""
+"""The event log as a Spark stream: every event once, with limits, restarts, replays and an unavailable server."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from tests.pipeline.reading import Told, enqueue, log_of, platform, relay
+from tests.pipeline.event_log import OptionsFor, enqueue, log_of, platform
+from tests.pipeline.relay import relay
 from tests.server.server_process import Server, Tenant, eventually, launch, start_server
 
 
@@ -25,7 +26,7 @@ class Lake:
         return writer.trigger(**trigger).start(self.out)
 
     def drain(self, options: dict[str, str], to: str = "parquet") -> list[int]:
-        """Read what there is and stop. Answers how many rows each batch had."""
+        """Reads all available events, and returns the number of rows of each batch."""
         query = self.start(options, to, availableNow=True)
         assert query.awaitTermination(60)
         return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
@@ -47,10 +48,12 @@ def rows_read(query: StreamingQuery) -> int:
     return sum(progress["numInputRows"] for progress in query.recentProgress)
 
 
-def test_it_drains_in_limited_batches_and_goes_on_from_its_checkpoint(lake: Lake, tenant: Tenant, told: Told) -> None:
+def test_it_drains_in_limited_batches_and_goes_on_from_its_checkpoint(
+    lake: Lake, tenant: Tenant, options_for: OptionsFor
+) -> None:
     enqueue(tenant, 250)
     start = numbers(tenant)[0]
-    options = told(tenant.admin, startingOffsets=f'{{"0": {start}}}', maxEventsPerTrigger="100")
+    options = options_for(tenant.admin, startingOffsets=f'{{"0": {start}}}', maxEventsPerTrigger="100")
     assert lake.drain(options) == [100, 100, 50]
     kept = Path(lake.checkpoint, "offsets", "0").read_text().splitlines()[-1]
     assert json.loads(kept) == {"0": start + 100}
@@ -59,9 +62,11 @@ def test_it_drains_in_limited_batches_and_goes_on_from_its_checkpoint(lake: Lake
     assert lake.seqs() == numbers(tenant)
 
 
-def test_a_batch_that_was_not_committed_is_read_again_the_same(lake: Lake, tenant: Tenant, told: Told) -> None:
+def test_a_batch_that_was_not_committed_is_read_again_the_same(
+    lake: Lake, tenant: Tenant, options_for: OptionsFor
+) -> None:
     enqueue(tenant, 50)
-    options = told(tenant.admin, startingOffsets=f'{{"0": {numbers(tenant)[0]}}}', minPartitions="3")
+    options = options_for(tenant.admin, startingOffsets=f'{{"0": {numbers(tenant)[0]}}}', minPartitions="3")
     assert lake.drain(options, "noop") == [50]
     for kept in Path(lake.checkpoint, "commits").iterdir():
         kept.unlink()
@@ -69,14 +74,14 @@ def test_a_batch_that_was_not_committed_is_read_again_the_same(lake: Lake, tenan
     assert lake.drain(options, "noop") == [50, 20]
 
 
-def test_a_server_that_goes_and_comes_back_is_waited_for(lake: Lake, tmp_path: Path, told: Told) -> None:
+def test_a_server_that_goes_and_comes_back_is_waited_for(lake: Lake, tmp_path: Path, options_for: OptionsFor) -> None:
     folder = tmp_path / "server"
     with relay() as way:
         first = launch(folder)
         way.lead_to(first.port)
         tenant = first.tenant("acme")
         enqueue(tenant, 10)
-        query = lake.start(told(tenant.admin, endpoint=way.base), processingTime="100 milliseconds")
+        query = lake.start(options_for(tenant.admin, endpoint=way.base), processingTime="100 milliseconds")
         try:
             eventually(lambda: rows_read(query) == 10, 60)
             assert json.loads(query.recentProgress[0]["sources"][0]["latestOffset"]) == {"0": 11}
@@ -94,9 +99,11 @@ def test_a_server_that_goes_and_comes_back_is_waited_for(lake: Lake, tmp_path: P
             query.stop()
 
 
-def test_a_server_that_was_never_there_ends_the_query_with_a_reason(lake: Lake, server: Server, told: Told) -> None:
+def test_a_server_that_was_never_there_ends_the_query_with_a_reason(
+    lake: Lake, server: Server, options_for: OptionsFor
+) -> None:
     with relay() as way:
         way.lead_to(server.port)
         way.cut()
         with pytest.raises(StreamingQueryException, match="the connection broke"):
-            lake.drain(told(platform(server), endpoint=way.base, retrySeconds="0"))
+            lake.drain(options_for(platform(server), endpoint=way.base, retrySeconds="0"))

@@ -1,26 +1,7 @@
-"""The tables are described once, and the page about them is made from that."""
-
-import subprocess
-import sys
-from pathlib import Path
+"""Every table of the lake describes itself: names, keys, columns."""
 
 from codeq.pipeline.lake import tables
 from codeq.wire import events
-
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "lake.md"
-
-
-def test_the_page_says_what_the_tables_are() -> None:
-    assert PAGE.read_text() == tables.reference(), (
-        "write it anew: python -m codeq.pipeline.lake.tables > docs/reference/lake.md"
-    )
-
-
-def test_the_page_can_be_printed() -> None:
-    printed = subprocess.run(
-        [sys.executable, "-m", "codeq.pipeline.lake.tables"], capture_output=True, text=True, check=True
-    )
-    assert printed.stdout == tables.reference()
 
 
 def test_bronze_has_the_columns_of_an_event() -> None:

@@ -1,4 +1,4 @@
-"""One development server for the whole folder, and the four ways to the same verbs."""
+"""One development server for the whole folder, and four kinds of clients with the same verbs."""
 
 import sys
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ import pytest
 # The tests' own modules are imported by their full name, which `--import-mode=importlib` leaves to the path.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.sdk.clients import KINDS, Clients, Connect
 from tests.sdk.proxy import Proxy
-from tests.sdk.ways import WAYS, Connect, Ways
 from tests.server.server_process import Server, start_server
 
 from codeq.sdk.blocking import BlockingVerbs
@@ -25,15 +25,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def ways(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
-    with Ways(server, tmp_path_factory.mktemp("embedded")) as opened:
+def clients(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
+    with Clients(server, tmp_path_factory.mktemp("embedded")) as opened:
         yield opened
 
 
-@pytest.fixture(params=WAYS)
-def queue(request: pytest.FixtureRequest, ways: Ways) -> BlockingVerbs:
-    """The queues of a new tenant, reached in each of the four ways in turn."""
-    return ways.queue(request.param)
+@pytest.fixture(params=KINDS)
+def queue(request: pytest.FixtureRequest, clients: Clients) -> BlockingVerbs:
+    """The queues of a new tenant, for each kind of client in turn."""
+    return clients.queue(request.param)
 
 
 @pytest.fixture(params=["Client", "AsyncClient"])
@@ -45,6 +45,6 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
 
 @pytest.fixture
 def proxy(server: Server) -> Iterator[Proxy]:
-    """A proxy before the server, which does as it is told."""
+    """A proxy before the server, which follows a script."""
     with Proxy(server.port) as between:
         yield between

@@ -1,4 +1,4 @@
-"""A proxy between a client and a server that does as it is told, one request at a time.
+"""A proxy between a client and a server that follows a script, one step per request.
 
     with Proxy(server.port) as proxy:
         proxy.script(lose_answer, answer(503, retry_after="1"), hang)   # what happens to the next three requests
@@ -56,7 +56,7 @@ def lose_request(_: Exchange) -> None:
 
 
 def lose_answer(exchange: Exchange) -> None:
-    """The server has done it, and nobody hears."""
+    """The server has executed it, and the answer is lost."""
     exchange.pass_on()
 
 

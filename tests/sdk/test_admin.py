@@ -1,4 +1,4 @@
-"""What operators call means the same in all four ways."""
+"""What operators call means the same for all four kinds of clients."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.sdk.ways import WORKER
+from tests.sdk.clients import WORKER
 from tests.server.server_process import eventually
 
 from codeq import Backoff, BackoffKind, OnExpiry, QueuePolicy, Status, Task

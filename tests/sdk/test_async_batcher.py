@@ -1,4 +1,4 @@
-"""The batcher on an event loop: none lost, none doubled, in order, and each hears of its own."""
+"""The batcher on an event loop: none lost, none doubled, in order, and each gets its own answer."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.sdk.clients import token_for
 from tests.sdk.proxy import Proxy, answer, lose_answer
-from tests.sdk.ways import token_for
 from tests.server.server_process import Server
 
 import codeq
@@ -53,14 +53,14 @@ class Door:
         self.is_open = asyncio.Event()
         self.is_open.set()
 
-    def prepare(self, orders: Sequence[NewTask]) -> Callable[[], Coroutine[Any, Any, list[Task | CodeqError]]]:
-        return partial(self, orders)
+    def prepare(self, tasks: Sequence[NewTask]) -> Callable[[], Coroutine[Any, Any, list[Task | CodeqError]]]:
+        return partial(self, tasks)
 
-    async def __call__(self, orders: Sequence[NewTask]) -> list[Task | CodeqError]:
-        self.batches.append(list(orders))
+    async def __call__(self, tasks: Sequence[NewTask]) -> list[Task | CodeqError]:
+        self.batches.append(list(tasks))
         async with asyncio.timeout(30):
             await self.is_open.wait()
-        return [InvalidRequest(order.command) for order in orders]
+        return [InvalidRequest(task.command) for task in tasks]
 
     @property
     def sizes(self) -> list[int]:
@@ -93,7 +93,7 @@ def test_what_is_put_in_comes_out_in_order_once(queue: Open) -> None:
     run(main())
 
 
-def test_a_refused_task_leaves_the_others_alone_and_is_told_of(queue: Open) -> None:
+def test_a_refused_task_leaves_the_others_alone_and_is_reported(queue: Open) -> None:
     async def main() -> None:
         async with queue() as opened:
             batcher = opened.batcher(size=10)
@@ -195,7 +195,7 @@ def test_whoever_enqueues_faster_than_the_queue_takes_must_wait() -> None:
         door.is_open.set()
         await producing
         await batcher.close()
-        assert [int(order.payload) for batch in door.batches for order in batch] == list(range(100))
+        assert [int(task.payload) for batch in door.batches for task in batch] == list(range(100))
 
     run(main())
 
@@ -219,12 +219,12 @@ def test_a_failure_that_nobody_foresaw_reaches_those_who_wait_and_stops_nothing(
     async def main() -> None:
         faults = [ZeroDivisionError("unforeseen"), None]
 
-        async def send(orders: Sequence[NewTask]) -> list[Task | CodeqError]:
+        async def send(tasks: Sequence[NewTask]) -> list[Task | CodeqError]:
             if fault := faults.pop(0):
                 raise fault
-            return [InvalidRequest("second")] * len(orders)
+            return [InvalidRequest("second")] * len(tasks)
 
-        batcher = AsyncBatcher(lambda orders: partial(send, orders), size=1, linger_s=60)
+        batcher = AsyncBatcher(lambda tasks: partial(send, tasks), size=1, linger_s=60)
         first, second = await batcher.enqueue("work", 1), await batcher.enqueue("work", 2)
         with pytest.raises(ZeroDivisionError, match="unforeseen"):
             await first
@@ -244,7 +244,7 @@ def test_a_loop_that_ends_tells_those_who_wait() -> None:
         ticket = await batcher.enqueue("work", 1)
         await settled(lambda: door.sizes == [1])
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            if "_deliver" in repr(task):
+            if "AsyncBatcher._send" in repr(task):
                 task.cancel()
         with pytest.raises(CodeqError, match="on its way"):
             await ticket

@@ -1,4 +1,4 @@
-"""Enqueues that travel together: none lost, none doubled, in order, and each hears of its own."""
+"""Enqueues that travel together: none lost, none doubled, in order, and each gets its own answer."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
+from tests.sdk.clients import WORKER, Clients, token_for
 from tests.sdk.proxy import Proxy, answer, hang, lose_answer
-from tests.sdk.ways import WORKER, Ways, token_for
 from tests.server.server_process import Server, eventually
 
 from codeq import Client, CodeqError, NewTask, Task
@@ -19,8 +19,8 @@ from codeq.sdk.blocking import BlockingVerbs
 
 
 @pytest.fixture(params=["Client", "open"])
-def plain(request: pytest.FixtureRequest, ways: Ways) -> BlockingVerbs:
-    return ways.queue(request.param)
+def plain(request: pytest.FixtureRequest, clients: Clients) -> BlockingVerbs:
+    return clients.queue(request.param)
 
 
 class Door:
@@ -31,13 +31,13 @@ class Door:
         self.is_open = threading.Event()
         self.is_open.set()
 
-    def prepare(self, orders: Sequence[NewTask]) -> Callable[[], list[Task | CodeqError]]:
-        return partial(self, orders)
+    def prepare(self, tasks: Sequence[NewTask]) -> Callable[[], list[Task | CodeqError]]:
+        return partial(self, tasks)
 
-    def __call__(self, orders: Sequence[NewTask]) -> list[Task | CodeqError]:
-        self.batches.append(list(orders))
+    def __call__(self, tasks: Sequence[NewTask]) -> list[Task | CodeqError]:
+        self.batches.append(list(tasks))
         assert self.is_open.wait(30)
-        return [InvalidRequest(order.command) for order in orders]
+        return [InvalidRequest(task.command) for task in tasks]
 
     @property
     def sizes(self) -> list[int]:
@@ -85,7 +85,7 @@ def test_an_option_that_is_not_known_is_refused_at_once(plain: BlockingVerbs) ->
     assert plain.queues() == {}
 
 
-def test_a_refused_task_leaves_the_others_alone_and_is_told_of(plain: BlockingVerbs) -> None:
+def test_a_refused_task_leaves_the_others_alone_and_is_reported(plain: BlockingVerbs) -> None:
     batcher = plain.batcher(size=10)
     with pytest.raises(InvalidRequest, match="command"), batcher:
         tickets = [batcher.enqueue("not a command" if n == 13 else "work", n) for n in range(30)]
@@ -184,18 +184,18 @@ def test_whoever_enqueues_faster_than_the_queue_takes_must_wait() -> None:
         door.is_open.set()
         producing.result(30)
     batcher.close()
-    assert [int(order.payload) for batch in door.batches for order in batch] == list(range(100))
+    assert [int(task.payload) for batch in door.batches for task in batch] == list(range(100))
 
 
 def test_a_failure_that_nobody_foresaw_reaches_those_who_wait_and_stops_nothing() -> None:
     faults = [ZeroDivisionError("unforeseen"), None]
 
-    def send(orders: Sequence[NewTask]) -> list[Task | CodeqError]:
+    def send(tasks: Sequence[NewTask]) -> list[Task | CodeqError]:
         if fault := faults.pop(0):
             raise fault
-        return [InvalidRequest("second")] * len(orders)
+        return [InvalidRequest("second")] * len(tasks)
 
-    batcher = Batcher(lambda orders: partial(send, orders), size=1, linger_s=60)
+    batcher = Batcher(lambda tasks: partial(send, tasks), size=1, linger_s=60)
     first, second = batcher.enqueue("work", 1), batcher.enqueue("work", 2)
     with pytest.raises(ZeroDivisionError, match="unforeseen"):
         first.result(30)

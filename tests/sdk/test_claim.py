@@ -1,4 +1,4 @@
-"""What workers call means the same in all four ways."""
+"""What workers call means the same for all four kinds of clients."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.sdk.ways import WORKER
+from tests.sdk.clients import WORKER
 
 from codeq import Backoff, BackoffKind, Job, ReleaseResult, Status
 from codeq.domain.task import Holder

@@ -19,8 +19,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from tests.sdk.clients import Connect, token_for
 from tests.sdk.proxy import Proxy, hang, lose_answer, pass_on
-from tests.sdk.ways import Connect, token_for
 from tests.server.server_process import Server, eventually
 
 from codeq import AsyncClient, Client, Status, Task

@@ -44,4 +44,4 @@ def test_a_failure_can_be_sent_to_another_process(tmp_path: Path) -> None:
         with pytest.raises(TaskFailed) as caught:
             queue.wait(task.id)
     copy = pickle.loads(pickle.dumps(caught.value))
-    assert (str(copy), copy.kept) == (str(caught.value), caught.value.kept)
+    assert (str(copy), copy.details) == (str(caught.value), caught.value.details)

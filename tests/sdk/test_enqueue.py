@@ -1,4 +1,4 @@
-"""What producers call means the same in all four ways."""
+"""What producers call means the same for all four kinds of clients."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.sdk.ways import WORKER
+from tests.sdk.clients import WORKER
 from tests.server.server_process import eventually
 
 from codeq import (
@@ -74,9 +74,9 @@ def test_a_tasks_own_backoff_is_followed(queue: BlockingVerbs) -> None:
     assert queue.nack(job, "again") == ReleaseResult(False, 90.0)
 
 
-def test_one_bad_order_among_good_ones_is_refused_alone(queue: BlockingVerbs) -> None:
-    orders = new_tasks("work", [{"n": 0}, {"n": 1}])
-    good, bad, last = queue.enqueue_many([orders[0], NewTask(command="no spaces!", payload=b"1"), orders[1]])
+def test_one_bad_task_among_good_ones_is_refused_alone(queue: BlockingVerbs) -> None:
+    tasks = new_tasks("work", [{"n": 0}, {"n": 1}])
+    good, bad, last = queue.enqueue_many([tasks[0], NewTask(command="no spaces!", payload=b"1"), tasks[1]])
     assert isinstance(good, Task)
     assert isinstance(last, Task)
     assert type(bad) is InvalidRequest
@@ -84,7 +84,7 @@ def test_one_bad_order_among_good_ones_is_refused_alone(queue: BlockingVerbs) ->
     assert [job.payload for job in queue.claim("work", worker=WORKER, limit=9)] == [{"n": 0}, {"n": 1}]
 
 
-BAD_ORDERS = {
+BAD_TASKS = {
     "priority too high": NewTask(command="work", priority=10),
     "priority below": NewTask(command="work", priority=-1),
     "priority far too high": NewTask(command="work", priority=1 << 70),
@@ -106,32 +106,32 @@ BAD_ORDERS = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_ORDERS)
-def test_an_order_past_a_limit_is_refused_and_its_neighbours_are_taken(queue: BlockingVerbs, case: str) -> None:
+@pytest.mark.parametrize("case", BAD_TASKS)
+def test_a_task_past_a_limit_is_refused_and_its_neighbours_are_taken(queue: BlockingVerbs, case: str) -> None:
     good = NewTask(command="work", payload=b"1")
-    answers = queue.enqueue_many([good, BAD_ORDERS[case], good])
+    answers = queue.enqueue_many([good, BAD_TASKS[case], good])
     assert [type(answer) for answer in answers] == [Task, InvalidRequest, Task]
-    [alone] = queue.enqueue_many([BAD_ORDERS[case]])
+    [alone] = queue.enqueue_many([BAD_TASKS[case]])
     assert type(alone) is InvalidRequest
     assert queue.queues()["work"].pending == 2
 
 
-def test_no_orders_are_no_tasks(queue: BlockingVerbs) -> None:
+def test_an_empty_batch_enqueues_nothing(queue: BlockingVerbs) -> None:
     assert queue.enqueue_many([]) == []
 
 
-def test_a_thousand_orders_go_in_and_not_one_more(queue: BlockingVerbs) -> None:
-    orders = new_tasks("work", range(1001))
+def test_a_thousand_tasks_go_in_and_not_one_more(queue: BlockingVerbs) -> None:
+    tasks = new_tasks("work", range(1001))
     with pytest.raises(InvalidRequest, match="1000"):
-        queue.enqueue_many(orders)
-    assert len(queue.enqueue_many(orders[:1000])) == 1000
+        queue.enqueue_many(tasks)
+    assert len(queue.enqueue_many(tasks[:1000])) == 1000
     assert queue.queues()["work"].pending == 1000
 
 
 def test_a_batch_of_too_many_bytes_is_refused_as_a_whole(queue: BlockingVerbs) -> None:
-    orders = [NewTask(command="work", payload=b'"' + b"x" * ((1 << 20) - 2) + b'"')] * 66
+    tasks = [NewTask(command="work", payload=b'"' + b"x" * ((1 << 20) - 2) + b'"')] * 66
     with pytest.raises(InvalidRequest, match="bytes"):
-        queue.enqueue_many(orders)
+        queue.enqueue_many(tasks)
     assert queue.queues() == {}
 
 
@@ -216,7 +216,7 @@ def test_waiting_for_a_task_that_fails_says_so(queue: BlockingVerbs, end: str) -
         queue.fail(job, "it broke", {"at": 3}) if end == "fail" else queue.nack(job, "it broke")
     with pytest.raises(TaskFailed, match=task.id) as caught:
         queue.wait(task.id, timeout=5)
-    kept = caught.value.kept
+    kept = caught.value.details
     assert (kept.task.id, kept.payload) == (task.id, {"n": 1})
     assert kept.result == ({"at": 3} if end == "fail" else None)
     assert (kept.task.error, kept.task.last_error) == {

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.sdk.clients import Connect, token_for
 from tests.sdk.proxy import Proxy, answer, raw
-from tests.sdk.ways import Connect, token_for
 from tests.server.server_process import Server
 
 from codeq import CodeqError, NewTask, errors

@@ -1,4 +1,4 @@
-"""One story told in all four ways: every answer is the same value of the same type.
+"""One sequence of calls with all four kinds of clients: every answer is the same value of the same type.
 
 What remains different, and must: on a server the worker is who the token says; a task that travelled has no `version`,
 `previous`, `status_before`, `max_deliveries`, `purge_ms` and `backoff` (its history has the first three); and a server
@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 import msgspec
-from tests.sdk.ways import WAYS, WORKER, Ways
+from tests.sdk.clients import KINDS, WORKER, Clients
 
 import codeq
 from codeq import Backoff, BackoffKind, Job, NewTask, QueuePolicy, Task, TaskFailed
@@ -48,7 +48,7 @@ def story(queue: BlockingVerbs) -> list[Any]:
     try:
         queue.wait(fourth.id)
     except TaskFailed as failed:
-        tell([failed, failed.kept])
+        tell([failed, failed.details])
     tell(queue.cancel(queue.list(command="later").tasks[0].id))
     tell(queue.list())
     tell(queue.list(dead=True))
@@ -96,12 +96,12 @@ class Plain:
         return self._ids.setdefault(text, f"id {len(self._ids)}") if re.fullmatch(r"[0-9a-f-]{36}", text) else text
 
 
-def test_the_same_story_gives_the_same_answers_in_all_four_ways(ways: Ways) -> None:
-    told = {way: story(ways.queue(way, f"story-{way}")) for way in WAYS}
-    plain = {way: Plain(f"story-{way}").of(answers) for way, answers in told.items()}
-    for way in WAYS[1:]:
-        for number, (first, other) in enumerate(zip(plain[WAYS[0]], plain[way], strict=True)):
-            assert other == first, f"answer {number} of {way}"
+def test_the_same_story_gives_the_same_answers_in_all_four_ways(clients: Clients) -> None:
+    told = {kind: story(clients.queue(kind, f"story-{kind}")) for kind in KINDS}
+    plain = {kind: Plain(f"story-{kind}").of(answers) for kind, answers in told.items()}
+    for kind in KINDS[1:]:
+        for number, (first, other) in enumerate(zip(plain[KINDS[0]], plain[kind], strict=True)):
+            assert other == first, f"answer {number} of {kind}"
 
 
 def test_every_verb_is_there_in_every_way() -> None:

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.sdk.ways import token_for
+from tests.sdk.clients import token_for
 from tests.server.server_process import eventually, launch
 
 from codeq import Client, Task, new_tasks

@@ -6,8 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tests.sdk.clients import Connect, token_for
 from tests.sdk.proxy import Fault, Proxy, answer, cut_answer, hang, lose_answer, lose_request, pass_on
-from tests.sdk.ways import Connect, token_for
 from tests.server.server_process import Server, eventually, start_server
 
 from codeq import Backoff, BackoffKind, Client, NewTask, Status, Task, WaitTimeout, new_tasks

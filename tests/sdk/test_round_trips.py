@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.sdk.ways import WAYS, WORKER, Ways
+from tests.sdk.clients import KINDS, WORKER, Clients
 
 from codeq import new_tasks
 from codeq.sdk.blocking import BlockingVerbs
@@ -19,10 +19,10 @@ JSON = st.recursive(
 )
 
 
-@pytest.fixture(scope="module", params=WAYS)
-def kept(request: pytest.FixtureRequest, ways: Ways) -> BlockingVerbs:
+@pytest.fixture(scope="module", params=KINDS)
+def kept(request: pytest.FixtureRequest, clients: Clients) -> BlockingVerbs:
     """One queue for all the examples of a test."""
-    return ways.queue(request.param)
+    return clients.queue(request.param)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,4 +1,4 @@
-"""A task carries the trace of whoever enqueued it, in every way to the queue."""
+"""A task carries the trace of whoever enqueued it, by every kind of client."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.sdk.ways import token_for
+from tests.sdk.clients import token_for
 from tests.server.server_process import Server, environment
 
 PROGRAM = """
@@ -17,7 +17,7 @@ import codeq
 
 trace.set_tracer_provider(TracerProvider())
 tracer = trace.get_tracer("test")
-way, where, token = sys.argv[1:]
+kind, where, token = sys.argv[1:]
 told = []
 
 def traced(enqueue):
@@ -56,13 +56,13 @@ async def awaited(queue):
 async def opened():
     return await awaited(await codeq.open_async(where))
 
-if way == "Client":
+if kind == "Client":
     with codeq.Client(where, token) as queue:
         found = plain(queue)
-elif way == "open":
+elif kind == "open":
     with codeq.open(where) as queue:
         found = plain(queue)
-elif way == "AsyncClient":
+elif kind == "AsyncClient":
     found = asyncio.run(awaited(codeq.AsyncClient(where, token)))
 else:
     found = asyncio.run(opened())
@@ -70,11 +70,11 @@ print(json.dumps([told, found]))
 """
 
 
-@pytest.mark.parametrize("way", ["Client", "AsyncClient", "open", "open_async"])
-def test_a_task_carries_the_trace_of_its_producer(server: Server, tmp_path: Path, way: str) -> None:
-    where = server.base if "Client" in way else str(tmp_path / "data")
+@pytest.mark.parametrize("kind", ["Client", "AsyncClient", "open", "open_async"])
+def test_a_task_carries_the_trace_of_its_producer(server: Server, tmp_path: Path, kind: str) -> None:
+    where = server.base if "Client" in kind else str(tmp_path / "data")
     run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, way, where, token_for(server)],
+        [sys.executable, "-c", PROGRAM, kind, where, token_for(server)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -28,9 +28,10 @@ from typing import Any, Self, TypeVar
 import httpx
 import yaml
 
-from codeq.server.dev import DEV_TOKEN, make_token
+from codeq.server.dev import make_token
 from codeq.server.routes import ROUTES
 from codeq.wire import paths
+from codeq.wire.local_server import DEV_TOKEN
 
 START_S_MAX = 30.0
 STOP_S_MAX = 20.0

@@ -165,7 +165,7 @@ def test_a_file_cannot_make_python_objects(tmp_path: Path) -> None:
 
 def test_the_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
     file = written(tmp_path, {"auth": {"producer": STATIC, "producers_may_work": True}})
-    assert codeq("config", "check", env={"CODEQ_CONFIG": file}) == (0, "the settings are good\n", "")
+    assert codeq("config", "check", env={"CODEQ_CONFIG": file}) == (0, "the settings are valid\n", "")
     assert codeq("config", "check", "--dev")[0] == 0
 
 

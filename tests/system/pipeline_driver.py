@@ -1,4 +1,4 @@
-"""The pipeline as people leave it running, in a process of its own, and ways to kill it or its executors with -9."""
+"""Runs the pipeline in a process of its own, and kills it or its executors with -9."""
 
 import random
 import subprocess
@@ -11,14 +11,14 @@ import pyspark
 from tests.server.server_process import command_line, environment, eventually
 
 LOCAL, CLUSTER = "local[2,4]", "local-cluster[2,1,1024]"
-"""Executors as threads of the driver, with Python processes beside it; and as processes of their own, with theirs."""
+"""Executors as threads of the driver, and executors as processes of their own; both have Python processes."""
 
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 _WORKER = "pyspark.worker"
 
 
 class Way(StrEnum):
-    """What of a driver is killed. What is left of it has to go by itself."""
+    """Which processes of a driver are killed. The others must end by themselves."""
 
     WHOLE = "everything of it"
     PYTHON = "its Python alone"
@@ -26,7 +26,7 @@ class Way(StrEnum):
 
 
 class Driver:
-    """`codeq pipeline run`, again and again without a pause."""
+    """Runs `codeq pipeline run` repeatedly without a pause."""
 
     def __init__(self, folder: Path, *, url: str, token_file: Path, master: str) -> None:
         self.master = master
@@ -55,13 +55,13 @@ class Driver:
                 self._process.kill()
             case Way.JAVA if java:
                 _kill(java[0])
-                eventually(lambda: not self.is_alive, 60)  # its Python ends, because it has nobody to talk to
+                eventually(lambda: not self.is_alive, 60)  # its Python process ends when the connection to Java breaks
             case _:
                 self.end()
         self._process.wait(60)
 
     def kill_executor(self, dice: random.Random) -> str:
-        """Kill one, or a Python process that works for one. Answers which; nothing if there is none yet."""
+        """Kills an executor, or a Python process of one. Returns which; an empty text if there is none yet."""
         found = self._processes()
         executors = [process for process in found if _EXECUTOR in _words(process)]
         workers = [process for process in found if _WORKER in _words(process)]
@@ -73,15 +73,14 @@ class Driver:
         return "an executor" if chosen is executors else "a Python worker"
 
     def end(self) -> None:
-        """Kill all of it, and what its death left behind."""
+        """Kills all its processes, and those that outlived their parents."""
         for process in self._processes():
             _kill(process)
         self._process.kill()
         self._process.wait(60)
 
     def _processes(self) -> list[psutil.Process]:
-        """All that descend from it and live. Some may be nobody's children by now: those of a process that was killed
-        go on working."""
+        """Returns all living descendants, also those whose parent was killed."""
         with suppress(psutil.NoSuchProcess):
             found = psutil.Process(self._process.pid).children(recursive=True)
             self._seen |= {process.pid: process for process in found}
@@ -89,7 +88,7 @@ class Driver:
 
 
 def _inside(folder: Path) -> dict[str, str]:
-    """Variables by which Spark leaves nothing outside the folder, however it dies.
+    """Returns environment variables that keep all files of Spark inside the folder, however it dies.
 
     An executor of a local cluster works in a folder below SPARK_HOME, so that is one of our own, with links.
     """
@@ -111,7 +110,7 @@ def _inside(folder: Path) -> dict[str, str]:
 
 def _kill(process: psutil.Process) -> None:
     with suppress(psutil.NoSuchProcess):
-        process.kill()  # psutil sees to it that the number is still this process's
+        process.kill()  # psutil checks that the process id was not reused
 
 
 def _words(process: psutil.Process) -> str:

@@ -1,10 +1,10 @@
-"""Kill the server, the pipeline's driver and its executors with -9 in any order, while everyone works; then compare.
+"""Kills the server, the pipeline's driver and its executors with -9 in random order under load; then compares.
 
     python -m tests.system.pipeline_kills --kills 30 --seed 1
 
-A kill waits for marks that the pipeline leaves in the lake (files of a table begun, or committed), and a little longer:
-so it lands in the middle of real work, and in each step of a run sooner or later. What was killed is started again at
-once. In the end the lake must be exactly what the server wrote: see `pipeline_verdict`.
+A kill waits for marks that the pipeline leaves in the lake (files of a table begun, or committed), and a little longer,
+so that over many kills it hits each step of a run. The killed process is started again at once. In the end the lake
+must have exactly the events of the server: see `pipeline_verdict`.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import NamedTuple, Self
 
 from tests.server.server_process import Server, eventually, launch
 from tests.system.pipeline_driver import CLUSTER, LOCAL, Driver, Way
-from tests.system.pipeline_load import PATIENCE_S, SETTINGS, Load, come_to_rest
+from tests.system.pipeline_load import RETRY_S, SETTINGS, Load, finish_tasks
 from tests.system.pipeline_verdict import judge
 
 import codeq
@@ -31,13 +31,13 @@ from codeq.server.dev import ALL_SCOPES
 
 TENANTS = ("acme", "globex")
 MARKS_MAX = 16
-"""A kill waits for so many marks at most. A run leaves about 25 of them."""
+"""A kill waits for at most so many marks. A run leaves about 25."""
 LINGER_S_MAX = 0.4
-"""A table's files take about that long to be written and committed."""
+"""About as long as writing and committing the files of a table takes."""
 MARK_S_MAX = 400.0
 """On a busy machine a run of the pipeline may take minutes."""
 ENDS_MAX = 5
-"""How many drivers in a row may end by themselves: Spark gives a job up whose executors are killed too often."""
+"""How many drivers in a row may end by themselves: Spark fails a job if its executors are killed too often."""
 
 
 class Kind(StrEnum):
@@ -56,13 +56,13 @@ class Mark(NamedTuple):
 
 
 def marks_in(lake: Path) -> set[Mark]:
-    """What has been begun and committed so far."""
+    """Returns the marks of all batches begun and committed so far."""
     begun = {Mark(path.parts[-3], path.name, is_commit=False) for path in lake.glob("*/*/b*")}
     return begun | {Mark(path.parts[-3], path.name, is_commit=True) for path in lake.glob("*/_delta_log/*.json")}
 
 
-class Scene:
-    """A server on one data directory and one port, and a pipeline into one lake; each is there whenever it is asked."""
+class Environment:
+    """A server on one data directory and one port, and a pipeline into one lake; each is restarted if it is dead."""
 
     def __init__(self, folder: Path, dice: random.Random, masters: Sequence[str]) -> None:
         self.folder, self.dice, self.masters = folder, dice, masters
@@ -83,10 +83,10 @@ class Scene:
     def client(self, tenant: str) -> codeq.Client:
         scopes = [scope for scope in ALL_SCOPES if scope != "codeq:platform"]
         token = self.server.token(tenant, "worker", scopes=scopes, ttl_s=86_400)
-        return codeq.Client(self.server.base, token, retry_for=PATIENCE_S)
+        return codeq.Client(self.server.base, token, retry_for=RETRY_S)
 
     def drive(self) -> Driver:
-        """The driver that runs; another one, if the last is dead."""
+        """Returns the running driver; starts another if the last is dead."""
         if not self.drivers or not self.drivers[-1].is_alive:
             last = self.drivers[-ENDS_MAX:]
             if len(last) == ENDS_MAX and all(driver.ended_by_itself for driver in last):
@@ -97,7 +97,7 @@ class Scene:
         return self.drivers[-1]
 
     def wait_for_marks(self, count: int) -> Mark:
-        """Until so many more are left, and a little longer. Answers the last of them."""
+        """Waits for so many new marks, and a little longer. Returns the last of them."""
         known = marks_in(self.lake)
         left = count
 
@@ -115,12 +115,12 @@ class Scene:
         return last
 
     def kill(self, kind: Kind) -> str:
-        """Kill one. Answers what it was."""
+        """Kills one, and returns its description."""
         match kind:
             case Kind.SERVER:
                 port = self.server.port
                 self.server.kill()
-                time.sleep(self.dice.choice((0, 0, 1)))  # away for so short a time that it is hardly seen, or longer
+                time.sleep(self.dice.choice((0, 0, 1)))  # unavailable for a moment, or longer
                 self.server = launch(self.folder, settings=SETTINGS, port=port)
                 return "the server"
             case Kind.DRIVER:
@@ -131,35 +131,35 @@ class Scene:
                 return eventually(lambda: self.drive().kill_executor(self.dice), MARK_S_MAX)
 
 
-def order_of(kills: int, dice: random.Random) -> list[Kind]:
-    """The kinds in random order. A third are drivers, which take seconds to start and so are hit least by chance."""
+def random_order(kills: int, dice: random.Random) -> list[Kind]:
+    """Returns the kinds in random order, a third of each."""
     order = [list(Kind)[number % len(Kind)] for number in range(kills)]
     dice.shuffle(order)
     return order
 
 
 def run(folder: Path, *, kills: int, seed: int, masters: Sequence[str]) -> list[str]:
-    """Kill that often, and answer what is wrong with the lake afterwards, as sentences."""
+    """Kills that often, and returns what is wrong with the lake afterwards, as sentences."""
     dice = random.Random(seed)
     began_s = time.monotonic()
     done: Counter[str] = Counter()
-    with Scene(folder, dice, masters) as scene:
-        clients = [scene.client(tenant) for tenant in TENANTS]
+    with Environment(folder, dice, masters) as system:
+        clients = [system.client(tenant) for tenant in TENANTS]
         with Load(clients, dice):
-            for number, kind in enumerate(order_of(kills, dice), 1):
-                mark = scene.wait_for_marks(dice.randint(1, MARKS_MAX))
-                master = scene.drivers[-1].master
-                what = scene.kill(kind)
+            for number, kind in enumerate(random_order(kills, dice), 1):
+                mark = system.wait_for_marks(dice.randint(1, MARKS_MAX))
+                master = system.drivers[-1].master
+                what = system.kill(kind)
                 done[what] += 1
                 say(f"{time.monotonic() - began_s:5.0f} s  kill {number} of {kills}: {what}, after {mark} ({master})")
-        come_to_rest(clients)
-        for driver in scene.drivers:
+        finish_tasks(clients)
+        for driver in system.drivers:
             driver.end()
-        figures = judge(scene.lake, url=scene.server.base, clients=clients, token_file=scene.token_file)
-        say(f"{kills} kills in {time.monotonic() - began_s:.0f} s, {len(scene.drivers)} drivers: {dict(done)}")
-        for line in figures.lines:
+        verdict = judge(system.lake, url=system.server.base, clients=clients, token_file=system.token_file)
+        say(f"{kills} kills in {time.monotonic() - began_s:.0f} s, {len(system.drivers)} drivers: {dict(done)}")
+        for line in verdict.lines:
             say(line)
-    return figures.faults
+    return verdict.faults
 
 
 def say(text: str) -> None:
@@ -172,14 +172,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--master", action="append", help="where Spark runs; may be repeated")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # through every `with`, so that nothing is left running
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves every `with`, so that no process is left running
     say(f"--kills {given.kills} --seed {given.seed}")
     folder = Path(tempfile.mkdtemp(prefix="codeq-kills-"))
     faults = run(folder, kills=given.kills, seed=given.seed, masters=given.master or [LOCAL, CLUSTER])
     if faults:
-        sys.exit("\n".join([*faults, f"what it is about is in {folder}"]))
+        sys.exit("\n".join([*faults, f"the files are in {folder}"]))
     shutil.rmtree(folder)
-    say("the lake is exactly what the server wrote")
+    say("the lake has exactly the events of the server")
 
 
 if __name__ == "__main__":

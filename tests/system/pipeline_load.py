@@ -1,4 +1,4 @@
-"""Producers and workers that do a bit of everything, for as long as they are let, whatever becomes of the server."""
+"""Producers and workers that make random moves until they are stopped, while the server may be killed."""
 
 import random
 import threading
@@ -14,21 +14,21 @@ import codeq
 
 SERVED = ("mail", "resize")
 LATER, SLOW = "later", "slow"
-"""Tasks that stay as they are when everyone has gone home: put off for an hour, or held for one."""
+"""Tasks that are still open when the load ends: delayed for an hour, or claimed for one."""
 AN_HOUR_S = 3600
-PATIENCE_S = 120
-"""How long a call is repeated: longer than any server is away, on any machine."""
+RETRY_S = 120
+"""How long a call is retried: longer than a restart of the server takes on any machine."""
 
 SETTINGS = {
     "store": {"shards": 2},
     "leases": {"grace_seconds": 1},
     "retry": {"max_attempts": 3, "backoff_policy": "fixed", "backoff_base_seconds": 0.4},
 }
-"""Leases and delays are short, so that the log comes to rest soon after the last call."""
+"""Leases and delays are short, so that the log stops changing soon after the last call."""
 
 
 class Load:
-    """One producer and one worker per client, each a thread. Used with `with`; what a thread dies of is raised then."""
+    """One producer and one worker per client, each a thread. Used with `with`, which raises the error of a thread."""
 
     def __init__(self, clients: Sequence[codeq.Client], dice: random.Random) -> None:
         self.clients = clients
@@ -45,7 +45,7 @@ class Load:
     def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, _: TracebackType | None) -> None:
         self._over.set()
         for thread in self._threads:
-            thread.join(2 * PATIENCE_S)
+            thread.join(2 * RETRY_S)
         if self._faults and fault is None:
             raise self._faults[0]
 
@@ -61,7 +61,7 @@ class Load:
 
 
 def produce(client: codeq.Client, dice: random.Random) -> None:
-    orders = [
+    new_tasks = [
         codeq.NewTask(
             command=dice.choice(SERVED),
             payload=b'"%s"' % (b"x" * dice.randrange(100)),
@@ -72,10 +72,10 @@ def produce(client: codeq.Client, dice: random.Random) -> None:
         for _ in range(dice.randint(1, 6))
     ]
     if dice.random() < 0.1:
-        orders += codeq.new_tasks(LATER, [1], delay=AN_HOUR_S) + codeq.new_tasks(SLOW, [1])
-    made = [task for task in client.enqueue_many(orders) if isinstance(task, codeq.Task)]
+        new_tasks += codeq.new_tasks(LATER, [1], delay=AN_HOUR_S) + codeq.new_tasks(SLOW, [1])
+    made = [task for task in client.enqueue_many(new_tasks) if isinstance(task, codeq.Task)]
     if dice.random() < 0.1:
-        _let_be_refused(lambda: client.cancel(made[0].id))
+        _ignore_refusal(lambda: client.cancel(made[0].id))
     if dice.random() < 0.05:
         client.replay_dead(limit=3)
     if dice.random() < 0.05:
@@ -84,10 +84,10 @@ def produce(client: codeq.Client, dice: random.Random) -> None:
 
 def serve(client: codeq.Client, dice: random.Random) -> None:
     for job in client.claim(*SERVED, limit=dice.randint(1, 9), lease=1):
-        _let_be_refused(_ending(client, job, dice))
+        _ignore_refusal(_ending(client, job, dice))
     for job in client.claim(SLOW, lease=AN_HOUR_S):
         if dice.random() < 0.5:
-            _let_be_refused(partial(client.complete, job))
+            _ignore_refusal(partial(client.complete, job))
 
 
 def _ending(client: codeq.Client, job: codeq.Job, dice: random.Random) -> Callable[[], object]:
@@ -98,13 +98,13 @@ def _ending(client: codeq.Client, job: codeq.Job, dice: random.Random) -> Callab
         (1, lambda: client.nack(job, "busy", delay=0)),
         (1, lambda: client.abandon(job)),
         (1, lambda: client.cancel(job.id)),
-        (1, lambda: None),  # its lease runs out
+        (1, lambda: None),  # its lease expires
     ]
     return dice.choices([ending for _, ending in endings], [weight for weight, _ in endings])[0]
 
 
-def _let_be_refused(call: Callable[[], object]) -> None:
-    """A call whose answer a kill has swallowed is made twice, or comes too late: then it is refused."""
+def _ignore_refusal(call: Callable[[], object]) -> None:
+    """Ignores refusals: a call whose answer a kill has lost is made twice, or too late."""
     try:
         call()
     except codeq.errors.Unreachable:
@@ -113,14 +113,14 @@ def _let_be_refused(call: Callable[[], object]) -> None:
         pass
 
 
-def come_to_rest(clients: Sequence[codeq.Client], within_s: float = 60) -> None:
-    """Complete what is left, until nothing will happen any more by itself."""
+def finish_tasks(clients: Sequence[codeq.Client], within_s: float = 60) -> None:
+    """Completes the tasks that are left, until the log does not change any more by itself."""
 
-    def rests(client: codeq.Client) -> bool:
+    def is_finished(client: codeq.Client) -> bool:
         while jobs := client.claim(*SERVED, limit=1000):
             client.complete_many(jobs)
         counts = client.queues()
         return not any(counts[name].delayed or counts[name].in_progress for name in SERVED if name in counts)
 
     for client in clients:
-        eventually(partial(rests, client), within_s, every_s=0.2)
+        eventually(partial(is_finished, client), within_s, every_s=0.2)

@@ -1,4 +1,4 @@
-"""Whether a lake is exactly what a server wrote: every row of every table, and the audit over them."""
+"""Checks that a lake has exactly the events of a server: every row of every table, and the audit."""
 
 import shutil
 from collections import Counter
@@ -10,14 +10,15 @@ from typing import Any
 
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
-from tests.pipeline.comparing import comparable, counted
+from tests.pipeline.silver_by_spark import silver_by_spark
+from tests.pipeline.table_comparison import comparable, counted
 from typer.testing import CliRunner
 
 import codeq
 from codeq.cli.main import app
 from codeq.pipeline import make_session, register
-from codeq.pipeline.client import Connection
-from codeq.pipeline.lake import partitions, silver
+from codeq.pipeline.client import ServerOptions
+from codeq.pipeline.lake import silver
 from codeq.pipeline.lake.run import rebuild, run_once
 from codeq.pipeline.lake.table import Lake
 from codeq.wire import events as wire
@@ -29,7 +30,7 @@ PAGE = 1000
 @dataclass
 class Verdict:
     faults: list[str] = field(default_factory=list)
-    """What is wrong, as sentences."""
+    """The faults found, as sentences."""
     lines: list[str] = field(default_factory=list)
     """Figures, for people."""
 
@@ -42,11 +43,11 @@ class Verdict:
 
 
 def judge(folder: Path, *, url: str, clients: Sequence[codeq.Client], token_file: Path) -> Verdict:
-    """Take in what is left, and compare everything. The log must be at rest."""
+    """Ingests the last events, and compares all tables. The log must not change any more."""
     spark = make_session("local[2]", "codeq-verdict")
     register(spark)
     try:
-        run_once(spark, Lake(folder), Connection(endpoint=url, token_file=str(token_file)))
+        run_once(spark, Lake(folder), ServerOptions(endpoint=url, token_file=str(token_file)))
         found = Verdict()
         with codeq.Client(url, token_file.read_text()) as reader:
             _judge_bronze(found, folder, reader)
@@ -60,7 +61,7 @@ def judge(folder: Path, *, url: str, clients: Sequence[codeq.Client], token_file
 
 
 def _judge_bronze(found: Verdict, folder: Path, reader: codeq.Client) -> None:
-    """Read by another program than Spark, so that no fault of the one hides in the other."""
+    """Reads the table without Spark, so that a fault of Spark's reader does not hide one of its writer."""
     log, ends = whole_log(reader)
     bronze = DeltaTable(str(folder / "bronze_events")).to_pyarrow_table()
     names = [name for name, _, _ in wire.COLUMNS]
@@ -68,13 +69,13 @@ def _judge_bronze(found: Verdict, folder: Path, reader: codeq.Client) -> None:
     lake = Lake(folder)
     offsets = {shard: lake.bronze.offset(shard) for shard in ends}
     if offsets != ends:
-        found.faults.append(f"bronze says that it has the log up to {offsets}, and the log ends at {ends}")
+        found.faults.append(f"bronze records the offsets {offsets}, and the log ends at {ends}")
     moves = Counter(row[names.index("move")] for row in log)
     found.lines.append(f"{len(log):,} events in {lake.bronze.batch} batches: {dict(moves)}")
 
 
 def whole_log(reader: codeq.Client) -> tuple[list[Row], dict[int, int]]:
-    """Every event as a row of bronze, and by shard the end of its log."""
+    """Returns every event as a row of bronze, and by shard the end of its log."""
     rows: list[Row] = []
     ends: dict[int, int] = {}
     shards = reader.events(limit=1).shards
@@ -94,25 +95,25 @@ def _row(event: wire.Event) -> Row:
 
 
 def _judge_silver(found: Verdict, spark: SparkSession, lake: Lake) -> None:
-    """Against the same functions over the whole of bronze at once."""
+    """Compares with the same functions over the whole of bronze at once."""
     events = lake.bronze.read(spark)
     for table, make in ((lake.attempts, silver.attempts), (lake.tasks, silver.tasks)):
-        at_once = partitions.of_frames(make, spark.createDataFrame([], table.schema), events)
+        at_once = silver_by_spark(make, spark.createDataFrame([], table.schema), events)
         found.compare(table.folder.name, counted(table.read(spark)), counted(at_once))
 
 
 def _judge_gold(found: Verdict, spark: SparkSession, lake: Lake) -> None:
-    """Against a lake that is made anew from the same bronze."""
-    anew = lake.folder.with_name("anew")
-    shutil.copytree(lake.bronze.folder, anew / lake.bronze.folder.name)
-    rebuild(spark, Lake(anew))
-    for (figures, have), (_, wanted) in zip(lake.gold, Lake(anew).gold, strict=True):
-        rows = [counted(comparable(table.read(spark), figures.table)) for table in (have, wanted)]
+    """Compares with a lake that is rebuilt from the same bronze."""
+    rebuilt = lake.folder.with_name("rebuilt")
+    shutil.copytree(lake.bronze.folder, rebuilt / lake.bronze.folder.name)
+    rebuild(spark, Lake(rebuilt))
+    for (definition, have), (_, wanted) in zip(lake.gold, Lake(rebuilt).gold, strict=True):
+        rows = [counted(comparable(table.read(spark), definition.table)) for table in (have, wanted)]
         found.compare(have.folder.name, *rows)
 
 
 def _audit(found: Verdict, folder: Path, client: codeq.Client) -> None:
-    """The command itself, in the session that is there."""
+    """Runs the command itself, in the session of this process."""
     asked = [
         "pipeline",
         "audit",
@@ -122,10 +123,10 @@ def _audit(found: Verdict, folder: Path, client: codeq.Client) -> None:
         "--url",
         client.url,
         "--token",
-        client.options["token"],
+        str(client.options["token"]),
     ]
-    said = CliRunner().invoke(app, asked)
-    if said.exit_code != 0:
-        found.faults.append(f"the audit ended with {said.exit_code}: {said.output} {said.exception or ''}")
-    rules = [line for line in said.output.splitlines() if " ok " in line]
-    found.lines.append(f"audit: {len(rules)} rules are kept")
+    result = CliRunner().invoke(app, asked)
+    if result.exit_code != 0:
+        found.faults.append(f"the audit ended with {result.exit_code}: {result.output} {result.exception or ''}")
+    rules = [line for line in result.output.splitlines() if " ok " in line]
+    found.lines.append(f"audit: {len(rules)} rules hold")

@@ -116,4 +116,4 @@ def test_a_directory_with_something_in_it_is_not_used(tmp_path: Path) -> None:
         command_line("--keep", str(tmp_path)), env=environment(tmp_path), capture_output=True, text=True, check=False
     )
     assert run.returncode == 1
-    assert "is there already" in run.stderr
+    assert "already exists" in run.stderr

@@ -1,4 +1,4 @@
-"""The lake equals what the server wrote, whichever process was killed meanwhile."""
+"""The lake has exactly the events of the server, whatever was killed in between."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.cluster]
 
 LIMIT_S = 900
-"""About a minute where nothing else runs; Spark starts and works many times slower on a busy machine."""
+"""It takes about a minute on an idle machine, and many times longer on a busy one."""
 KILLS = 6
 PROJECT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def test_kills_in_any_order_neither_lose_nor_double_a_row(tmp_path: Path) -> Non
         try:
             output, _ = program.communicate()
         except BaseException:
-            program.terminate()  # it stops the processes that it started
+            program.terminate()  # it kills the processes that it has started
             program.wait(60)
             raise
     print(output)  # noqa: T201 - the seed, to run it again, and figures to quote

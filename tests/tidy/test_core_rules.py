@@ -144,3 +144,26 @@ def test_the_domain_does_no_input_and_no_output(sources: "list[Source]", module:
         if name.split(".")[0] == module
     ]
     assert not found
+
+
+def test_the_server_calls_no_store_past_the_use_cases(sources: "list[Source]") -> None:
+    found = [
+        f"{source.name}:{node.lineno} {dotted(node)}"
+        for source in sources
+        if source.name.startswith("server/")
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute) and dotted(node).endswith("core.store")
+    ]
+    assert not found
+
+
+def test_a_task_is_written_out_by_position_in_one_function(sources: "list[Source]") -> None:
+    found = [
+        function.name
+        for source in sources
+        for function in ast.walk(source.tree)
+        if isinstance(function, ast.FunctionDef)
+        for name, call in calls(function)
+        if name == "Task" and call.args
+    ]
+    assert found == ["_moved"]

@@ -17,6 +17,12 @@ VAGUE = {"utils", "util", "common", "helpers", "helper", "services", "service", 
 # Functions with more positional parameters, and why.
 MANY_POSITIONAL = {"server/routes.py _route": "a row of the table of routes, read by its columns"}
 
+# Class names that exist twice, because it is the same idea at another level.
+SAME_IDEA = {
+    "Backoff": "of a task, and of a request on the wire",
+    "Claim": "what a worker requests of the queue, and the same on the wire",
+}
+
 # Where every exception may be caught, and why.
 BROAD = {
     "store/rocksdb/database.py": "rocksdict raises bare Exceptions; they are translated here",
@@ -101,8 +107,17 @@ def test_no_file_or_folder_has_a_name_that_says_nothing(sources: "list[Source]")
     assert [source.name for source in sources if VAGUE & set(Path(source.name).with_suffix("").parts)] == []
 
 
+def test_no_class_name_stands_for_two_things(sources: "list[Source]") -> None:
+    places: dict[str, list[str]] = {}
+    for source in sources:
+        for node in source.tree.body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(source.name)
+    assert {name for name, files in places.items() if len(files) > 1} == set(SAME_IDEA)
+
+
 def test_every_file_opens_with_a_sentence(sources: "list[Source]") -> None:
-    openings = {source.name: ast.get_docstring(source.tree) or "" for source in sources if source.text.strip()}
+    openings = {source.name: ast.get_docstring(source.tree) or "" for source in sources}
     assert [name for name, opening in openings.items() if not opening] == []
     assert [
         name for name, opening in openings.items() if not opening.splitlines()[0].rstrip().endswith((".", ":"))

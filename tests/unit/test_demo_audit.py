@@ -10,23 +10,23 @@ from typer.testing import CliRunner
 
 from codeq.cli.main import app
 from codeq.demo import figures
+from codeq.demo.acknowledged import AcknowledgedTask, FinalState, PlannedTask, RepeatedEnqueue
 from codeq.demo.audit import Evidence, audit
-from codeq.demo.ledger import End, Order, Receipt, Repeat
 from codeq.demo.report import print_report
-from codeq.demo.run import Report
-from codeq.demo.task_states import Board
+from codeq.demo.run import DemoReport
+from codeq.demo.task_states import TaskStates
 from codeq.domain.requests import NewTask
 from codeq.wire.events import Event
 
 DONE = ("enqueue", "claim", "complete")
 ENDS = {
-    "t-done": End.COMPLETED,
-    "t-late": End.COMPLETED,
-    "t-declined": End.FAILED,
-    "t-dead": End.DEAD,
-    "t-replayed": End.COMPLETED,
-    "t-unwanted": End.CANCELLED,
-    "t-other": End.COMPLETED,
+    "t-done": FinalState.COMPLETED,
+    "t-late": FinalState.COMPLETED,
+    "t-declined": FinalState.FAILED,
+    "t-dead": FinalState.DEAD,
+    "t-replayed": FinalState.COMPLETED,
+    "t-unwanted": FinalState.CANCELLED,
+    "t-other": FinalState.COMPLETED,
 }
 LIVES: dict[str, Sequence[str]] = {
     "t-done": DONE,
@@ -73,20 +73,20 @@ def good() -> Evidence:
     for event in events:
         listed[event.tenant][event.task_id] = event.status_after
     return Evidence(
-        receipts=[receipt(task_id, end) for task_id, end in ENDS.items()],
-        repeats=[Repeat("acme", "key", "t-done", "t-done")],
+        acknowledged=[acknowledged(task_id, end) for task_id, end in ENDS.items()],
+        repeats=[RepeatedEnqueue("acme", "key", "t-done", "t-done")],
         events=events,
         followed=list(events),
         listed=listed,
     )
 
 
-def receipt(task_id: str, end: End) -> Receipt:
-    return Receipt(tenant_of(task_id), task_id, Order(NewTask(command="work"), end), end)
+def acknowledged(task_id: str, end: FinalState) -> AcknowledgedTask:
+    return AcknowledgedTask(tenant_of(task_id), task_id, PlannedTask(NewTask(command="work"), end), end)
 
 
 def broken(evidence: Evidence) -> dict[str, list[str]]:
-    return {finding.promise: finding.ids for finding in audit(evidence) if not finding.is_kept}
+    return {check.promise: check.ids for check in audit(evidence) if not check.is_kept}
 
 
 def relog(evidence: Evidence, **lives: Sequence[str]) -> None:
@@ -130,19 +130,19 @@ def take_a_late_result(evidence: Evidence) -> None:
 
 
 def make_two_of_one_key(evidence: Evidence) -> None:
-    evidence.repeats = [Repeat("acme", "key", "t-done", "t-late")]
+    evidence.repeats = [RepeatedEnqueue("acme", "key", "t-done", "t-late")]
 
 
 def make_one_too_many(evidence: Evidence) -> None:
-    evidence.receipts = [one for one in evidence.receipts if one.task_id != "t-late"]
+    evidence.acknowledged = [one for one in evidence.acknowledged if one.task_id != "t-late"]
 
 
-def answer_two_orders_with_one_task(evidence: Evidence) -> None:
-    evidence.receipts = [*evidence.receipts, receipt("t-late", End.COMPLETED)]
+def answer_two_enqueues_with_one_task(evidence: Evidence) -> None:
+    evidence.acknowledged = [*evidence.acknowledged, acknowledged("t-late", FinalState.COMPLETED)]
 
 
 def show_it_to_another_tenant(evidence: Evidence) -> None:
-    evidence.sightings = [("globex", "t-late")]
+    evidence.cross_tenant_reads = [("globex", "t-late")]
 
 
 def list_it_for_another_tenant(evidence: Evidence) -> None:
@@ -173,19 +173,19 @@ def test_a_run_without_fault_passes() -> None:
     [
         (lose_a_task, "every acknowledged task is there"),
         (hide_a_task, "every acknowledged task is there"),
-        (leave_a_task_open, "every task reached the end it was meant to have"),
-        (end_it_otherwise, "every task reached the end it was meant to have"),
-        (list_it_otherwise, "every task reached the end it was meant to have"),
+        (leave_a_task_open, "every task reached its expected final state"),
+        (end_it_otherwise, "every task reached its expected final state"),
+        (list_it_otherwise, "every task reached its expected final state"),
         (complete_twice, "no task ended twice"),
         (work_on_after_the_end, "no task ended twice"),
-        (take_a_late_result, "results were taken from the newest lease only"),
+        (take_a_late_result, "results were accepted from the newest lease only"),
         (make_two_of_one_key, "a repeated key gave the same task"),
-        (make_one_too_many, "no task exists that nobody ordered"),
-        (answer_two_orders_with_one_task, "no task exists that nobody ordered"),
+        (make_one_too_many, "no task exists that nobody enqueued"),
+        (answer_two_enqueues_with_one_task, "no task exists that nobody enqueued"),
         (show_it_to_another_tenant, "no tenant saw a task of another"),
         (list_it_for_another_tenant, "no tenant saw a task of another"),
         (log_it_for_another_tenant, "no tenant saw a task of another"),
-        (forget_what_was_read, "what was read before a crash still stands after it"),
+        (forget_what_was_read, "events read before a crash are unchanged after it"),
         (leave_a_wrong_result, "results are what the handlers returned"),
     ],
 )
@@ -219,19 +219,19 @@ def test_the_figures_are_those_of_the_log() -> None:
     assert (counted.wait_ms_p50, counted.wait_ms_p99) == (1000, 1000)
 
 
-def test_the_board_shows_where_tasks_stand_and_who_holds_them() -> None:
-    board = Board()
+def test_the_states_of_tasks_and_their_holders_follow_the_log() -> None:
+    states = TaskStates()
     for event in log_of({"t-done": DONE, "t-late": ("enqueue", "claim"), "t-other": ("enqueue",)}):
-        board.apply(event)
-    assert board.queues["acme", "work"]["completed"] == 1
-    assert (board.total("running"), board.total("ready"), board.open_tasks, board.ended_tasks) == (1, 1, 2, 1)
-    assert (board.held["w"], board.done_by["w"]) == (1, 1)
+        states.apply(event)
+    assert states.queues["acme", "work"]["completed"] == 1
+    assert (states.total("running"), states.total("ready"), states.open_tasks, states.ended_tasks) == (1, 1, 2, 1)
+    assert (states.held["w"], states.done_by["w"]) == (1, 1)
 
 
-def report_of(evidence: Evidence) -> Report:
-    findings = audit(evidence)
-    ok = all(finding.is_kept for finding in findings)
-    return Report(ok=ok, figures=figures.count(evidence.events, acknowledged=7), findings=findings, timeline=[])
+def report_of(evidence: Evidence) -> DemoReport:
+    checks = audit(evidence)
+    ok = all(check.is_kept for check in checks)
+    return DemoReport(ok=ok, figures=figures.count(evidence.events, acknowledged=7), findings=checks, timeline=[])
 
 
 def test_the_report_of_a_good_run_says_so() -> None:

@@ -17,22 +17,28 @@ from codeq.domain.errors import (
     NotOwner,
     StaleTask,
 )
-from codeq.domain.queue import Index
+from codeq.domain.queue import Index, QueuePolicy
+from codeq.domain.requests import NewTask
 from codeq.domain.task import Body, Change, Holder, Move, Status, Task
 
 ID = "0192f0c1-2d3e-7abc-8def-0123456789ab"
 NOW = 1_700_000_000_000
 LEASE = 30_000
 KEEP = 86_400_000
+PAYLOAD = b"seventeen bytes.."
 ANN, BOB = "ann", "bob"
 
 
 def new(*, visible_ms: int = 0, max_attempts: int = 5, max_deliveries: int = 100) -> Task:
-    return lifecycle.new(
-        ID, "acme", "mail", now_ms=NOW, priority=3, visible_ms=visible_ms, max_attempts=max_attempts,
-        max_deliveries=max_deliveries, payload_bytes=17, trace_id="4bf92f35", backoff=Backoff(BackoffKind.FIXED),
-        has_webhook=True,
+    return enqueue(visible_ms=visible_ms, max_attempts=max_attempts, max_deliveries=max_deliveries).after
+
+
+def enqueue(*, visible_ms: int = 0, max_attempts: int = 5, max_deliveries: int = 100) -> Change:
+    sent = NewTask(
+        command="mail", payload=PAYLOAD, priority=3, run_at_ms=visible_ms, max_attempts=max_attempts,
+        backoff=Backoff(BackoffKind.FIXED), webhook="https://example.org", trace_parent="00-4bf92f35",
     )  # fmt: skip
+    return lifecycle.enqueue(sent, ID, "acme", now_ms=NOW, policy=QueuePolicy(max_deliveries=max_deliveries))
 
 
 def delayed() -> Task:
@@ -104,9 +110,14 @@ def test_a_new_task_is_pending_and_has_not_been_tried() -> None:
 
 
 def test_enqueue_is_a_change_from_nothing_and_carries_the_body() -> None:
-    task, body = new(), Body(b"{}")
-    change = lifecycle.enqueue(task, body)
-    assert change == Change(Move.ENQUEUE, None, task, body)
+    body = Body(PAYLOAD, webhook="https://example.org", trace_parent="00-4bf92f35")
+    assert enqueue() == Change(Move.ENQUEUE, None, new(), body)
+
+
+def test_what_a_producer_leaves_open_follows_the_policy_of_the_queue() -> None:
+    policy = QueuePolicy(max_attempts=7, max_deliveries=9)
+    task = lifecycle.enqueue(NewTask(command="mail", delay_ms=5), ID, "acme", now_ms=NOW, policy=policy).after
+    assert (task.max_attempts, task.max_deliveries, task.visible_ms, task.backoff) == (7, 9, NOW + 5, None)
 
 
 @pytest.mark.parametrize("visible_ms", [0, NOW - 1, NOW])

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from codeq.domain import lifecycle
 from codeq.domain.errors import CodeqError
-from codeq.domain.queue import Index
+from codeq.domain.queue import Index, QueuePolicy
+from codeq.domain.requests import NewTask
 from codeq.domain.task import Change, Holder, Move, Status, Task
 
 START, KEEP = 1_700_000_000_000, 500_000
@@ -66,11 +67,10 @@ def make(task: Task, step: Step, now_ms: int, who: Holder) -> Change:  # noqa: C
 
 
 def a_new_task(max_attempts: int, max_deliveries: int, delay_ms: int) -> Task:
-    return lifecycle.new(
-        "0192f0c1-2d3e-7abc-8def-0123456789ab", "acme", "mail", now_ms=START, priority=5,
-        visible_ms=START + delay_ms, max_attempts=max_attempts, max_deliveries=max_deliveries, payload_bytes=3,
-        trace_id=None, backoff=None, has_webhook=False,
-    )  # fmt: skip
+    new_task = NewTask(command="mail", run_at_ms=START + delay_ms, max_attempts=max_attempts)
+    policy = QueuePolicy(max_deliveries=max_deliveries)
+    task_id = "0192f0c1-2d3e-7abc-8def-0123456789ab"
+    return lifecycle.enqueue(new_task, task_id, "acme", now_ms=START, policy=policy).after
 
 
 def check_step(step: Step, change: Change, now_ms: int, who: Holder) -> None:

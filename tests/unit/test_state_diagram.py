@@ -5,7 +5,9 @@ from collections.abc import Callable
 
 from codeq.domain import lifecycle
 from codeq.domain.errors import CodeqError
-from codeq.domain.task import Body, Change, Holder, Move, Status, Task
+from codeq.domain.queue import QueuePolicy
+from codeq.domain.requests import NewTask
+from codeq.domain.task import Change, Holder, Move, Status, Task
 
 NOW, LATER, LEASE = 1_000_000, 2_000_000, 1_000
 Edge = tuple[str, str, str]
@@ -18,11 +20,10 @@ def drawn() -> set[Edge]:
 
 
 def new(visible_ms: int = 0, max_attempts: int = 5, max_deliveries: int = 5) -> Task:
-    return lifecycle.new(
-        "0192f0c1-2d3e-7abc-8def-0123456789ab", "acme", "mail", now_ms=NOW, priority=0, visible_ms=visible_ms,
-        max_attempts=max_attempts, max_deliveries=max_deliveries, payload_bytes=0, trace_id=None, backoff=None,
-        has_webhook=False,
-    )  # fmt: skip
+    new_task = NewTask(command="mail", run_at_ms=visible_ms, max_attempts=max_attempts)
+    policy = QueuePolicy(max_deliveries=max_deliveries)
+    task_id = "0192f0c1-2d3e-7abc-8def-0123456789ab"
+    return lifecycle.enqueue(new_task, task_id, "acme", now_ms=NOW, policy=policy).after
 
 
 def _holder(task: Task) -> Holder:
@@ -79,8 +80,7 @@ def _all_moves(task: Task) -> list[Change]:
 def done() -> set[Edge]:
     edges: set[Edge] = set()
     for start in STARTS:
-        change = lifecycle.enqueue(start, Body(b""))
-        edges.add(("(new)", change.move, change.after.status))
+        edges.add(("(new)", start.move, start.status))
     for task in reachable():
         for change in _all_moves(task):
             edges.add((task.status, change.move, "(gone)" if change.move is Move.PURGE else change.after.status))

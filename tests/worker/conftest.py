@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.server.server_process import Server, start_server
-from tests.worker.working import Tenant
+from tests.worker.workers import Tenant
 
 import codeq
 

@@ -83,7 +83,7 @@ def fail(payload: Any) -> None:
     raise ValueError(f"try of {payload}")
 
 
-def told(path: str, word: str) -> None:
+def write_line(path: str, word: str) -> None:
     """Leave a line in the file."""
     with Path(path).open("a") as file:
         file.write(f"{word}\n")
@@ -100,48 +100,48 @@ def may_go_on(path: str | Path) -> None:
 
 def hold_up(path: str) -> str:
     """Begin, wait, and end with "done"; leave a word if that is not to be."""
-    told(path, f"began:{os.getpid()}")
+    write_line(path, f"began:{os.getpid()}")
     try:
         deadline_s = time.monotonic() + WAIT_S_MAX
         while not os.path.exists(f"{path}.go"):
             time.sleep(0.01)
             assert time.monotonic() < deadline_s
     except codeq.Interrupted:
-        told(path, "interrupted")
+        write_line(path, "interrupted")
         raise
     return "done"
 
 
 async def hold_up_async(path: str) -> str:
-    told(path, f"began:{os.getpid()}")
+    write_line(path, f"began:{os.getpid()}")
     try:
         async with asyncio.timeout(WAIT_S_MAX):
             while not os.path.exists(f"{path}.go"):  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.01)
     except asyncio.CancelledError:
-        told(path, "interrupted")
+        write_line(path, "interrupted")
         raise
     return "done"
 
 
 def ignore(path: str) -> str:
-    """As `hold_up`, and will not be told to stop."""
-    told(path, "began")
+    """As `hold_up`, and ignores its interruption."""
+    write_line(path, "began")
     while not os.path.exists(f"{path}.go"):
         try:
             time.sleep(0.01)
         except BaseException:  # noqa: BLE001 - that is what it is for
-            told(path, "ignored")
+            write_line(path, "ignored")
     return "done"
 
 
 async def ignore_async(path: str) -> str:
-    told(path, "began")
+    write_line(path, "began")
     while not os.path.exists(f"{path}.go"):
         try:
             await asyncio.sleep(0.01)
         except asyncio.CancelledError:
-            told(path, "ignored")
+            write_line(path, "ignored")
     return "done"
 
 
@@ -211,12 +211,12 @@ def mark(payload: list[Any]) -> int:
     """Take a moment, and leave the number in the file: `[path, number, seconds]`."""
     path, number, seconds = payload
     time.sleep(seconds)
-    told(path, str(number))
+    write_line(path, str(number))
     return int(number) * 2
 
 
 async def mark_async(payload: list[Any]) -> int:
     path, number, seconds = payload
     await asyncio.sleep(seconds)
-    told(path, str(number))
+    write_line(path, str(number))
     return int(number) * 2

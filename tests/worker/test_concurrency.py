@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.server.server_process import eventually
 from tests.worker.handlers import lines, may_go_on
-from tests.worker.working import at_work, make_worker, moves
+from tests.worker.workers import at_work, make_worker, moves
 
 import codeq
 

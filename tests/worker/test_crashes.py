@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.server.server_process import eventually
 from tests.worker.handlers import lines, may_go_on
-from tests.worker.working import AT_ONCE, NEVER, at_work, make_worker, moves
+from tests.worker.workers import AT_ONCE, NEVER, at_work, make_worker, moves
 
 import codeq
 from codeq.sdk.worker import processes

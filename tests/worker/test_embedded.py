@@ -4,7 +4,7 @@ import asyncio
 import threading
 from pathlib import Path
 
-from tests.worker.working import make_worker
+from tests.worker.workers import make_worker
 
 import codeq
 

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 from tests.server.server_process import Server, eventually
-from tests.worker.cable import Cable
+from tests.worker.blackhole_proxy import BlackholeProxy
 from tests.worker.handlers import lines, may_go_on
-from tests.worker.working import Tenant, at_work, make_worker
+from tests.worker.workers import Tenant, at_work, make_worker
 
 import codeq
 from codeq.errors import InvalidRequest
@@ -62,13 +62,13 @@ def test_a_worker_without_word_from_its_queue_is_not_healthy_until_it_hears_agai
     server: Server, tenant: Tenant, address: str
 ) -> None:
     worker = make_worker({"echo": {}}, health=address, silence=1)
-    with Cable(server.port) as cable, tenant.at(cable.url) as client, at_work(worker, client):
+    with BlackholeProxy(server.port) as proxy, tenant.at(proxy.url) as client, at_work(worker, client):
         eventually(lambda: ask(address)[0] == 200)
-        cable.cut()
+        proxy.cut()
         eventually(lambda: ask(address)[0] == 503)
         assert ask(address)[1]["status"] == "no word from the queue"
         assert "codeq_worker_healthy 0\n" in ask(address, "/metrics")[1]
-        cable.mend()
+        proxy.restore()
         eventually(lambda: ask(address)[0] == 200, 30)
         assert tenant.client.wait(tenant.client.enqueue("echo", 1).id, 20) == 1
 

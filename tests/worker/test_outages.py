@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from tests.server.server_process import Server, eventually, launch, start_server
-from tests.worker.cable import Cable
-from tests.worker.handlers import lines
-from tests.worker.working import AT_ONCE, Program, Tenant, all_tasks, at_work, make_worker
+from tests.worker.blackhole_proxy import BlackholeProxy
+from tests.worker.handlers import lines, may_go_on
+from tests.worker.workers import AT_ONCE, Program, Tenant, all_tasks, at_work, make_worker
 
 import codeq
 
@@ -135,22 +135,42 @@ def _wait_for_more(made: dict[str, int]) -> None:
 
 
 def test_a_network_that_is_cut_for_a_while_costs_no_result(server: Server, tenant: Tenant, tmp_path: Path) -> None:
-    """Handlers go on while nobody can be told, and their results are told later: each handler has run once. The client
-    gives up long before the cut is over; the worker does not."""
+    """Handlers continue while the server is unreachable, and their results are reported later: each handler has run
+    once. The client gives up long before the cut is over; the worker does not."""
     done = tmp_path / "done"
-    with Cable(server.port) as cable, codeq.Client(cable.url, tenant.token, timeout=1, retry_for=2) as client:
+    with BlackholeProxy(server.port) as proxy, codeq.Client(proxy.url, tenant.token, timeout=1, retry_for=2) as client:
         made = fill(client, done, 30, seconds=0.3)
         tasks = {command: {**given, "lease": 20} for command, given in TASKS.items()}
         with at_work(make_worker(tasks, concurrency=4), client):
             eventually(lambda: lines(done), 20)
-            cable.cut()
+            proxy.cut()
             began_s = time.monotonic()
             in_flight = tenant.client.queues()
             eventually(lambda: time.monotonic() - began_s > CUT_S, 2 * CUT_S, every_s=0.5)
             assert sum(info.in_progress for info in in_flight.values()) > 0
-            cable.mend()
+            proxy.restore()
             made |= fill(tenant.client, done, 30, seconds=0.0)
             eventually(lambda: are_over(tenant.client), 60, every_s=0.2)
     moves = audit(tenant.client, made)
     assert moves["complete"] == 60
     assert Counter(lines(done)) == {str(number): 2 for number in range(30)}  # those before, and those after
+
+
+def test_a_handler_that_ended_in_time_is_not_timed_out_while_its_result_waits(
+    server: Server, tenant: Tenant, tmp_path: Path
+) -> None:
+    """The first result cannot be reported, so the second waits behind it for longer than its timeout."""
+    tasks = [tenant.client.enqueue("hold_up", str(tmp_path / str(number))) for number in range(2)]
+    worker = make_worker({"hold_up": {"timeout": 3}}, concurrency=2)
+    with BlackholeProxy(server.port) as proxy, tenant.at(proxy.url) as client, at_work(worker, client):
+        for number in range(2):
+            eventually(lambda number=number: lines(tmp_path / str(number)), 20)  # type: ignore[misc]
+        proxy.cut()
+        for number in range(2):
+            may_go_on(tmp_path / str(number))
+            time.sleep(0.2)  # so that they are reported one after the other
+        ended_s = time.monotonic()
+        eventually(lambda: time.monotonic() > ended_s + 4)
+        proxy.restore()
+        assert [tenant.client.wait(task.id, 30) for task in tasks] == ["done"] * 2
+    assert {tenant.client.get(task.id).task.attempts for task in tasks} == {0}

@@ -1,4 +1,4 @@
-"""`codeq bench`: how fast is this server, from here? A first look, not a benchmark to compare products with."""
+"""`codeq bench`: measures calls to a server from this machine. A first impression, not a comparison of products."""
 
 import random
 import time
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codeq.cli.connect import Json, ProfileName, TokenFile, TokenText, Url, choose, examples
-from codeq.cli.errors import Misuse
+from codeq.cli.connect import Json, ProfileName, TokenFile, TokenText, Url, examples, resolve_endpoint
+from codeq.cli.errors import UsageError
 from codeq.cli.output import Output
 from codeq.domain.errors import CodeqError
 
@@ -28,11 +28,11 @@ def add_to(app: typer.Typer) -> None:
 
 
 def bench(
-    tasks: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many, in each of the ways.")] = 2000,
-    payload_bytes: Annotated[int, typer.Option(min=2, max=1_000_000, help="Size of each payload.")] = 200,
-    batch: Annotated[int, typer.Option(min=1, max=1000, help="Tasks in one call, where calls take many.")] = 100,
+    tasks: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of tasks per measurement.")] = 2000,
+    payload_bytes: Annotated[int, typer.Option(min=2, max=1_000_000, help="Size of a payload.")] = 200,
+    batch: Annotated[int, typer.Option(min=1, max=1000, help="Tasks per call, in batches.")] = 100,
     is_mine: Annotated[
-        bool, typer.Option("--yes-this-is-my-server", help="Needed when the server is not on this machine.")
+        bool, typer.Option("--yes-this-is-my-server", help="Required if the server is not on this machine.")
     ] = False,
     url: Url = None,
     token: TokenText = None,
@@ -42,42 +42,42 @@ def bench(
 ) -> None:
     """Measure a server: enqueue one by one, enqueue in batches, claim and complete in batches.
 
-    One caller on one connection, so these are times of calls more than what the server can do. All of it happens
-    under a command of its own, whose tasks are completed and, if the token is an admin's, forgotten at once.
+    One caller on one connection: this measures the latency of calls, not what the server can do at most. The tasks
+    have a command of their own and are completed; with an admin's token they are deleted at once.
     """
-    server, out = choose(url=url, token=token, token_file=token_file, profile=profile), Output(is_json=json)
-    if not server.is_loopback and not is_mine:
-        raise Misuse(f"{server.url} is not this machine; if it is yours, say --yes-this-is-my-server")
+    endpoint, out = resolve_endpoint(url=url, token=token, token_file=token_file, profile=profile), Output(is_json=json)
+    if not endpoint.is_loopback and not is_mine:
+        raise UsageError(f"{endpoint.url} is not this machine; if it is yours, add --yes-this-is-my-server")
     command = f"bench-{random.randrange(16**8):08x}"
     payload = "x" * (payload_bytes - 2)
-    with server.client() as client, _swept_up(client, command) as is_clean:
+    with endpoint.client() as client, _cleanup(client, command) as is_deleted:
         runs = [
-            _Run("enqueue one by one", 1),
-            _Run("enqueue in batches", batch),
-            _Run("claim and complete in batches", batch),
+            _Measurement("enqueue one by one", 1),
+            _Measurement("enqueue in batches", batch),
+            _Measurement("claim and complete in batches", batch),
         ]
         runs[0].repeat(tasks, lambda _: bool(client.enqueue(command, payload)))
         runs[1].repeat(tasks, lambda size: _enqueue(client, command, payload, size))
-        runs[2].repeat(2 * tasks, lambda size: _work(client, command, size))
+        runs[2].repeat(2 * tasks, lambda size: _claim_and_complete(client, command, size))
     if out.is_json:
         out.document(
             {
-                "url": server.url,
+                "url": endpoint.url,
                 "command": command,
                 "payloadBytes": payload_bytes,
                 "batch": batch,
                 "runs": [run.fields() for run in runs],
-                "forgotten": bool(is_clean),
+                "forgotten": bool(is_deleted),
             }
         )
         return
     out.rows(COLUMNS, [run.row() for run in runs])
-    if not is_clean:
-        out.note(f"the tasks of {command} are completed; they go when the retention of the server is over")
+    if not is_deleted:
+        out.note(f"the tasks of {command} are completed; the server deletes them after their retention")
 
 
-class _Run:
-    """One way of doing it, and how long each call took."""
+class _Measurement:
+    """One kind of call, and how long each call took."""
 
     def __init__(self, name: str, batch: int) -> None:
         self.name = name
@@ -86,11 +86,11 @@ class _Run:
         self.took_s: list[float] = []
 
     def repeat(self, tasks: int, call: Callable[[int], Any]) -> None:
-        """Call until that many tasks are done; `call` answers how many it did, or True for one."""
+        """Calls until that many tasks are done; `call` returns how many it did, or True for one."""
         while self.tasks < tasks:
-            began_s = time.perf_counter()
+            started_s = time.perf_counter()
             done = int(call(min(self.batch, tasks - self.tasks)))
-            self.took_s.append(time.perf_counter() - began_s)
+            self.took_s.append(time.perf_counter() - started_s)
             self.tasks += done
             if not done:
                 return
@@ -106,21 +106,21 @@ class _Run:
         }
 
     def row(self) -> tuple[Any, ...]:
-        seen = self.fields()
-        rate, p50, p99 = seen["tasksPerSecond"], seen["p50Ms"], seen["p99Ms"]
+        fields = self.fields()
+        rate, p50, p99 = fields["tasksPerSecond"], fields["p50Ms"], fields["p99Ms"]
         return (self.name, self.tasks, f"{rate:,.0f}", len(self.took_s), f"{p50:.2f}", f"{p99:.2f}")
 
 
 def _enqueue(client: "Client", command: str, payload: str, size: int) -> int:
-    from codeq.sdk.verbs import new_tasks
+    from codeq.sdk.new_tasks import new_tasks
 
-    for answer in client.enqueue_many(new_tasks(command, [payload] * size)):
-        if isinstance(answer, CodeqError):
-            raise answer
+    for result in client.enqueue_many(new_tasks(command, [payload] * size)):
+        if isinstance(result, CodeqError):
+            raise result
     return size
 
 
-def _work(client: "Client", command: str, size: int) -> int:
+def _claim_and_complete(client: "Client", command: str, size: int) -> int:
     jobs = client.claim(command, worker="bench", limit=size, lease=LEASE_S)
     if jobs:
         client.complete_many(jobs)
@@ -128,26 +128,26 @@ def _work(client: "Client", command: str, size: int) -> int:
 
 
 @contextmanager
-def _swept_up(client: "Client", command: str) -> "Iterator[list[bool]]":
-    """Leave as little behind as we may: what is left over is completed, whatever happened in between."""
+def _cleanup(client: "Client", command: str) -> "Iterator[list[bool]]":
+    """Completes the remaining tasks at the end, and deletes them if the token is an admin's. Yields whether it is."""
     from codeq.domain.queue import QueuePolicy
 
-    is_clean: list[bool] = []
+    is_deleted: list[bool] = []
     try:
         client.set_policy(command, QueuePolicy(retention_ms=0, dead_retention_ms=0))
-        is_clean.append(True)
+        is_deleted.append(True)
     except CodeqError as fault:
         if fault.code != "forbidden":
             raise
     try:
-        yield is_clean
+        yield is_deleted
     finally:
-        while _work(client, command, 1000):
+        while _claim_and_complete(client, command, 1000):
             pass
-        for status in ("IN_PROGRESS", "PENDING"):  # claimed by a call that was interrupted, or back after that
+        for status in ("IN_PROGRESS", "PENDING"):  # claimed by an interrupted call, or released after it
             for task in client.list(command=command, status=status, limit=1000).tasks:
                 client.cancel(task.id)
-        if is_clean:
+        if is_deleted:
             client.set_policy(command, None)
 
 

@@ -1,8 +1,7 @@
-"""Which server a command speaks to, as whom, and how: what all commands that need a server have in common."""
+"""Which server does a command call, and with which token? Registers commands with the options that decide it."""
 
 import functools
 import inspect
-import ipaddress
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,19 +11,18 @@ from urllib.parse import urlsplit
 import typer
 
 from codeq.cli import profile_file
-from codeq.cli.errors import Misuse
+from codeq.cli.errors import UsageError
 from codeq.cli.output import Output
 from codeq.cli.profile_file import Profile
 from codeq.domain.errors import InvalidRequest
 from codeq.wire.errors import Unauthenticated
+from codeq.wire.local_server import DEFAULT_URL, DEV_TOKEN, is_loopback
 
 if TYPE_CHECKING:
     import codeq
 
-DEFAULT_URL = "http://127.0.0.1:8080"
-DEV_TOKEN = "dev-token"  # noqa: S105 - no secret: development servers alone accept it, and on loopback alone
 RETRY_S = 2.0
-"""How long a person waits for a server that does not answer, before hearing of it."""
+"""How long a command retries while the server does not answer, before it fails."""
 
 PANEL = "Server"
 Url = Annotated[
@@ -35,36 +33,34 @@ Url = Annotated[
 ]
 TokenText = Annotated[
     str | None,
-    typer.Option("--token", help="Your token [CODEQ_TOKEN]. Others may see it: prefer a file.", rich_help_panel=PANEL),
+    typer.Option(
+        "--token", help="Token [CODEQ_TOKEN]. Other users may see it; prefer --token-file.", rich_help_panel=PANEL
+    ),
 ]
 TokenFile = Annotated[
-    Path | None, typer.Option("--token-file", help="File that holds your token.", rich_help_panel=PANEL)
+    Path | None, typer.Option("--token-file", help="File that contains the token.", rich_help_panel=PANEL)
 ]
 ProfileName = Annotated[
     str | None,
-    typer.Option("--profile", help="A profile [CODEQ_PROFILE; see codeq profile].", rich_help_panel=PANEL),
+    typer.Option("--profile", help="Name of a profile [CODEQ_PROFILE; see codeq profile].", rich_help_panel=PANEL),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _SERVER_OPTIONS: dict[str, Any] = {"url": Url, "token": TokenText, "token_file": TokenFile, "profile": ProfileName}
 
 
-class Server:
-    """Where to call, and with which token: a text, or a function that reads it anew; None if there is none."""
+class Endpoint:
+    """A server's address and the token for it: a text, a function that reads it, or None."""
 
     def __init__(self, url: str | None, token: "str | Callable[[], str] | None") -> None:
         self.url = url or DEFAULT_URL
         self.token = token
-        self.is_named = url is not None
-        """Whether anyone said which server, or it is just the usual address."""
+        self.is_explicit = url is not None
+        """Whether an option, a variable or a profile named the server."""
 
     @property
     def is_loopback(self) -> bool:
-        host = urlsplit(self.url).hostname or ""
-        try:
-            return host == "localhost" or ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(urlsplit(self.url).hostname or "")
 
     def client(self, *, retry_s: float = RETRY_S) -> "codeq.Client":
         from codeq.sdk.client import Client
@@ -73,48 +69,57 @@ class Server:
         try:
             address_of(self.url)
         except InvalidRequest as fault:
-            raise Misuse(str(fault)) from None
+            raise UsageError(str(fault)) from None
         if self.token is None:
             raise Unauthenticated(f"there is no token for {self.url}")
         return Client(self.url, self.token, retry_for=retry_s)
 
 
-def choose(
+class FileToken:
+    """A token that is read from its file at each use, because files are renewed while a command runs."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file.expanduser().absolute()
+        self()
+
+    def __call__(self) -> str:
+        return self.file.read_text().strip()
+
+
+def resolve_endpoint(
     *,
     url: str | None = None,
     token: str | None = None,
     token_file: Path | None = None,
     profile: str | None = None,
     environ: Mapping[str, str] = os.environ,
-) -> Server:
-    """The server that is meant: flags, then the environment, then the profile in use, then the one on this machine.
+) -> Endpoint:
+    """Decides by options, then variables, then the profile in use, then the default address.
 
-    A profile named by a flag is a flag, and wins over the environment. A profile's token goes to the profile's own
-    address and to no other.
+    `--profile` is an option and wins over variables. A profile's token is sent to the profile's own address only.
     """
-    chosen, from_environ = _profile(profile, environ), environ
-    if profile:
-        from_environ = {}
-    address = url or from_environ.get("CODEQ_URL") or (chosen.url if chosen else None)
-    known: str | Callable[[], str] | None = token
-    if known is None and token_file is not None:
-        known = KeptToken(token_file)
-    if known is None:
-        known = from_environ.get("CODEQ_TOKEN") or None
-    if known is None and chosen and chosen.url == address:
-        known = _token_of(chosen, environ)
-    server = Server(address, known)
-    if known is None and server.is_loopback:
-        server.token = DEV_TOKEN
-    return server
+    selected = _profile(profile, environ)
+    variables: Mapping[str, str] = {} if profile else environ
+    address = url or variables.get("CODEQ_URL") or (selected.url if selected else None)
+    bearer: str | Callable[[], str] | None = token
+    if bearer is None and token_file is not None:
+        bearer = FileToken(token_file)
+    if bearer is None:
+        bearer = variables.get("CODEQ_TOKEN") or None
+    if bearer is None and selected and selected.url == address:
+        bearer = _token_of(selected, environ)
+    endpoint = Endpoint(address, bearer)
+    if bearer is None and endpoint.is_loopback:
+        endpoint.token = DEV_TOKEN
+    return endpoint
 
 
 def remote(
-    app: typer.Typer, name: str, *, example: str, retry_s: float = RETRY_S, has_lease: bool = False, **given: Any
+    app: typer.Typer, name: str, *, example: str, retry_s: float = RETRY_S, has_lease: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a command of a function `(client, out, ...)`: it gets the options that choose a server, and `--json`.
+    """Registers a function `(client, out, ...)` as a command, with the options of the server and `--json` added.
 
-    `has_lease` leaves out `--token`, which means the token of the lease in such a command.
+    `has_lease` leaves out `--token`, which means the lease token in such a command.
     """
 
     def add(run: Callable[..., None]) -> Callable[..., None]:
@@ -123,33 +128,37 @@ def remote(
             del extra["token"]
 
         def command(**options: Any) -> None:
-            where = {option: options.pop(option) for option in extra}
+            server = {option: options.pop(option) for option in extra}
             out = Output(is_json=options.pop("json"))
-            with choose(**where).client(retry_s=retry_s) as client:
+            with resolve_endpoint(**server).client(retry_s=retry_s) as client:
                 run(client, out, **options)
 
         own = list(inspect.signature(run).parameters.values())[2:]
-        return register(app, name, command, run, own=own, extra={**extra, "json": Json}, example=example, **given)
+        return _register(app, name, command, run, own=own, extra={**extra, "json": Json}, example=example)
 
     return add
 
 
-def local(
-    app: typer.Typer, name: str, *, example: str, **given: Any
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a command of a function `(out, ...)` that needs no server."""
+def local(app: typer.Typer, name: str, *, example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Registers a function `(out, ...)` as a command that needs no server, with `--json` added."""
 
     def add(run: Callable[..., None]) -> Callable[..., None]:
         def command(**options: Any) -> None:
             run(Output(is_json=options.pop("json")), **options)
 
         own = list(inspect.signature(run).parameters.values())[1:]
-        return register(app, name, command, run, own=own, extra={"json": Json}, example=example, **given)
+        return _register(app, name, command, run, own=own, extra={"json": Json}, example=example)
 
     return add
 
 
-def register(
+def examples(text: str) -> str:
+    """Examples for the end of a help page, one per line, with brackets escaped from markup."""
+    lines = [line.strip().replace("[", "\\[") for line in text.strip().splitlines()]
+    return "\n\n".join([f"Example{'s' if len(lines) > 1 else ''}:", *(f"  {line}" for line in lines)])
+
+
+def _register(
     app: typer.Typer,
     name: str,
     command: Callable[..., None],
@@ -158,9 +167,8 @@ def register(
     own: list[inspect.Parameter],
     extra: Mapping[str, Any],
     example: str,
-    **given: Any,
 ) -> Callable[..., None]:
-    """Tell Typer of a command whose options are those of `run` and the `extra` ones."""
+    """Gives `command` a signature of the `own` parameters of `run` and the `extra` options, for Typer to read."""
     kind = inspect.Parameter.KEYWORD_ONLY
     added = [
         inspect.Parameter(option, kind, default=False if option == "json" else None, annotation=hint)
@@ -171,40 +179,21 @@ def register(
     parameters = [parameter.replace(kind=kind) for parameter in own] + added
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    app.command(name, epilog=examples(example), **given)(command)
+    app.command(name, epilog=examples(example))(command)
     return run
 
 
-def examples(text: str) -> str:
-    """Examples for the end of a help page, one per line; brackets are no markup there."""
-    lines = [line.strip().replace("[", "\\[") for line in text.strip().splitlines()]
-    return "\n\n".join([f"Example{'s' if len(lines) > 1 else ''}:", *(f"  {line}" for line in lines)])
-
-
 def _profile(name: str | None, environ: Mapping[str, str]) -> Profile | None:
-    known = profile_file.load(profile_file.location(environ))
-    wanted = name or environ.get("CODEQ_PROFILE") or known.default
-    return known.named(wanted) if wanted else None
+    stored = profile_file.load(profile_file.location(environ))
+    selected = name or environ.get("CODEQ_PROFILE") or stored.default
+    return stored.named(selected) if selected else None
 
 
 def _token_of(profile: Profile, environ: Mapping[str, str]) -> "str | Callable[[], str] | None":
     if profile.token_file:
-        return KeptToken(Path(profile.token_file))
+        return FileToken(Path(profile.token_file))
     if profile.token_env:
         if profile.token_env not in environ:
-            raise Unauthenticated(
-                f"the profile takes its token from the variable {profile.token_env}, which is not set"
-            )
+            raise Unauthenticated(f"the token of the profile is in the variable {profile.token_env}, which is not set")
         return environ[profile.token_env]
     return profile.token
-
-
-class KeptToken:
-    """Read again whenever it is asked for: files are renewed while a command runs."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file.expanduser().absolute()
-        self()
-
-    def __call__(self) -> str:
-        return self.file.read_text().strip()

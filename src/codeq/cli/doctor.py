@@ -1,16 +1,18 @@
-"""`codeq doctor`: is this machine, this disk and this server fit for the job? In plain words."""
+"""`codeq doctor`: checks this machine, its disk, a server and a Redis."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from codeq.cli.connect import ProfileName, TokenFile, TokenText, Url, choose, local
-from codeq.cli.errors import Code
-from codeq.cli.output import Output, clean
+from codeq.cli.connect import ProfileName, TokenFile, TokenText, Url, local, resolve_endpoint
+from codeq.cli.errors import ExitCode
+from codeq.cli.output import Output, count, printable
 
 if TYPE_CHECKING:
-    from codeq.cli.machine_checks import Finding
+    from collections.abc import Iterator
+
+    from codeq.cli.machine_checks import CheckResult
 
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
 
@@ -21,54 +23,48 @@ def add_to(app: typer.Typer) -> None:
 
 def doctor(
     out: Output,
-    data: Annotated[Path, typer.Option(help="The data directory, or where it is to be.")] = Path("./data"),
-    redis: Annotated[str | None, typer.Option(metavar="URL", help="A Redis that is to hold the queues.")] = None,
+    data: Annotated[Path, typer.Option(help="Data directory; need not exist yet.")] = Path("./data"),
+    redis: Annotated[str | None, typer.Option(metavar="URL", help="Redis to check for use as a store.")] = None,
     url: Url = None,
     token: TokenText = None,
     token_file: TokenFile = None,
     profile: ProfileName = None,
 ) -> None:
-    """Check this machine, and a server if one is named by an option, a variable or a profile.
+    """Check this machine, and the server if an option, a variable or a profile names one.
 
-    Ends with 0 unless there is a problem; warnings are for you to weigh.
+    Exits with 1 if there is a problem, with 0 if there are only warnings.
     """
     from codeq.cli import machine_checks, server_checks
 
-    findings: list[Finding] = []
+    def checks() -> "Iterator[CheckResult]":
+        yield from machine_checks.machine(data)
+        endpoint = resolve_endpoint(url=url, token=token, token_file=token_file, profile=profile)
+        if endpoint.is_explicit:
+            yield from server_checks.server(endpoint)
+        if redis is not None:
+            yield from server_checks.redis(redis)
 
-    def tell(finding: "Finding") -> None:
-        findings.append(finding)
+    results: list[CheckResult] = []
+    for result in checks():
+        results.append(result)
         if not out.is_json:
-            _show(out, finding)
-
-    for finding in machine_checks.machine(data):
-        tell(finding)
-    at = choose(url=url, token=token, token_file=token_file, profile=profile)
-    if at.is_named:
-        for finding in server_checks.server(at):
-            tell(finding)
-    if redis is not None:
-        for finding in server_checks.redis(redis):
-            tell(finding)
-    states = [finding.state for finding in findings]
+            _show(out, result)
+    states = [result.state for result in results]
     problems, warnings = states.count("problem"), states.count("warning")
-    if out.is_json:
-        out.document({"checks": findings, "problems": problems, "warnings": warnings})
-    else:
-        out.say(f"\n{problems or 'no'} problem{'' if problems == 1 else 's'}, {warnings or 'no'} "
-                f"warning{'' if warnings == 1 else 's'}")  # fmt: skip
+    fields = {"checks": results, "problems": problems, "warnings": warnings}
+    out.answer(fields, f"\n{count(problems, 'problem')}, {count(warnings, 'warning')}")
     if problems:
-        raise typer.Exit(Code.REFUSED)
+        raise typer.Exit(ExitCode.REFUSED)
 
 
-def _show(out: Output, finding: "Finding") -> None:
+def _show(out: Output, result: "CheckResult") -> None:
     from rich.text import Text
 
-    sign, style = MARKS[finding.state]
-    line = Text.assemble((sign, style), f" {finding.state:<8} {finding.name:<18} {clean(finding.detail)}")
+    sign, style = MARKS[result.state]
+    line = Text.assemble((sign, style), f" {result.state:<8} {result.name:<18} {printable(result.detail)}")
     out.show(line)
-    if finding.advice:
-        out.show(Text(f"             → {clean(finding.advice)}", style="dim" if finding.state == "ok" else ""))
+    if result.advice:
+        out.show(Text(f"             → {printable(result.advice)}", style="dim" if result.state == "ok" else ""))
 
 
 _EXAMPLES = """

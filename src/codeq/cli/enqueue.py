@@ -1,4 +1,4 @@
-"""`codeq enqueue`: one task from the command line, or as many as a file has lines."""
+"""`codeq enqueue`: enqueues one task, or one per line of a file."""
 
 import sys
 from collections.abc import Iterator
@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from codeq.cli.connect import remote
-from codeq.cli.errors import Code, Misuse
-from codeq.cli.jsonl_import import Import, Refusal
+from codeq.cli.errors import ExitCode, UsageError
+from codeq.cli.jsonl_import import JsonlImport, RefusedLine
 from codeq.cli.output import Output, count
-from codeq.cli.parameters import duration, json_argument, moment
-from codeq.cli.task_view import fields
+from codeq.cli.parameters import duration, json_argument, timestamp
+from codeq.cli.task_view import task_fields
 from codeq.domain.errors import CodeqError, InvalidRequest
 
 if TYPE_CHECKING:
     from codeq import Client
 
 RETRY_S = 30.0
-"""An import outlives a restart of the server."""
-SHOWN_MAX = 20
-"""How many refused lines a person is told of; `--json` has them all."""
+"""Long enough for an import to continue after a restart of the server."""
+REFUSED_SHOWN_MAX = 20
 
 
 def add_to(app: typer.Typer) -> None:
@@ -32,129 +31,132 @@ def add_to(app: typer.Typer) -> None:
 def enqueue(
     client: "Client",
     out: Output,
-    command: Annotated[str, typer.Argument(metavar="COMMAND", help="What is to be done; workers claim by it.")],
+    command: Annotated[str, typer.Argument(metavar="COMMAND", help="Command of the task; workers claim by it.")],
     payload: Annotated[
-        str | None, typer.Argument(metavar="JSON", help="The payload; - for standard input; {} if not said.")
+        str | None, typer.Argument(metavar="JSON", help="Payload; - reads standard input; default: {}.")
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="A file with the payload; - as above.")] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="One task per line, each of them JSON.")] = False,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="File with the payload; - reads standard input.")
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Enqueue one task per line; each line is JSON.")] = False,
     key_field: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="With --lines: the field of the payload that is the idempotency key."),
+        typer.Option(metavar="NAME", help="With --lines: field of the payload to use as idempotency key."),
     ] = None,
-    priority: Annotated[int, typer.Option(min=0, max=9, metavar="0..9", help="9 goes first.")] = 0,
+    priority: Annotated[int, typer.Option(min=0, max=9, metavar="0..9", help="Priority; 9 first.")] = 0,
     delay: Annotated[
-        float | None, typer.Option(parser=duration, metavar="DURATION", help="Not before this has passed.")
+        float | None, typer.Option(parser=duration, metavar="DURATION", help="Delay before the task is ready.")
     ] = None,
     run_at: Annotated[
-        Any, typer.Option(parser=moment, metavar="TIME", help="Not before then, such as 2026-01-31T12:00:00Z.")
+        Any, typer.Option(parser=timestamp, metavar="TIME", help="Time when it is ready, as 2026-01-31T12:00:00Z.")
     ] = None,
     max_attempts: Annotated[
-        int | None, typer.Option(min=1, max=100, metavar="1..100", help="Tries before it is dead.")
+        int | None, typer.Option(min=1, max=100, metavar="1..100", help="Attempts before the dead-letter queue.")
     ] = None,
     idempotency_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Of orders with the same key, one is taken.")
+        str | None, typer.Option(metavar="KEY", help="Idempotency key; a second task with it is not created.")
     ] = None,
-    webhook: Annotated[str | None, typer.Option(metavar="URL", help="Called when the task has ended.")] = None,
+    webhook: Annotated[str | None, typer.Option(metavar="URL", help="Webhook URL, stored with the task.")] = None,
 ) -> None:
-    """Put a task into its queue and print its id; with --lines, a task per line of a file or of standard input.
+    """Enqueue a task and print its id; with --lines, one task per line of a file or of standard input.
 
-    It is on disk when this ends. An import that is repeated with the same --key-field enqueues nothing twice.
+    The task is on disk when the command ends. Repeating an import with the same --key-field creates no task twice.
     """
     _check_name(command)
     options: dict[str, Any] = {"priority": priority, "max_attempts": max_attempts, "webhook": webhook}
     if delay is not None and run_at is not None:
-        raise Misuse("--delay and --run-at say two different things; give one of them")
+        raise UsageError("--delay and --run-at exclude each other")
     if lines:
         if idempotency_key is not None:
-            raise Misuse("--idempotency-key is for one task; with --lines use --key-field")
-        orders = {**options, "delay_ms": round((delay or 0) * 1000)}
+            raise UsageError("--idempotency-key is for one task; with --lines use --key-field")
+        options["delay_ms"] = round((delay or 0) * 1000)
         if run_at is not None:
-            orders["run_at_ms"] = round(run_at.timestamp() * 1000)
+            options["run_at_ms"] = round(run_at.timestamp() * 1000)
         with _source(payload, file) as source:
-            _import(client, out, source, Import(command, orders, key_field))
+            _import(client, out, source, JsonlImport(command, options, key_field))
         return
     if key_field is not None:
-        raise Misuse("--key-field is for --lines; for one task use --idempotency-key")
+        raise UsageError("--key-field is for --lines; for one task use --idempotency-key")
     value = json_argument(payload, file, "payload")
     options |= {"delay": delay or 0, "run_at": run_at, "idempotency_key": idempotency_key}
     task = client.enqueue(command, {} if value is None else value, **options)
     if out.is_json:
-        out.document(fields(task))
+        out.document(task_fields(task))
     else:
         out.say(task.id)
-        out.note(f"what becomes of it: codeq task show {task.id}")
+        out.note(f"to see its state: codeq task show {task.id}")
 
 
 def _check_name(command: str) -> None:
-    """Here already, or every line of an import would be refused for it."""
+    """Checked before the call, because every line of an import would be refused for the same reason."""
     from codeq.domain import validation
 
     try:
         validation.name(command, "command")
     except InvalidRequest as fault:
-        raise Misuse(str(fault)) from None
+        raise UsageError(str(fault)) from None
 
 
 @contextmanager
 def _source(payload: str | None, file: Path | None) -> Iterator[BinaryIO]:
     if payload is not None and payload != "-":
-        raise Misuse("--lines reads a --file, or standard input for -; not the command line")
+        raise UsageError("--lines reads a --file, or standard input for -; not the command line")
     if payload is not None and file is not None:
-        raise Misuse("the lines are given twice: as - and as --file")
+        raise UsageError("the lines are given twice: as - and as --file")
     if file is None or str(file) == "-":
         if file is None and payload is None and sys.stdin.isatty():
-            raise Misuse("--lines needs --file FILE, or - for standard input")
+            raise UsageError("--lines needs --file FILE, or - for standard input")
         yield sys.stdin.buffer
         return
     with file.open("rb") as opened:
         yield opened
 
 
-def _import(client: "Client", out: Output, source: BinaryIO, work: Import) -> None:
-    told = _Told(out, work)
+def _import(client: "Client", out: Output, source: BinaryIO, work: JsonlImport) -> None:
+    reporter = _ImportReporter(out, work)
     try:
-        work.run(client, source, on_refusal=told.refused)
+        work.run(client, source, on_refused=reporter.refused)
     except KeyboardInterrupt:
-        work.flush(told.refused)
-        told.stopped()
+        work.collect_finished(reporter.refused)
+        reporter.stopped()
         raise
     except CodeqError:
-        told.stopped()
+        reporter.stopped()
         raise
-    told.ended()
+    reporter.finished()
     if work.refused:
-        raise typer.Exit(Code.REFUSED)
+        raise typer.Exit(ExitCode.REFUSED)
 
 
-class _Told:
-    """What the user hears of an import."""
+class _ImportReporter:
+    """Prints refused lines and the totals of an import."""
 
-    def __init__(self, out: Output, work: Import) -> None:
+    def __init__(self, out: Output, work: JsonlImport) -> None:
         self._out = out
         self._work = work
-        self._shown = 0
+        self._refused = 0
 
-    def refused(self, refusal: Refusal) -> None:
-        self._shown += 1
+    def refused(self, line: RefusedLine) -> None:
+        self._refused += 1
         if self._out.is_json:
-            print(refusal.as_json(), file=sys.stderr)
-        elif self._shown <= SHOWN_MAX:
-            print(f"codeq: line {refusal.line}: {refusal.error}", file=sys.stderr)
-        elif self._shown == SHOWN_MAX + 1:
+            print(line.as_json(), file=sys.stderr)
+        elif self._refused <= REFUSED_SHOWN_MAX:
+            print(f"codeq: line {line.line}: {line.error}", file=sys.stderr)
+        elif self._refused == REFUSED_SHOWN_MAX + 1:
             print("codeq: ... and more; --json shows all", file=sys.stderr)
 
-    def ended(self) -> None:
+    def finished(self) -> None:
         enqueued, refused = self._work.enqueued, self._work.refused
-        if self._out.is_json:
-            self._out.document({"enqueued": enqueued, "refused": refused})
-        else:
-            self._out.say(f"enqueued {count(enqueued, 'task')}, refused {count(refused, 'line')}")
+        self._out.answer(
+            {"enqueued": enqueued, "refused": refused},
+            f"enqueued {count(enqueued, 'task')}, refused {count(refused, 'line')}",
+        )
 
     def stopped(self) -> None:
-        self.ended()
+        self.finished()
         if self._work.key_field is None and not self._out.is_json:
-            print("codeq: of the rest, some may be enqueued; with --key-field it could be repeated", file=sys.stderr)
+            print("codeq: some of the other lines may be enqueued too; with --key-field the import can be repeated",
+                  file=sys.stderr)  # fmt: skip
 
 
 _EXAMPLES = """

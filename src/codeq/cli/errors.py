@@ -1,4 +1,4 @@
-"""How the command line ends: one line for what the user can mend, and the exit code that goes with it."""
+"""How does a command end? Prints one line per error and chooses the exit code."""
 
 import json
 import os
@@ -13,11 +13,11 @@ from typer.core import TyperGroup
 import codeq
 from codeq.domain.errors import CodeqError
 
-_Misused: Any = typer.BadParameter.__base__
-"""What Typer raises for a command line that cannot be read; it lives elsewhere in every version of Typer."""
+_TyperUsageError: Any = typer.BadParameter.__base__
+"""What Typer raises for a wrong command line; its module differs between versions of Typer."""
 
 
-class Code(IntEnum):
+class ExitCode(IntEnum):
     OK = 0
     REFUSED = 1
     USAGE = 2
@@ -28,52 +28,52 @@ class Code(IntEnum):
     INTERRUPTED = 130
 
 
-MEANINGS = {
-    Code.OK: "done",
-    Code.REFUSED: "refused, or failed",
-    Code.USAGE: "the command line cannot be understood",
-    Code.NOT_FOUND: "there is no such task, profile or file",
-    Code.UNREACHABLE: "the server cannot be reached, or is not ready",
-    Code.NOT_ALLOWED: "the token is missing, not accepted, or does not allow this",
-    Code.TIMEOUT: "the time was over first",
-    Code.INTERRUPTED: "interrupted (Ctrl-C)",
+EXIT_CODES = {
+    ExitCode.OK: "success",
+    ExitCode.REFUSED: "refused, or failed",
+    ExitCode.USAGE: "wrong usage",
+    ExitCode.NOT_FOUND: "no such task, profile or file",
+    ExitCode.UNREACHABLE: "the server cannot be reached, or is not ready",
+    ExitCode.NOT_ALLOWED: "the token is missing, not accepted, or does not allow this",
+    ExitCode.TIMEOUT: "timeout",
+    ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
 }
 
-_CODES = {
-    "usage": Code.USAGE,
-    "not-found": Code.NOT_FOUND,
-    "unreachable": Code.UNREACHABLE,
-    "unavailable": Code.UNREACHABLE,
-    "unauthenticated": Code.NOT_ALLOWED,
-    "forbidden": Code.NOT_ALLOWED,
-    "timeout": Code.TIMEOUT,
+_BY_ERROR_CODE = {
+    "usage": ExitCode.USAGE,
+    "not-found": ExitCode.NOT_FOUND,
+    "unreachable": ExitCode.UNREACHABLE,
+    "unavailable": ExitCode.UNREACHABLE,
+    "unauthenticated": ExitCode.NOT_ALLOWED,
+    "forbidden": ExitCode.NOT_ALLOWED,
+    "timeout": ExitCode.TIMEOUT,
 }
-"""By the code of the error; every other error is REFUSED. A lost lease is: the token is fine, the task is not ours."""
+"""Every other error is REFUSED, also a lost lease: there the token is fine and the task belongs to another worker."""
 
 _ADVICE = {
-    "unreachable": "start a server with `codeq serve --dev`, or say where it is: --url, CODEQ_URL or a profile",
-    "unauthenticated": "say who you are: --token-file, CODEQ_TOKEN or a profile (codeq profile add --help)",
+    "unreachable": "start a server with `codeq serve --dev`, or name one: --url, CODEQ_URL or a profile",
+    "unauthenticated": "give a token: --token-file, CODEQ_TOKEN or a profile (codeq profile add --help)",
 }
 
 
-class Missing(CodeqError):
-    """Something on this machine that is not there."""
+class LocalNotFound(CodeqError):
+    """Something on this machine does not exist: a profile, a directory, a package."""
 
     code = "not-found"
 
 
-class Misuse(CodeqError):
-    """What the user asked for makes no sense, which is seen before anything is done."""
+class UsageError(CodeqError):
+    """The options contradict each other or cannot be read. Raised before anything is changed."""
 
     code = "usage"
 
 
-def code_of(fault: CodeqError) -> Code:
-    return _CODES.get(fault.code, Code.REFUSED)
+def exit_code_of(fault: CodeqError) -> ExitCode:
+    return _BY_ERROR_CODE.get(fault.code, ExitCode.REFUSED)
 
 
-def complain(message: str, *, code: str = "", exit_code: int = Code.REFUSED, as_json: bool = False) -> None:
-    """One line on standard error; with `--json`, one JSON document in the shape of the server's refusals."""
+def print_error(message: str, *, code: str = "", exit_code: int = ExitCode.REFUSED, as_json: bool = False) -> None:
+    """Prints one line to standard error; as JSON, an object in the shape of the server's errors."""
     if as_json:
         print(json.dumps({"error": message, "code": code, "exitCode": int(exit_code)}), file=sys.stderr)
         return
@@ -82,24 +82,24 @@ def complain(message: str, *, code: str = "", exit_code: int = Code.REFUSED, as_
         print(f"  {_ADVICE[code]}", file=sys.stderr)
 
 
-class Commands(TyperGroup):
-    """The whole command line. What goes wrong in any command is said and given its exit code here, and only here."""
+class RootGroup(TyperGroup):
+    """The root command. Errors of all commands are printed and turned into exit codes here, and only here."""
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any
     ) -> Any:
-        given = list(sys.argv[1:] if args is None else args)
-        if given == ["--version"]:  # known without building a hundred options first
-            _say_version()
-            sys.exit(Code.OK)
-        self.is_json = "--json" in given
+        arguments = list(sys.argv[1:] if args is None else args)
+        if arguments == ["--version"]:  # answered before a hundred options are built
+            _print_version()
+            sys.exit(ExitCode.OK)
+        self.is_json = "--json" in arguments
         if not self.is_json or not standalone_mode:
-            return super().main(given, standalone_mode=standalone_mode, **extra)
+            return super().main(arguments, standalone_mode=standalone_mode, **extra)
         try:
-            sys.exit(super().main(given, standalone_mode=False, **extra))
-        except _Misused as fault:
-            complain(fault.format_message(), code="usage", exit_code=Code.USAGE, as_json=True)
-            sys.exit(Code.USAGE)
+            sys.exit(super().main(arguments, standalone_mode=False, **extra))
+        except _TyperUsageError as fault:
+            print_error(fault.format_message(), code="usage", exit_code=ExitCode.USAGE, as_json=True)
+            sys.exit(ExitCode.USAGE)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -108,26 +108,26 @@ class Commands(TyperGroup):
             finally:
                 sys.stdout.flush()
         except CodeqError as fault:
-            code = code_of(fault)
-            complain(str(fault), code=fault.code, exit_code=code, as_json=self.is_json)
+            code = exit_code_of(fault)
+            print_error(str(fault), code=fault.code, exit_code=code, as_json=self.is_json)
             raise typer.Exit(code) from None
         except BrokenPipeError:
-            _forget_output()
-            raise typer.Exit(Code.OK) from None
+            _discard_output()
+            raise typer.Exit(ExitCode.OK) from None
         except OSError as fault:
-            said = f"{fault.filename}: {fault.strerror}" if fault.filename else str(fault)
-            code = Code.NOT_FOUND if isinstance(fault, FileNotFoundError) else Code.REFUSED
-            complain(said, code="os", exit_code=code, as_json=self.is_json)
+            message = f"{fault.filename}: {fault.strerror}" if fault.filename else str(fault)
+            code = ExitCode.NOT_FOUND if isinstance(fault, FileNotFoundError) else ExitCode.REFUSED
+            print_error(message, code="os", exit_code=code, as_json=self.is_json)
             raise typer.Exit(code) from None
 
 
-def _say_version() -> None:
+def _print_version() -> None:
     try:
         print(f"codeq {codeq.__version__}", flush=True)
     except BrokenPipeError:
-        _forget_output()
+        _discard_output()
 
 
-def _forget_output() -> None:
-    """Whoever read our output has seen enough. What is still buffered must not complain at the very end."""
+def _discard_output() -> None:
+    """Redirects standard output to nowhere: its reader is gone, and the flush at exit must not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""A task per line of JSON: read, sent in batches, each answer told by its line."""
+"""Enqueues one task per line of JSON, in batches, and reports refused lines by their number."""
 
 import json
 import os
@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from codeq.domain.errors import CodeqError, InvalidRequest
 
 if TYPE_CHECKING:
-    from codeq import Client
+    from codeq import Client, NewTask
     from codeq.sdk.batcher import Ticket
 
 BATCH_TASKS = 500
 WAITING_MAX = 5000
-"""Lines whose answer is still to come. The batcher bounds what it holds; this bounds what we remember of it."""
+"""Lines without an answer. The batcher bounds its own memory; this bounds ours."""
 FATAL = frozenset({"unreachable", "unavailable", "unauthenticated", "forbidden", "failed", "closed", "full"})
-"""Refusals that will meet every further line too."""
+"""Error codes that every further line would get too."""
 
 
-class Refusal(NamedTuple):
+class RefusedLine(NamedTuple):
     line: int
     error: str
     code: str
@@ -31,8 +31,11 @@ class Refusal(NamedTuple):
         return json.dumps({"line": self.line, "error": self.error, "code": self.code})
 
 
-class Import:
-    """Tasks of one command, with the same options but for their payload and key."""
+OnRefused = Callable[[RefusedLine], None]
+
+
+class JsonlImport:
+    """Tasks of one command that differ in payload and idempotency key only."""
 
     def __init__(self, command: str, options: dict[str, Any], key_field: str | None) -> None:
         self.command = command
@@ -42,8 +45,9 @@ class Import:
         self.refused = 0
         self._waiting: deque[tuple[int, Ticket]] = deque()
 
-    def run(self, client: "Client", source: BinaryIO, *, on_refusal: Callable[[Refusal], None]) -> None:
-        """Raises what makes going on useless. Then all that is counted as enqueued is, and what follows is unknown."""
+    def run(self, client: "Client", source: BinaryIO, *, on_refused: OnRefused) -> None:
+        """Raises an error that would meet every further line. The lines counted until then are enqueued; of the
+        following ones it is unknown."""
         batcher = client.batcher(size=BATCH_TASKS)
         with _progress(source) as advance:
             for number, line in enumerate(source, 1):
@@ -51,26 +55,26 @@ class Import:
                 if not line.strip():
                     continue
                 try:
-                    ticket = batcher.put(self._order(line))
+                    ticket = batcher.put(self._new_task(line))
                 except InvalidRequest as fault:
-                    self._refuse(Refusal(number, str(fault), fault.code), on_refusal)
+                    self._refuse(RefusedLine(number, str(fault), fault.code), on_refused)
                     continue
                 self._waiting.append((number, ticket))
-                self.flush(on_refusal)
+                self.collect_finished(on_refused)
                 if len(self._waiting) > WAITING_MAX:
-                    self._hear(on_refusal)
+                    self._collect_one(on_refused)
             batcher.flush()
             while self._waiting:
-                self._hear(on_refusal)
-        # Not in a `finally`: closing sends what still waits, which is not wanted once something broke.
+                self._collect_one(on_refused)
+        # Not in a `finally`: closing would send what still waits, which is not wanted after an error.
         batcher.close()
 
-    def flush(self, on_refusal: Callable[[Refusal], None]) -> None:
-        """Count what has been answered by now, without waiting for more."""
+    def collect_finished(self, on_refused: OnRefused) -> None:
+        """Counts the lines that have been answered, without waiting for others."""
         while self._waiting and self._waiting[0][1].is_done:
-            self._hear(on_refusal)
+            self._collect_one(on_refused)
 
-    def _order(self, line: bytes) -> Any:
+    def _new_task(self, line: bytes) -> "NewTask":
         import msgspec
 
         from codeq.domain.requests import NewTask
@@ -79,9 +83,8 @@ class Import:
             payload = msgspec.json.decode(line)
         except (msgspec.DecodeError, RecursionError) as fault:
             raise InvalidRequest(f"not JSON: {fault}") from None
-        return NewTask(
-            command=self.command, payload=line.strip(), idempotency_key=self._key(payload), **self.options
-        )  # fmt: skip
+        key = self._key(payload)
+        return NewTask(command=self.command, payload=line.strip(), idempotency_key=key, **self.options)
 
     def _key(self, payload: Any) -> str | None:
         if self.key_field is None:
@@ -91,7 +94,8 @@ class Import:
             raise InvalidRequest(f"the field {self.key_field!r} must be a text or a whole number, to be the key")
         return str(found)
 
-    def _hear(self, on_refusal: Callable[[Refusal], None]) -> None:
+    def _collect_one(self, on_refused: OnRefused) -> None:
+        """Waits for the answer to the oldest line."""
         number, ticket = self._waiting.popleft()
         try:
             ticket.result()
@@ -99,16 +103,16 @@ class Import:
         except CodeqError as fault:
             if fault.code in FATAL:
                 raise
-            self._refuse(Refusal(number, str(fault), fault.code), on_refusal)
+            self._refuse(RefusedLine(number, str(fault), fault.code), on_refused)
 
-    def _refuse(self, refusal: Refusal, on_refusal: Callable[[Refusal], None]) -> None:
+    def _refuse(self, line: RefusedLine, on_refused: OnRefused) -> None:
         self.refused += 1
-        on_refusal(refusal)
+        on_refused(line)
 
 
 @contextmanager
 def _progress(source: BinaryIO) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error while a person watches."""
+    """Shows a progress bar on standard error if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

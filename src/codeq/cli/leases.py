@@ -1,22 +1,22 @@
-"""`codeq claim`, `result`, `nack`, `abandon`, `heartbeat`: what a shell script needs to work on tasks."""
+"""`codeq claim`, `result`, `nack`, `abandon`, `heartbeat`: the verbs of a worker, for shell scripts."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from codeq.cli.connect import remote
-from codeq.cli.output import Output, cut, span, stamp, when
+from codeq.cli.output import Output, format_duration, format_time, rfc3339, truncate
 from codeq.cli.parameters import duration, json_argument
 
 if TYPE_CHECKING:
     from codeq import Client, Job, ReleaseResult
 
 RETRY_S = 15.0
-"""A result is worth some patience: the work behind it has been done."""
+"""Longer than elsewhere, because a result that is not stored loses finished work."""
 
-TaskId = Annotated[str, typer.Argument(metavar="ID", help="The task's id, as printed by `codeq claim`.")]
-LeaseToken = Annotated[int, typer.Option("--token", min=1, metavar="N", help="The lease's token, printed with it.")]
-LEASE_COLUMNS = ("id", ">token", "command", ">try", "lease until", "payload")
+TaskId = Annotated[str, typer.Argument(metavar="ID", help="Task id, printed by `codeq claim`.")]
+LeaseToken = Annotated[int, typer.Option("--token", min=1, metavar="N", help="Lease token, printed with it.")]
+LEASE_COLUMNS = ("id", ">token", "command", ">attempt", "lease until", "payload")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -33,28 +33,27 @@ def claim(
     client: "Client",
     out: Output,
     commands: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND", help="Which commands; all of them if not said.")
+        list[str] | None, typer.Argument(metavar="COMMAND", help="Commands to claim; default: all.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many tasks at most.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of tasks.")] = 1,
     lease: Annotated[
-        float | None, typer.Option(parser=duration, metavar="DURATION", help="How long to hold them; else the queue's.")
+        float | None,
+        typer.Option(parser=duration, metavar="DURATION", help="Duration of the lease; default: the queue's."),
     ] = None,
-    wait: Annotated[
-        float, typer.Option(parser=duration, metavar="DURATION", help="How long to wait for the first.")
-    ] = 0,
+    wait: Annotated[float, typer.Option(parser=duration, metavar="DURATION", help="How long to wait for a task.")] = 0,
 ) -> None:
-    """Lease tasks to work on. Into a pipe: one line per task, with id, token, command and payload between tabs.
+    """Claim tasks under a lease. Into a pipe: one line per task, with id, token, command and payload between tabs.
 
-    Prints nothing, and is no failure, when there is no task.
+    If there is no task, prints nothing and exits with 0.
     """
     jobs = client.claim(*(commands or ()), limit=limit, lease=lease, wait=wait)
     if out.is_json:
         out.document({"tasks": [_fields(job) for job in jobs]})
     elif not jobs:
-        out.note("there is nothing to claim")
+        out.note("there is no task to claim")
     elif out.is_terminal:
         out.rows(LEASE_COLUMNS, [_row(job) for job in jobs], fold="payload")
-        out.note("\nwhen it is done: codeq result ID --token TOKEN [JSON]; when it failed: codeq nack ID --token TOKEN")
+        out.note("\nto complete it: codeq result ID --token TOKEN [JSON]; to retry later: codeq nack ID --token TOKEN")
     else:
         for job in jobs:
             print(job.id, job.holder.token, job.command, _one_line(job), sep="\t")
@@ -65,22 +64,17 @@ def result(
     out: Output,
     task_id: TaskId,
     token: LeaseToken,
-    result: Annotated[str | None, typer.Argument(metavar="JSON", help="What came of it; - for standard input.")] = (
-        None
-    ),
-    error: Annotated[str | None, typer.Option(help="It failed for good: no retry, this is why.")] = None,
+    result: Annotated[str | None, typer.Argument(metavar="JSON", help="Result; - reads standard input.")] = (None),
+    error: Annotated[str | None, typer.Option(help="Fail the task with this error, without a retry.")] = None,
 ) -> None:
-    """End a task: with success, or for good with --error."""
-    job, value = _held(task_id, token), json_argument(result, None, "result")
+    """Complete a task with its result, or fail it with --error."""
+    job, value = _claimed_job(task_id, token), json_argument(result, None, "result")
     if error is None:
         client.complete(job, value)
     else:
         client.fail(job, error, value)
     status = "COMPLETED" if error is None else "FAILED"
-    if out.is_json:
-        out.document({"taskId": task_id, "status": status})
-    else:
-        out.say(f"{task_id} is {status}")
+    out.answer({"taskId": task_id, "status": status}, f"{task_id} is {status}")
 
 
 def nack(
@@ -88,20 +82,20 @@ def nack(
     out: Output,
     task_id: TaskId,
     token: LeaseToken,
-    reason: Annotated[str, typer.Option(help="What went wrong.")] = "",
+    reason: Annotated[str, typer.Option(help="Why it failed; stored with the task.")] = "",
     delay: Annotated[
         float | None,
-        typer.Option(parser=duration, metavar="DURATION", help="When to try again; else by the queue's backoff."),
+        typer.Option(parser=duration, metavar="DURATION", help="Delay before the retry; default: the backoff."),
     ] = None,
-    dead: Annotated[bool, typer.Option("--dead", help="Do not try again: it is beyond hope.")] = False,
+    dead: Annotated[bool, typer.Option("--dead", help="Move it to the dead-letter queue without a retry.")] = False,
 ) -> None:
-    """Report a failed try: the task is tried again later, or is dead if this was its last try."""
-    _say_back(out, task_id, client.nack(_held(task_id, token), reason, delay=delay, dead=dead))
+    """Report a failed attempt: the task is retried later, or dead-lettered after its last attempt."""
+    _print_release(out, task_id, client.nack(_claimed_job(task_id, token), reason, delay=delay, dead=dead))
 
 
 def abandon(client: "Client", out: Output, task_id: TaskId, token: LeaseToken) -> None:
-    """Hand a task back unharmed, for another worker to take at once."""
-    _say_back(out, task_id, client.abandon(_held(task_id, token)))
+    """Give a task back to its queue at once, without counting a failed attempt."""
+    _print_release(out, task_id, client.abandon(_claimed_job(task_id, token)))
 
 
 def heartbeat(
@@ -110,36 +104,33 @@ def heartbeat(
     task_id: TaskId,
     token: LeaseToken,
     extend: Annotated[
-        float | None, typer.Option(parser=duration, metavar="DURATION", help="From now; else the queue's lease.")
+        float | None,
+        typer.Option(parser=duration, metavar="DURATION", help="Duration of the new lease; default: the queue's."),
     ] = None,
-    progress: Annotated[str | None, typer.Option(metavar="TEXT", help="How far it is, shown with the task.")] = None,
+    progress: Annotated[str | None, typer.Option(metavar="TEXT", help="Progress, shown with the task.")] = None,
 ) -> None:
-    """Keep a task a while longer. Fails when it is no longer yours, or was cancelled."""
-    until = client.heartbeat(_held(task_id, token), extend, progress=progress)
+    """Extend a lease. Fails if the lease was lost, or the task was cancelled."""
+    until = client.heartbeat(_claimed_job(task_id, token), extend, progress=progress)
     until_ms = round(until.timestamp() * 1000)
-    if out.is_json:
-        out.document({"taskId": task_id, "leaseUntil": stamp(until_ms)})
-    else:
-        out.say(f"{task_id} is held until {when(until_ms)}")
+    out.answer(
+        {"taskId": task_id, "leaseUntil": rfc3339(until_ms)}, f"{task_id} is leased until {format_time(until_ms)}"
+    )
 
 
-def _held(task_id: str, token: int) -> "Job":
-    """The job that was claimed, made again from what `codeq claim` printed. Who holds it is said by our token."""
+def _claimed_job(task_id: str, token: int) -> "Job":
+    """The job from what `codeq claim` printed. The bearer token tells the server which worker it is."""
     from codeq.domain.task import Holder
     from codeq.sdk.jobs import Job
 
     return Job(task_id, "", b"null", Holder("", token))
 
 
-def _say_back(out: Output, task_id: str, back: "ReleaseResult") -> None:
-    if out.is_json:
-        status = "dlq" if back.is_dead else "requeued"
-        out.document({"taskId": task_id, "status": status, "delaySeconds": back.delay_seconds})
-    elif back.is_dead:
-        out.say(f"{task_id} is dead: it is not tried again (codeq dlq list)")
-    else:
-        wait = f"in {span(back.delay_seconds)}" if back.delay_seconds else "at once"
-        out.say(f"{task_id} is back in its queue, to be tried again {wait}")
+def _print_release(out: Output, task_id: str, released: "ReleaseResult") -> None:
+    status, text = "dlq", f"{task_id} is in the dead-letter queue (codeq dlq list)"
+    if not released.is_dead:
+        when = f"in {format_duration(released.delay_seconds)}" if released.delay_seconds else "at once"
+        status, text = "requeued", f"{task_id} is back in its queue, for a retry {when}"
+    out.answer({"taskId": task_id, "status": status, "delaySeconds": released.delay_seconds}, text)
 
 
 def _fields(job: "Job") -> dict[str, object]:
@@ -148,7 +139,7 @@ def _fields(job: "Job") -> dict[str, object]:
         "command": job.command,
         "payload": job.payload,
         "leaseToken": job.holder.token,
-        "leaseUntil": stamp(job.lease_until_ms),
+        "leaseUntil": rfc3339(job.lease_until_ms),
         "workerId": job.holder.worker,
         "priority": job.priority,
         "attempts": job.attempts,
@@ -158,8 +149,15 @@ def _fields(job: "Job") -> dict[str, object]:
 
 
 def _row(job: "Job") -> tuple[object, ...]:
-    tries = f"{job.attempt}/{job.max_attempts}"
-    return (job.id, job.holder.token, job.command, tries, when(job.lease_until_ms), cut(_one_line(job), 200))
+    attempt = f"{job.attempt}/{job.max_attempts}"
+    return (
+        job.id,
+        job.holder.token,
+        job.command,
+        attempt,
+        format_time(job.lease_until_ms),
+        truncate(_one_line(job), 200),
+    )
 
 
 def _one_line(job: "Job") -> str:

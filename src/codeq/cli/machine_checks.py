@@ -1,4 +1,4 @@
-"""What `codeq doctor` looks at on this machine: Python, the engine, the disk, the clock, limits, Java."""
+"""The checks of `codeq doctor` on this machine: Python, RocksDB, the disk, the clock, limits, Java."""
 
 import importlib
 import importlib.metadata
@@ -15,20 +15,20 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from codeq.cli.output import span
+from codeq.cli.output import format_duration
 from codeq.domain.limits import DISK_RESERVE_BYTES
 
 FSYNCS = 50
 FSYNC_S_LEAST, FSYNC_S_SLOW = 0.000_02, 0.05
-"""Below the first, no disk has written anything; above the second, every call of every user waits that long."""
+"""Faster than the first, no disk has written anything; slower than the second, every call waits too long."""
 DISK_BYTES_FEW = 1 << 30
 FILES_LEAST, FILES_FEW = 512, 4096
-"""RocksDB and every connection need one. The server takes up to 20 000 connections, where the limit allows it."""
+"""RocksDB and every connection need one each; the server accepts up to 20 000 connections."""
 CLOCK_S = 0.2
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
-class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CheckResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     state: str
     """ok, warning or problem."""
@@ -36,20 +36,20 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     advice: str | None = None
 
 
-def found(name: str, detail: str) -> Finding:
-    return Finding(name=name, state="ok", detail=detail)
+def ok(name: str, detail: str) -> CheckResult:
+    return CheckResult(name=name, state="ok", detail=detail)
 
 
-def warning(name: str, detail: str, advice: str) -> Finding:
-    return Finding(name=name, state="warning", detail=detail, advice=advice)
+def warning(name: str, detail: str, advice: str) -> CheckResult:
+    return CheckResult(name=name, state="warning", detail=detail, advice=advice)
 
 
-def problem(name: str, detail: str, advice: str) -> Finding:
-    return Finding(name=name, state="problem", detail=detail, advice=advice)
+def problem(name: str, detail: str, advice: str) -> CheckResult:
+    return CheckResult(name=name, state="problem", detail=detail, advice=advice)
 
 
-def machine(data: Path) -> Iterator[Finding]:
-    """Everything that can be looked at without a server."""
+def machine(data: Path) -> Iterator[CheckResult]:
+    """All checks that need no server."""
     yield python()
     yield engine()
     folder = existing(data)
@@ -60,38 +60,38 @@ def machine(data: Path) -> Iterator[Finding]:
     yield java()
 
 
-def python() -> Finding:
-    """An older one than codeQ needs does not come as far as this, so this is for the eye."""
-    return found("python", f"{platform.python_version()} at {sys.executable}")
+def python() -> CheckResult:
+    """For information: codeQ does not start on an older version than it needs."""
+    return ok("python", f"{platform.python_version()} at {sys.executable}")
 
 
-def engine() -> Finding:
+def engine() -> CheckResult:
     try:
         importlib.import_module("rocksdict")
-        return found("rocksdb", f"rocksdict {importlib.metadata.version('rocksdict')}")
+        return ok("rocksdb", f"rocksdict {importlib.metadata.version('rocksdict')}")
     except (ImportError, OSError) as fault:
         return problem("rocksdb", f"rocksdict cannot be loaded: {fault}", "install codeq again for this Python")
 
 
 def existing(data: Path) -> Path:
-    """The directory itself, or the nearest one above it that is there: where it would be made."""
+    """The directory itself, or its nearest parent that exists: where it would be created."""
     folder = data.absolute()
     while not folder.is_dir():
         folder = folder.parent
     return folder
 
 
-def disk_space(folder: Path) -> Finding:
+def disk_space(folder: Path) -> CheckResult:
     free = shutil.disk_usage(folder).free
-    said = f"{free / (1 << 30):.1f} GiB free at {folder}"
+    detail = f"{free / (1 << 30):.1f} GiB free at {folder}"
     if free < DISK_RESERVE_BYTES:
-        return problem("disk space", said, "new tasks are refused until there is room; free some, or move the data")
+        return problem("disk space", detail, "new tasks are refused; free disk space, or move the data")
     if free < DISK_BYTES_FEW:
-        return warning("disk space", said, f"below {DISK_RESERVE_BYTES >> 20} MiB new tasks are refused")
-    return found("disk space", said)
+        return warning("disk space", detail, f"below {DISK_RESERVE_BYTES >> 20} MiB new tasks are refused")
+    return ok("disk space", detail)
 
 
-def disk_sync(folder: Path) -> Finding:
+def disk_sync(folder: Path) -> CheckResult:
     kind = _filesystem(folder)
     try:
         took_s = statistics.median(_sync_times(folder))
@@ -99,48 +99,48 @@ def disk_sync(folder: Path) -> Finding:
         return problem(
             "fsync", f"{folder}: {fault.strerror}", "the data directory must be on a disk that can be written"
         )
-    said = f"{took_s * 1000:.2f} ms (median of {FSYNCS}) at {folder}{f' ({kind})' if kind else ''}"
+    detail = f"{took_s * 1000:.2f} ms (median of {FSYNCS}) at {folder}{f' ({kind})' if kind else ''}"
     if kind in IN_MEMORY:
-        return warning("fsync", said, "this is memory, not a disk: nothing in it survives a restart of the machine")
+        return warning("fsync", detail, "this is memory, not a disk: its contents are lost at a restart of the machine")
     if took_s < FSYNC_S_LEAST:
-        return warning("fsync", said, "too fast to be true: something acknowledges writes that are not on disk")
+        return warning("fsync", detail, "too fast: something acknowledges writes before they are on disk")
     if took_s > FSYNC_S_SLOW:
-        return warning("fsync", said, "every acknowledged call waits this long; use a faster disk")
-    return found("fsync", said)
+        return warning("fsync", detail, "every acknowledged call waits this long; use a faster disk")
+    return ok("fsync", detail)
 
 
-def clock() -> Finding:
-    """Leases and delays go by the wall clock, so it must run as evenly as the monotonic one."""
+def clock() -> CheckResult:
+    """Leases and delays use the wall clock, so it must run as evenly as the monotonic one."""
     wall_s, steady_s = time.time(), time.monotonic()
     time.sleep(CLOCK_S)
     drift_s = (time.time() - wall_s) - (time.monotonic() - steady_s)
     if abs(drift_s) > CLOCK_S / 10:
-        said = f"jumped by {span(abs(drift_s))} while it was watched"
-        return warning("clock", said, "let the time service slew the clock instead of setting it")
-    return found("clock", "runs evenly")
+        detail = f"jumped by {format_duration(abs(drift_s))} while it was measured"
+        return warning("clock", detail, "let the time service slew the clock instead of setting it")
+    return ok("clock", "runs evenly")
 
 
-def open_files() -> Finding:
+def open_files() -> CheckResult:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return found("open files", "no limit")
+        return ok("open files", "no limit")
     advice = "raise it: ulimit -n 65536, or LimitNOFILE=65536 for a service"
     if soft < FILES_LEAST:
         return problem("open files", f"at most {soft}", advice)
     if soft < FILES_FEW:
         return warning("open files", f"at most {soft}; each connection takes one", advice)
-    return found("open files", f"at most {soft}" + (f" (could be {hard})" if hard > soft else ""))
+    return ok("open files", f"at most {soft}" + (f" (could be {hard})" if hard > soft else ""))
 
 
-def java() -> Finding:
-    """For the Spark pipeline alone."""
+def java() -> CheckResult:
+    """Needed by the data pipeline only."""
     from codeq.pipeline.java import NoJava, describe, find_java
 
     try:
         find_java()
     except NoJava as fault:
-        return warning("java", "none that Spark could run on", str(fault))
-    return found("java", describe())
+        return warning("java", "no version that Spark supports", str(fault))
+    return ok("java", describe())
 
 
 def _sync_times(folder: Path) -> list[float]:
@@ -149,14 +149,14 @@ def _sync_times(folder: Path) -> list[float]:
         for _ in range(FSYNCS):
             file.write(os.urandom(4096))
             file.flush()
-            began_s = time.perf_counter()
+            started_s = time.perf_counter()
             os.fsync(file.fileno())
-            took_s.append(time.perf_counter() - began_s)
+            took_s.append(time.perf_counter() - started_s)
     return took_s
 
 
 def _filesystem(folder: Path) -> str:
-    """Its kind, such as ext4; empty where the system does not tell."""
+    """The type of the file system, such as ext4; empty if unknown."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:

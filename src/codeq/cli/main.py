@@ -1,4 +1,4 @@
-"""The `codeq` command: run a server, speak to one, look after it. Each group of commands has a file of its own."""
+"""The `codeq` command: registers the commands of all files, in panels of the help page."""
 
 from typing import Annotated
 
@@ -16,19 +16,19 @@ from codeq.cli import (
     pipeline,
     profiles,
     queues,
+    reference,
     serve,
     tasks,
     top,
     worker,
 )
-from codeq.cli.errors import MEANINGS, Commands
-from codeq.cli.pages import reference_app
+from codeq.cli.errors import EXIT_CODES, RootGroup
 
 app = typer.Typer(
-    cls=Commands,
+    cls=RootGroup,
     no_args_is_help=True,
     help="codeQ, a durable task queue.",
-    epilog="Exit codes: " + "; ".join(f"{int(code)} {meaning}" for code, meaning in MEANINGS.items()) + ".",
+    epilog="Exit codes: " + "; ".join(f"{int(code)} {meaning}" for code, meaning in EXIT_CODES.items()) + ".",
 )
 
 enqueue.add_to(app)
@@ -46,7 +46,7 @@ bench.add_to(app)
 demo.add_to(app)
 app.add_typer(worker.app, name="worker")
 app.add_typer(pipeline.app, name="pipeline")
-app.add_typer(reference_app, name="reference", hidden=True)
+reference.add_to(app)
 
 _PANELS = {
     "Tasks": ("enqueue", "claim", "result", "nack", "abandon", "heartbeat", "task", "worker"),
@@ -65,18 +65,10 @@ for _panel, _names in _PANELS.items():
 
 
 @app.callback(invoke_without_command=True)
-def main(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
-    # `codeq --version` alone has been answered before this; here it came together with something else.
+def main(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    # `codeq --version` alone is answered by RootGroup; this is for `--version` with other arguments.
     if version:
         import codeq
 
         print(f"codeq {codeq.__version__}")
         raise typer.Exit
-
-
-@app.command("docs-cli", hidden=True)
-def docs_cli() -> None:
-    """Print the reference of all commands, as Markdown."""
-    from codeq.cli import reference
-
-    print(reference.page(app), end="")

@@ -1,4 +1,4 @@
-"""How the command line answers: JSON for programs, tables and sentences for people."""
+"""Prints the answers of commands: JSON for programs, tables and sentences for people."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDE = 1000
-"""Columns of an output that is no terminal: nothing is cut there, whoever reads it can."""
+"""Columns where the output is no terminal: wide enough that nothing is truncated."""
 
 STYLES = {
     "PENDING": "cyan",
@@ -27,30 +27,36 @@ STYLES = {
 
 
 class Output:
-    """Where one command answers."""
+    """Prints the answer of one command."""
 
     def __init__(self, *, is_json: bool) -> None:
         self.is_json = is_json
         self.is_terminal = sys.stdout.isatty()
 
     def document(self, value: Any) -> None:
-        """The whole answer as one JSON document: on one line for programs, indented for eyes."""
+        """Prints the whole answer as one JSON document, indented in a terminal."""
         text = msgspec.json.encode(value)
         print((msgspec.json.format(text, indent=2) if self.is_terminal else text).decode())
 
+    def answer(self, value: Any, text: str) -> None:
+        """Prints the value with `--json`, and the text without."""
+        self.document(value) if self.is_json else self.say(text)
+
     def line(self, value: Any) -> None:
-        """One of many JSON documents, each on a line of its own, seen at once by who reads."""
+        """Prints one of many JSON documents on a line of its own, without buffering."""
         print(msgspec.json.encode(value).decode(), flush=True)
 
     def say(self, text: str = "") -> None:
-        print(clean(text))
+        """Prints a line of text."""
+        print(printable(text))
 
     def note(self, text: str) -> None:
-        """Something beside the answer, for a person who watches; programs do not get to see it."""
+        """Prints a hint beside the answer, in a terminal only."""
         if self.is_terminal and sys.stderr.isatty() and not self.is_json:
-            print(clean(text), file=sys.stderr)
+            print(printable(text), file=sys.stderr)
 
     def show(self, *things: "RenderableType") -> None:
+        """Prints tables and styled text."""
         screen = console()
         for thing in things:
             with screen.capture() as captured:
@@ -67,13 +73,13 @@ def console() -> "Console":
 
     class Quiet(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # said, or rather not said, where all commands end
+            raise BrokenPipeError  # RootGroup handles it without a message
 
     return Quiet(width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or WIDE), emoji=False)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, fold: str = "") -> "Table":
-    """A plain table. A column that starts with `>` holds numbers; `fold` names the one that may be cut to fit."""
+    """A plain table. `>` before a column aligns it right; `fold` names the column that may be truncated to fit."""
     from rich.table import Table
     from rich.text import Text
 
@@ -90,28 +96,28 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, fold: str = 
             min_width=None if name == fold else len(name),
         )
     for row in rows:
-        cells = [Text(clean(str(cell)), style=STYLES.get(str(cell).split(" ")[0], "")) for cell in row]
+        cells = [Text(printable(str(cell)), style=STYLES.get(str(cell).split(" ")[0], "")) for cell in row]
         made.add_row(*cells)
     return made
 
 
-def clean(text: str) -> str:
-    """Text of others, safe to print: what would steer the terminal is shown instead of obeyed."""
+def printable(text: str) -> str:
+    """The text with control characters escaped, so that a payload or an error cannot control the terminal."""
     if text.isprintable():
         return text
-    return "".join(sign if sign.isprintable() or sign == "\n" else f"\\x{ord(sign):02x}" for sign in text)
+    return "".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in text)
 
 
-def cut(text: str, chars_max: int) -> str:
-    """The beginning of the text on one line."""
+def truncate(text: str, chars_max: int) -> str:
+    """The beginning of the text, on one line."""
     flat = " ".join(text.split())
     return flat if len(flat) <= chars_max else flat[: chars_max - 1] + "…"
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration in its two largest units."""
     if seconds < 0:
-        return f"-{span(-seconds)}"
+        return f"-{format_duration(-seconds)}"
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
@@ -128,13 +134,13 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def when(unix_ms: int) -> str:
-    """A moment in UTC, to the millisecond, for people."""
-    return stamp(unix_ms).replace("T", " ") if unix_ms else "-"
+def format_time(unix_ms: int) -> str:
+    """A time in UTC, to the millisecond, for people."""
+    return rfc3339(unix_ms).replace("T", " ") if unix_ms else "-"
 
 
-def stamp(unix_ms: int) -> str:
-    """A moment as on the wire."""
+def rfc3339(unix_ms: int) -> str:
+    """A time as on the wire."""
     from codeq.wire import times
 
     return times.text(unix_ms)

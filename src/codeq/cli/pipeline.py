@@ -1,4 +1,4 @@
-"""`codeq pipeline`: bring a lake up to date, audit it, report on it, replay from it. Needs the extra `codeq[spark]`."""
+"""`codeq pipeline`: updates, audits, reports on and maintains a lake, and replays from it. Needs `codeq[spark]`."""
 
 import os
 import sys
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from codeq.cli.connect import KeptToken, remote
-from codeq.cli.errors import Code, Missing, Misuse
+from codeq.cli.connect import FileToken, remote
+from codeq.cli.errors import ExitCode, LocalNotFound, UsageError
 from codeq.cli.output import Output
 from codeq.cli.parameters import duration
 from codeq.wire.errors import Unreachable
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from codeq import Client
-    from codeq.pipeline.client import Connection
+    from codeq.pipeline.client import ServerOptions
     from codeq.pipeline.lake.table import Lake
 
 app = typer.Typer(no_args_is_help=True, help="The data pipeline: events on Spark, and the lake made from them.")
 
-TIDY_EVERY_S = 3600
+MAINTENANCE_EVERY_S = 3600
 _TOKEN = "CODEQ_PIPELINE_TOKEN"  # noqa: S105 - the name of a variable
 
 LakeFolder = Annotated[Path, typer.Option("--lake", help="Folder of the lake.")]
@@ -55,26 +55,26 @@ def run(
     With --every the lake is tidied once an hour too.
     """
     if once and every is not None:
-        raise Misuse("--once or --every, not both")
-    spark, connection, tables = _start(client, lake, master)
-    from codeq.pipeline.lake.maintenance import tidy as put_in_order
+        raise UsageError("--once or --every, not both")
+    spark, server, tables = _start(client, lake, master)
+    from codeq.pipeline.lake.maintenance import maintain
     from codeq.pipeline.lake.table import Lake, LakeConflict
 
     if every is None:
-        if keep is not None:  # what this run takes in is looked at by the next
-            put_in_order(spark, tables, forget_before=_before(keep), say=out.note)
-        _run(spark, tables, connection, out=out, tenant=tenant, and_audit=and_audit, and_report=and_report)
+        if keep is not None:  # before the run, because only events that every table has can be deleted
+            maintain(spark, tables, delete_before=_before(keep), log=out.note)
+        _run(spark, tables, server, out=out, tenant=tenant, and_audit=and_audit, and_report=and_report)
         return
-    tidied_s = time.monotonic()
+    maintained_s = time.monotonic()
     while True:
         started_s = time.monotonic()
         try:
             tables = Lake(lake)
-            _run(spark, tables, connection, out=out, tenant=tenant, and_audit=and_audit, and_report=and_report)
-            if started_s - tidied_s > TIDY_EVERY_S:
-                tidied_s = started_s
-                put_in_order(spark, tables, forget_before=_before(keep), say=out.note)
-        except (Unreachable, LakeConflict) as fault:  # the server is away, or another run was faster
+            _run(spark, tables, server, out=out, tenant=tenant, and_audit=and_audit, and_report=and_report)
+            if started_s - maintained_s > MAINTENANCE_EVERY_S:
+                maintained_s = started_s
+                maintain(spark, tables, delete_before=_before(keep), log=out.note)
+        except (Unreachable, LakeConflict) as fault:  # the server is unavailable, or another run was faster
             print(f"codeq: {fault}; trying again in {every:g} s", file=sys.stderr)
         time.sleep(max(0.0, every - (time.monotonic() - started_s)))
 
@@ -82,7 +82,7 @@ def run(
 def _run(
     spark: "SparkSession",
     tables: "Lake",
-    connection: "Connection",
+    server: "ServerOptions",
     *,
     out: Output,
     tenant: str | None,
@@ -91,32 +91,32 @@ def _run(
 ) -> None:
     from codeq.pipeline.lake.run import run_once
 
-    done = run_once(spark, tables, connection, say=out.note, tenant=tenant)
-    took = {layer: round(seconds, 2) for layer, seconds in done.seconds.items()}
-    told: dict[str, Any] = {"events": done.events, "batches": done.batches, "seconds": took}
+    summary = run_once(spark, tables, server, log=out.note, tenant=tenant)
+    seconds = {layer: round(taken_s, 2) for layer, taken_s in summary.seconds.items()}
+    result: dict[str, Any] = {"events": summary.events, "batches": summary.batches, "seconds": seconds}
     if not out.is_json:
-        print(f"{done.events:,} events taken in; " + ", ".join(f"{name} {s} s" for name, s in took.items()))
-    is_sound = _look_at(spark, tables, out, told, audit=and_audit, report_to=and_report)
+        print(f"{summary.events:,} events taken in; " + ", ".join(f"{name} {s} s" for name, s in seconds.items()))
+    is_clean = _audit_and_report(spark, tables, out, result, audit=and_audit, report_to=and_report)
     if out.is_json:
-        out.line(told)
-    if not is_sound:
-        raise typer.Exit(Code.REFUSED)
+        out.line(result)
+    if not is_clean:
+        raise typer.Exit(ExitCode.REFUSED)
 
 
-def _look_at(
-    spark: "SparkSession", tables: "Lake", out: Output, told: dict[str, Any], *, audit: bool, report_to: Path | None
+def _audit_and_report(
+    spark: "SparkSession", tables: "Lake", out: Output, result: dict[str, Any], *, audit: bool, report_to: Path | None
 ) -> bool:
-    """Audit and report after a run, as far as asked for. Answers whether every promise was kept."""
+    """Audits and reports after a run, if the options ask for it. Returns whether no rule was broken."""
     if not audit and report_to is None:
         return True
     from codeq.pipeline.audit import is_clean, to_text
 
-    verdicts = _audited(spark, tables, None)
+    verdicts = _run_audit(spark, tables, None)
     if report_to is not None:
         _write_report(spark, tables, verdicts, to=report_to, title="codeQ")
-        told["report"] = str(report_to)
+        result["report"] = str(report_to)
     if audit:
-        told["audit"] = {verdict.rule: verdict.word for verdict in verdicts}
+        result["audit"] = {verdict.rule: verdict.label for verdict in verdicts}
     if not out.is_json:
         print((to_text(verdicts) if audit else "") + (f"wrote {report_to}" if report_to else ""))
     return not audit or is_clean(verdicts)
@@ -135,10 +135,10 @@ def audit(
     spark, _, tables = _start(client, lake, master, must_exist=True)
     from codeq.pipeline.audit import is_clean, to_json, to_text
 
-    verdicts = _audited(spark, tables, client if live else None)
+    verdicts = _run_audit(spark, tables, client if live else None)
     print(to_json(verdicts).decode() if out.is_json else to_text(verdicts), end="")
     if not is_clean(verdicts):
-        raise typer.Exit(Code.REFUSED)
+        raise typer.Exit(ExitCode.REFUSED)
 
 
 def report(
@@ -153,7 +153,7 @@ def report(
     spark, _, tables = _start(client, lake, master, must_exist=True)
     from codeq.pipeline.report import to_json
 
-    verdicts = _audited(spark, tables, None)
+    verdicts = _run_audit(spark, tables, None)
     if out.is_json:
         print(to_json(_collected(spark, tables, verdicts, title)).decode())
         return
@@ -164,7 +164,7 @@ def report(
 def _collected(spark: "SparkSession", tables: "Lake", verdicts: list[Any], title: str) -> Any:
     from codeq.pipeline.report import collect
 
-    rows = {figures.table.name: table.read(spark) for figures, table in tables.gold}
+    rows = {definition.table.name: table.read(spark) for definition, table in tables.gold}
     return collect(rows, made_at=datetime.now(UTC), title=title, verdicts=verdicts)
 
 
@@ -177,9 +177,9 @@ def _write_report(spark: "SparkSession", tables: "Lake", verdicts: list[Any], *,
 def rebuild(client: "Client", out: Output, lake: LakeFolder = Path("./lake"), master: Master = "local[*]") -> None:
     """Make the silver and gold tables anew from bronze."""
     spark, _, tables = _start(client, lake, master, must_exist=True)
-    from codeq.pipeline.lake.run import rebuild as again
+    from codeq.pipeline.lake import run
 
-    again(spark, tables, say=out.note)
+    run.rebuild(spark, tables, log=out.note)
     out.note("made anew")
     if out.is_json:
         out.document({"batch": tables.bronze.batch})
@@ -191,34 +191,35 @@ def tidy(
     lake: LakeFolder = Path("./lake"),
     keep: Keep = None,
     keep_figures: Annotated[
-        float | None, typer.Option(parser=duration, metavar="DURATION", help="Forget figures of days older than this.")
+        float | None,
+        typer.Option(parser=duration, metavar="DURATION", help="Forget figures of days older than this."),
     ] = None,
     master: Master = "local[*]",
 ) -> None:
     """Put small files together, forget what is too old, and remove files that no table has named for a day."""
     spark, _, tables = _start(client, lake, master, must_exist=True)
-    from codeq.pipeline.lake.maintenance import tidy as put_in_order
+    from codeq.pipeline.lake.maintenance import maintain
 
-    figures = _before(keep_figures)
-    done = put_in_order(
+    gold_before = _before(keep_figures)
+    summary = maintain(
         spark,
         tables,
-        forget_before=_before(keep),
-        forget_figures_before=figures.date() if figures else None,
-        say=out.note,
+        delete_before=_before(keep),
+        delete_gold_before=gold_before.date() if gold_before else None,
+        log=out.note,
     )
     if out.is_json:
         out.document(
             {
-                "putTogether": done.put_together,
-                "forgottenRows": done.forgotten_rows,
-                "removedFiles": done.removed_files,
+                "putTogether": summary.compacted_files,
+                "forgottenRows": summary.deleted_rows,
+                "removedFiles": summary.vacuumed_files,
             }
         )
     else:
         print(
-            f"{done.put_together:,} small files put together, {done.forgotten_rows:,} rows forgotten, "
-            f"{done.removed_files:,} unused files removed"
+            f"{summary.compacted_files:,} small files put together, {summary.deleted_rows:,} rows forgotten, "
+            f"{summary.vacuumed_files:,} unused files removed"
         )
 
 
@@ -237,7 +238,7 @@ def replay(
     try:
         chosen = tables.tasks.read(spark).where("outcome = 'dead'").where(where).select("task_id").collect()
     except (AnalysisException, ParseException) as fault:
-        raise Misuse(f"--where: {str(fault).splitlines()[0]}") from None
+        raise UsageError(f"--where: {str(fault).splitlines()[0]}") from None
     ids = [row.task_id for row in chosen]
     changed = 0
     for start in range(0, len(ids), 1000):
@@ -254,44 +255,42 @@ def _before(keep_s: float | None) -> datetime | None:
 
 def _start(
     client: "Client", folder: Path, master: str, *, must_exist: bool = False
-) -> "tuple[SparkSession, Connection, Lake]":
+) -> "tuple[SparkSession, ServerOptions, Lake]":
     try:
-        from codeq.pipeline import make_session, register
-        from codeq.pipeline.client import Connection
+        from codeq.pipeline import make_session
+        from codeq.pipeline.client import ServerOptions
         from codeq.pipeline.lake.table import Lake
     except ModuleNotFoundError as fault:
-        raise Missing(f"{fault.name} is not installed: pip install 'codeq[spark]'") from None
+        raise LocalNotFound(f"{fault.name} is not installed: pip install 'codeq[spark]'") from None
     lake = Lake(folder)
     if must_exist and not lake.bronze.exists:
-        raise Missing(f"there is no lake at {folder}; make one with `codeq pipeline run --lake {folder}`")
+        raise LocalNotFound(f"there is no lake at {folder}; make one with `codeq pipeline run --lake {folder}`")
     if master.startswith("sc://"):
-        raise Misuse(
-            "--master: a server of Spark Connect cannot get the token of this command; see docs/guides/spark.md"
+        raise UsageError(
+            "--master: a Spark Connect server cannot get the token of this command; see docs/guides/spark.md"
         )
-    given = client.options["token"]
-    token = given() if callable(given) else given
-    os.environ[_TOKEN] = token  # before Java starts, which hands it on
-    spark = make_session(master, secrets={_TOKEN: token})  # executors of a cluster are not started by that Java
-    register(spark)
-    # On this machine a file can be read again when its token has been renewed.
-    kept = given if isinstance(given, KeptToken) and master.startswith("local") else None
-    tokens = {"token_file": str(kept.file)} if kept else {"token_env": _TOKEN}
-    return spark, Connection(endpoint=client.url, ca_file=client.options["ca_file"], **tokens), lake
+    source = client.options["token"]
+    token = source() if callable(source) else source
+    os.environ[_TOKEN] = token  # before Java starts, which passes its environment on
+    spark = make_session(master, secrets={_TOKEN: token})  # executors of a cluster do not inherit that environment
+    # On this machine the file is read again, because its token may be renewed while the command runs.
+    file = source.file if isinstance(source, FileToken) and master.startswith("local") else None
+    tokens = {"token_file": str(file)} if file else {"token_env": _TOKEN}
+    return spark, ServerOptions(endpoint=client.url, ca_file=client.options["ca_file"], **tokens), lake
 
 
-def _audited(spark: "SparkSession", tables: "Lake", client: "Client | None") -> list[Any]:
-    from codeq.pipeline import audit as auditing
+def _run_audit(spark: "SparkSession", tables: "Lake", client: "Client | None") -> list[Any]:
+    from codeq.pipeline import audit
 
     events = tables.bronze.read(spark)
-    verdicts = auditing.audit(events)
+    verdicts = audit.audit(events)
     if client is None:
         return verdicts
-    settled = {shard: offset for shard in range(4096) if (offset := tables.bronze.offset(shard)) is not None}
     listing = _listing(client)
     tenants = {tenant for tenant, _, _ in listing}
     rows = spark.createDataFrame(listing, "tenant string, task_id string, status string")
-    mine = auditing.audit(events.where(events.tenant.isin(sorted(tenants))), rows, settled=settled)
-    checked = {verdict.rule: verdict for verdict in mine if verdict.checked}
+    of_tenant = audit.audit(events.where(events.tenant.isin(sorted(tenants))), rows, settled=tables.bronze.offsets)
+    checked = {verdict.rule: verdict for verdict in of_tenant if verdict.checked}
     return [verdict if verdict.checked else checked.get(verdict.rule, verdict) for verdict in verdicts]
 
 

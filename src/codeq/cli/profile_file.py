@@ -1,4 +1,4 @@
-"""The file with the profiles: which servers this user knows, and where their tokens are kept."""
+"""Reads and writes the file of profiles: addresses of servers, and where their tokens are."""
 
 import json
 import os
@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from codeq.cli.errors import Missing
+from codeq.cli.errors import LocalNotFound
 from codeq.domain.errors import InvalidRequest
 
 _HEADING = "# Written by `codeq profile`; comments are not kept. Tokens in here are secrets.\n"
 
 
 class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A server. At most one of the last three says where the token is."""
+    """A server's address, and at most one of a token, a file and a variable that contain it."""
 
     url: str
     token: str | None = None
@@ -27,7 +27,7 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkn
 
     @property
     def token_from(self) -> str:
-        """Where the token comes from, without telling it."""
+        """Where the token comes from, without the token itself."""
         if self.token:
             return "kept in the profile"
         if self.token_file:
@@ -42,7 +42,7 @@ class Profiles(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     def named(self, name: str) -> Profile:
         if name not in self.profiles:
             known = ", ".join(sorted(self.profiles)) or "none"
-            raise Missing(f"there is no profile {name!r}; there is: {known}")
+            raise LocalNotFound(f"there is no profile {name!r}; known profiles: {known}")
         return self.profiles[name]
 
 
@@ -60,10 +60,10 @@ def load(file: Path) -> Profiles:
         raise InvalidRequest(f"{file} cannot be read: {fault}") from None
 
 
-def save(file: Path, known: Profiles) -> None:
-    """Replace the file as a whole, readable by its owner alone from the first byte on."""
-    text = _written(known)
-    if msgspec.convert(tomllib.loads(text), Profiles) != known:
+def save(file: Path, stored: Profiles) -> None:
+    """Replaces the file atomically. It is readable by its owner only, from its creation on."""
+    text = _as_toml(stored)
+    if msgspec.convert(tomllib.loads(text), Profiles) != stored:
         raise InvalidRequest("the profiles cannot be written as TOML")
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".config-")  # 0600 by itself
@@ -76,11 +76,11 @@ def save(file: Path, known: Profiles) -> None:
         raise
 
 
-def _written(known: Profiles) -> str:
+def _as_toml(stored: Profiles) -> str:
     lines = [_HEADING]
-    if known.default:
-        lines.append(f"default = {_quoted(known.default)}\n")
-    for name, profile in sorted(known.profiles.items()):
+    if stored.default:
+        lines.append(f"default = {_quoted(stored.default)}\n")
+    for name, profile in sorted(stored.profiles.items()):
         fields: dict[str, Any] = msgspec.to_builtins(profile)
         lines.append(f"\n[profiles.{_quoted(name)}]\n")
         lines += [f"{field} = {_quoted(value)}\n" for field, value in fields.items()]
@@ -88,5 +88,5 @@ def _written(known: Profiles) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string. What JSON escapes, TOML reads the same way, but for one control sign that JSON leaves bare."""
+    """A TOML string. TOML reads the escapes of JSON, and needs one more control character escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,17 +1,17 @@
-"""`codeq serve`, `codeq token` and `codeq config`: run the service, and set it up."""
+"""`codeq serve`, `codeq token` and `codeq config`: runs and configures a server."""
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from codeq.cli.connect import examples
+from codeq.cli.parameters import duration
 from codeq.domain.errors import InvalidRequest
 
-config_app = typer.Typer(no_args_is_help=True, help="Check the settings, or list them.")
-ConfigFile = Annotated[Path | None, typer.Option("--config", envvar="CODEQ_CONFIG", help="Settings in YAML.")]
+config_app = typer.Typer(no_args_is_help=True, help="Check or list the settings of a server.")
+ConfigFile = Annotated[Path | None, typer.Option("--config", envvar="CODEQ_CONFIG", help="File of settings, in YAML.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -20,18 +20,14 @@ def add_to(app: typer.Typer) -> None:
     app.add_typer(config_app, name="config")
 
 
-_TTL = re.compile(r"(\d{1,6})([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
 def serve(
-    dev: Annotated[bool, typer.Option("--dev", help="Loopback only, with a key of its own and `dev-token`.")] = False,
-    data: Annotated[Path | None, typer.Option(help="Data directory; ./data if not said anywhere.")] = None,
+    dev: Annotated[bool, typer.Option("--dev", help="Development: loopback only, accepts `dev-token`.")] = False,
+    data: Annotated[Path | None, typer.Option(help="Data directory; default: ./data.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Run the service until it is told to stop (SIGTERM, Ctrl-C)."""
+    """Run a server until SIGTERM or Ctrl-C."""
     from codeq.server import main
 
     flags = {"store.path": str(data) if data else None, "http.host": host, "http.port": port}
@@ -39,21 +35,22 @@ def serve(
 
 
 def token(
-    tenant: Annotated[str, typer.Option(help="Whose tasks.")],
+    tenant: Annotated[str, typer.Option(help="Tenant of the token.")],
     role: Annotated[str, typer.Option(help="producer, worker or admin.")],
     data: Annotated[Path, typer.Option(help="Data directory of a server started with --dev.")] = Path("./data"),
-    subject: Annotated[str | None, typer.Option(help="Who; a worker's name. The role if not said.")] = None,
-    commands: Annotated[str, typer.Option(help="What a worker may do, comma separated; all if not said.")] = "",
-    scopes: Annotated[str | None, typer.Option(help="Comma separated; those of the role if not said.")] = None,
-    ttl: Annotated[str, typer.Option(help="How long it is good, such as 30m, 1h or 7d.")] = "1h",
+    subject: Annotated[str | None, typer.Option(help="Subject, such as a worker's name; default: the role.")] = None,
+    commands: Annotated[str, typer.Option(help="Commands of a worker, comma separated; default: all.")] = "",
+    scopes: Annotated[str | None, typer.Option(help="Scopes, comma separated; default: those of the role.")] = None,
+    ttl: Annotated[str, typer.Option(metavar="DURATION", help="How long the token is valid.")] = "1h",
 ) -> None:
     """Print a token for a development server."""
     from codeq.domain import validation
     from codeq.server import dev
 
-    found = _TTL.fullmatch(ttl)
-    if not found:
-        raise InvalidRequest(f"--ttl is a number and s, m, h or d, not {ttl!r}")
+    try:
+        ttl_s = round(duration(ttl))
+    except typer.BadParameter as fault:  # not left to Typer, which would end with another exit code
+        raise InvalidRequest(f"--ttl: {fault}") from None
     print(
         dev.make_token(
             data,
@@ -62,7 +59,7 @@ def token(
             subject=subject or role,
             commands=[command for command in commands.split(",") if command],
             scopes=None if scopes is None else [scope for scope in scopes.split(",") if scope],
-            ttl_s=int(found[1]) * _SECONDS[found[2]],
+            ttl_s=ttl_s,
         )
     )
 
@@ -70,21 +67,21 @@ def token(
 @config_app.command("check", epilog=examples("codeq config check --config codeq.yaml"))
 def config_check(
     config: ConfigFile = None,
-    dev: Annotated[bool, typer.Option("--dev", help="As for `codeq serve --dev`.")] = False,
+    dev: Annotated[bool, typer.Option("--dev", help="Check as for `codeq serve --dev`.")] = False,
 ) -> None:
-    """Say everything that is wrong with the settings, or that they are good."""
+    """Print all errors in the settings, or that there are none."""
     from codeq.server import main
 
     main.check(_load(config, {}), is_dev=dev)
-    print("the settings are good")
+    print("the settings are valid")
 
 
 @config_app.command("reference", epilog=examples("codeq config reference > settings.md"))
 def config_reference() -> None:
-    """List every setting, as Markdown."""
-    from codeq.server import settings
+    """Print all settings, as Markdown."""
+    from codeq.cli.reference import page
 
-    print(settings.reference(), end="")
+    print(page("settings"), end="")
 
 
 def _load(config: Path | None, flags: dict[str, Any]) -> Any:

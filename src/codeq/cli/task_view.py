@@ -1,10 +1,10 @@
-"""A task as the command line shows it: its fields for programs, its label and its timeline for people."""
+"""Formats a task: its fields for `--json`, its row, facts and history for people."""
 
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from codeq.cli.output import cut, span, when
+from codeq.cli.output import format_duration, format_time, truncate
 
 if TYPE_CHECKING:
     from codeq.domain.task import Task
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from codeq.wire.events import Event
 
 CUT_CHARS = 4000
-"""How much of a payload or a result a person is shown; `--json` has it all."""
-ROW_COLUMNS = (">age", "id", "command", "status", ">prio", ">tries", "error")
+"""Characters of a payload or a result that are printed; `--json` prints all."""
+ROW_COLUMNS = (">age", "id", "command", "status", ">prio", ">attempts", "error")
 _NOT_SHOWN = ("payload", "lastKnownLocation", "resultKey")
 FAILING = frozenset({"nack", "expire", "fail", "abandon"})
-"""Later moves carry the last error along; it happened at one of these."""
+"""Moves at which an error happens. Later events of the task repeat it."""
 
 
-def fields(task: "Task") -> dict[str, Any]:
-    """The names are those of the wire."""
+def task_fields(task: "Task") -> dict[str, Any]:
+    """The fields of `--json`, named as on the wire."""
     import msgspec
 
     from codeq.domain.task import Body
@@ -32,75 +32,76 @@ def fields(task: "Task") -> dict[str, Any]:
     return {**shown, "dead": task.is_dead, "payloadBytes": task.payload_bytes}
 
 
-def kept_fields(kept: "TaskDetails") -> dict[str, Any]:
-    return {**fields(kept.task), "payload": kept.payload, "result": kept.result}
+def details_fields(details: "TaskDetails") -> dict[str, Any]:
+    return {**task_fields(details.task), "payload": details.payload, "result": details.result}
 
 
-def label(task: "Task") -> str:
+def status_text(task: "Task") -> str:
     from codeq.domain.lifecycle import position
     from codeq.domain.queue import Index
 
-    place = position(task)
-    return f"{task.status} {place}" if place in (Index.DELAYED, Index.DEAD) else str(task.status)
+    index = position(task)
+    return f"{task.status} {index}" if index in (Index.DELAYED, Index.DEAD) else str(task.status)
 
 
-def row(task: "Task") -> Sequence[Any]:
+def task_row(task: "Task") -> Sequence[Any]:
     return (
-        span(max(0.0, time.time() - task.created_ms / 1000)),
+        format_duration(max(0.0, time.time() - task.created_ms / 1000)),
         task.id,
         task.command,
-        label(task),
+        status_text(task),
         task.priority,
         f"{task.attempts}/{task.max_attempts}",
-        cut(error(task), 300),
+        truncate(error_text(task), 300),
     )
 
 
-def error(task: "Task") -> str:
-    """What went wrong: the reason its worker gave, or the verdict where no reason was given."""
+def error_text(task: "Task") -> str:
+    """The reason that the last worker gave, or else the error of the task."""
     return task.last_error or task.error or ""
 
 
 def facts(task: "Task") -> list[tuple[str, str]]:
-    """What there is to say of the task beside its history."""
-    said = [
+    """The task as pairs of name and value, without its history."""
+    pairs = [
         ("id", task.id),
         ("command", task.command),
         ("tenant", task.tenant),
-        ("status", label(task)),
+        ("status", status_text(task)),
         ("priority", str(task.priority)),
-        ("failed tries", f"{task.attempts} of {task.max_attempts}"),
+        ("failed attempts", f"{task.attempts} of {task.max_attempts}"),
         ("deliveries", str(task.deliveries)),
-        ("created", when(task.created_ms)),
+        ("created", format_time(task.created_ms)),
     ]
     if task.visible_ms:
-        said.append(("waits until", when(task.visible_ms)))
+        pairs.append(("waits until", format_time(task.visible_ms)))
     if task.status.value == "IN_PROGRESS":
-        said += [("worker", task.worker or "-"), ("lease token", str(task.lease_token))]
-        said.append(("lease until", f"{when(task.lease_until_ms)} ({_left(task.lease_until_ms)})"))
+        pairs += [("worker", task.worker or "-"), ("lease token", str(task.lease_token))]
+        pairs.append(("lease until", f"{format_time(task.lease_until_ms)} ({_left(task.lease_until_ms)})"))
         if task.progress:
-            said.append(("progress", task.progress))
+            pairs.append(("progress", task.progress))
     if task.ended_ms:
-        said.append(("ended", f"{when(task.ended_ms)} ({span((task.ended_ms - task.created_ms) / 1000)} in all)"))
+        took_s = (task.ended_ms - task.created_ms) / 1000
+        pairs.append(("ended", f"{format_time(task.ended_ms)} ({format_duration(took_s)} in all)"))
     if task.error:
-        said.append(("error", task.error))
+        pairs.append(("error", task.error))
     if task.last_error:
-        said.append(("last error", task.last_error))
+        pairs.append(("last error", task.last_error))
     if task.trace_id:
-        said.append(("trace", task.trace_id))
-    return said
+        pairs.append(("trace", task.trace_id))
+    return pairs
 
 
 def timeline(events: "Sequence[Event]") -> list[Sequence[Any]]:
-    """Rows: when, how long after the move before, the move, what it made of the task, who, and what was said."""
+    """Rows of time, time since the move before, move, status after it, worker, and remarks."""
     from codeq.wire.to_domain import moment_ms
 
     rows: list[Sequence[Any]] = []
     before_ms = 0
     for event in events:
         at_ms = moment_ms(event.at)
-        passed = f"+{span((at_ms - before_ms) / 1000)}" if before_ms else ""
-        rows.append((when(at_ms), passed, event.move, event.status_after, event.worker_id or "", _remark(event)))
+        passed = f"+{format_duration((at_ms - before_ms) / 1000)}" if before_ms else ""
+        rows.append((format_time(at_ms), passed, event.move, event.status_after, event.worker_id or "", _remark(event)))
         before_ms = at_ms
     return rows
 
@@ -108,16 +109,16 @@ def timeline(events: "Sequence[Event]") -> list[Sequence[Any]]:
 def _remark(event: "Event") -> str:
     from codeq.wire.to_domain import moment_ms
 
-    said = []
+    remarks = []
     if event.move == "claim":
-        said.append(f"token {event.lease_token}")
+        remarks.append(f"token {event.lease_token}")
     if event.move in FAILING and event.error:
-        said.append(cut(event.error, 200))
+        remarks.append(truncate(event.error, 200))
     if event.visible_at and event.move != "claim":
-        said.append(f"waits {span((moment_ms(event.visible_at) - moment_ms(event.at)) / 1000)}")
-    return "; ".join(said)
+        remarks.append(f"waits {format_duration((moment_ms(event.visible_at) - moment_ms(event.at)) / 1000)}")
+    return "; ".join(remarks)
 
 
 def _left(until_ms: int) -> str:
     left_s = until_ms / 1000 - time.time()
-    return f"{span(left_s)} left" if left_s > 0 else f"over for {span(-left_s)}"
+    return f"{format_duration(left_s)} left" if left_s > 0 else f"expired {format_duration(-left_s)} ago"

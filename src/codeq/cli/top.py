@@ -1,4 +1,4 @@
-"""`codeq top`: the queues as they stand and what flows through them, again every second."""
+"""`codeq top`: shows counts and rates of all queues, refreshed every second."""
 
 import sys
 import time
@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from codeq.cli.connect import remote
-from codeq.cli.output import Output, console, span, stamp, table, when
+from codeq.cli.events import PAST_THE_END
+from codeq.cli.output import Output, console, format_duration, format_time, rfc3339, table
 from codeq.cli.parameters import duration
-from codeq.cli.queues import fields
+from codeq.cli.queues import queue_fields
 from codeq.domain.errors import CodeqError
 
 if TYPE_CHECKING:
@@ -21,86 +22,88 @@ if TYPE_CHECKING:
 COLUMNS = ("command", ">pending", ">delayed", ">in progress", ">dead", ">oldest",
            ">enqueued/s", ">completed/s", ">failed/s", "")  # fmt: skip
 MOVES = {"enqueue": "enqueued", "complete": "completed", "fail": "failed", "nack": "failed", "expire": "failed"}
-"""Which move counts as what; a failed try counts as failed, whether or not it is tried again."""
+"""The rate that each move counts for. A failed attempt counts as failed, also if it is retried."""
 EVENTS_MAX = 20_000
-"""Events read of one shard per refresh. Behind by more than that, the rest is passed over and rates are a bound."""
-PAST_THE_END = 1 << 61
-QUIET_AFTER_S = 10.0
-"""How long a server may be away before the view says so and ends."""
+"""Events read per shard and refresh. If there are more, they are skipped and the rates are lower bounds."""
+RETRY_S = 10.0
+"""How long the server may be unreachable before the command fails."""
 
 
 def add_to(app: typer.Typer) -> None:
-    remote(app, "top", example="codeq top --every 5s\ncodeq top --once --json", retry_s=QUIET_AFTER_S)(top)
+    remote(app, "top", example="codeq top --every 5s\ncodeq top --once --json", retry_s=RETRY_S)(top)
 
 
 def top(
     client: "Client",
     out: Output,
-    every: Annotated[float, typer.Option(parser=duration, metavar="DURATION", help="How often to look.")] = 1,
-    once: Annotated[bool, typer.Option("--once", help="Look for one interval, print what was seen, and end.")] = False,
+    every: Annotated[float, typer.Option(parser=duration, metavar="DURATION", help="Interval between refreshes.")] = 1,
+    once: Annotated[bool, typer.Option("--once", help="Measure one interval, print it, and exit.")] = False,
 ) -> None:
-    """Watch the queues: counts, ages and rates, until Ctrl-C. Into a pipe: plain lines; with --json, one per look."""
-    watch = _Watch(client)
+    """Show counts, ages and rates of all queues, until Ctrl-C.
+
+    Into a pipe it prints plain tables, with --json one document per refresh.
+    """
+    monitor = _QueueMonitor(client)
     if once or out.is_json or not out.is_terminal:
-        watch.look()
+        monitor.refresh()
         while True:
             time.sleep(max(0.1, every))
-            watch.look()
+            monitor.refresh()
             if out.is_json:
-                out.document(watch.fields()) if once else out.line(watch.fields())
+                out.document(monitor.fields()) if once else out.line(monitor.fields())
             else:
                 if not once:
                     print(f"\n{_now()}")
-                out.show(watch.drawn())
+                out.show(monitor.as_table())
                 sys.stdout.flush()
             if once:
                 return
     from rich.live import Live
 
-    watch.look()
-    with Live(watch.screen(client.url, every), console=console(), screen=True, auto_refresh=False) as live:
+    monitor.refresh()
+    with Live(monitor.screen(client.url, every), console=console(), screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(max(0.1, every))
-            watch.look()
-            live.update(watch.screen(client.url, every), refresh=True)
+            monitor.refresh()
+            live.update(monitor.screen(client.url, every), refresh=True)
 
 
-class _Watch:
-    """What was seen at the last look, and how much happened since the one before."""
+class _QueueMonitor:
+    """The counts at the last refresh, and the events between it and the one before."""
 
     def __init__(self, client: "Client") -> None:
         self._client = client
         self._offsets: dict[int, int] = {}
-        self._looked_s = 0.0
-        self._passed_s = 0.0
-        self._happened: Counter[tuple[str, str]] = Counter()
+        self._refreshed_s = 0.0
+        self._interval_s = 0.0
+        self._events: Counter[tuple[str, str]] = Counter()
         self.queues: dict[str, QueueInfo] = {}
-        self.may_read = True
+        self.may_read_events = True
         self.is_behind = False
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         self.queues = self._client.queues()
-        self._happened.clear()
+        self._events.clear()
         self.is_behind = False
-        if self.may_read:
+        if self.may_read_events:
             try:
                 self._read_events()
             except CodeqError as fault:
                 if fault.code != "forbidden":
                     raise
-                self.may_read = False
+                self.may_read_events = False
         now_s = time.monotonic()
-        self._passed_s = now_s - self._looked_s if self._looked_s else 0.0
-        self._looked_s = now_s
+        self._interval_s = now_s - self._refreshed_s if self._refreshed_s else 0.0
+        self._refreshed_s = now_s
 
     def fields(self) -> dict[str, Any]:
         rows = [
-            {**fields(command, info), **{f"{what}PerSecond": self._rate(command, what) for what in _KINDS}}
+            {**queue_fields(command, info), **{f"{kind}PerSecond": self._rate(command, kind) for kind in _KINDS}}
             for command, info in self._all()
         ]
-        return {"at": stamp(time.time_ns() // 1_000_000), "queues": rows}
+        return {"at": rfc3339(time.time_ns() // 1_000_000), "queues": rows}
 
-    def drawn(self) -> "RenderableType":
+    def as_table(self) -> "RenderableType":
         return table(COLUMNS, [self._row(command, info) for command, info in self._all()])
 
     def screen(self, url: str, every_s: float) -> "RenderableType":
@@ -110,38 +113,38 @@ class _Watch:
         waiting = sum(info.pending + info.delayed for info in self.queues.values())
         running = sum(info.in_progress for info in self.queues.values())
         head = f"codeq top   {url}   {_now()[:19]}Z   {waiting} waiting, {running} in progress"
-        notes = [f"every {span(every_s)}; Ctrl-C ends"]
-        if not self.may_read:
+        notes = [f"every {format_duration(every_s)}; Ctrl-C ends"]
+        if not self.may_read_events:
             notes.append("no rates: the token has no scope codeq:events")
         if self.is_behind:
-            notes.append("more happens than can be read; rates are lower bounds")
-        body = self.drawn() if self.queues else Text("there are no tasks in any queue", style="dim")
+            notes.append("more events than can be read; rates are lower bounds")
+        body = self.as_table() if self.queues else Text("there are no tasks in any queue", style="dim")
         return Group(Text(head, style="bold"), Text(), body, Text(), Text("; ".join(notes), style="dim"))
 
     def _row(self, command: str, info: "QueueInfo") -> tuple[Any, ...]:
-        rates = [self._rate(command, what) for what in _KINDS]
+        rates = [self._rate(command, kind) for kind in _KINDS]
         return (
             command,
             info.pending,
             info.delayed,
             info.in_progress,
             info.dead,
-            span(info.oldest_seconds) if info.pending else "-",
+            format_duration(info.oldest_seconds) if info.pending else "-",
             *("-" if rate is None else f"{rate:.1f}" for rate in rates),
             "paused" if info.paused else "",
         )
 
     def _all(self) -> "list[tuple[str, QueueInfo]]":
-        """Queues with tasks in them, and those that tasks only passed through."""
+        """Queues that hold tasks, and queues whose tasks all ended within the interval."""
         from codeq.sdk.jobs import QueueInfo
 
-        passed = {command: QueueInfo() for command, _ in self._happened if command not in self.queues}
-        return sorted({**self.queues, **passed}.items())
+        empty = {command: QueueInfo() for command, _ in self._events if command not in self.queues}
+        return sorted({**self.queues, **empty}.items())
 
-    def _rate(self, command: str, what: str) -> float | None:
-        if not self.may_read or not self._passed_s:
+    def _rate(self, command: str, kind: str) -> float | None:
+        if not self.may_read_events or not self._interval_s:
             return None
-        return round(self._happened[command, what] / self._passed_s, 1)
+        return round(self._events[command, kind] / self._interval_s, 1)
 
     def _read_events(self) -> None:
         if not self._offsets:
@@ -152,7 +155,7 @@ class _Watch:
             return
         for shard, offset in self._offsets.items():
             page = self._client.events(shard=shard, offset=offset, limit=EVENTS_MAX)
-            self._happened.update((event.command, MOVES[event.move]) for event in page.events if event.move in MOVES)
+            self._events.update((event.command, MOVES[event.move]) for event in page.events if event.move in MOVES)
             self.is_behind |= page.next_offset < page.end_offset
             self._offsets[shard] = max(page.next_offset, page.end_offset)
 
@@ -161,4 +164,4 @@ _KINDS = tuple(dict.fromkeys(MOVES.values()))
 
 
 def _now() -> str:
-    return when(time.time_ns() // 1_000_000)
+    return format_time(time.time_ns() // 1_000_000)

@@ -1,1 +1,4 @@
-"""`codeq demo`: the whole product end to end in about a minute, with kills, and an audit of what came of it."""
+"""Whether the product keeps its promises while its processes are killed: runs it end to end, then audits every task.
+
+May import everything but `cli`; `codeq.cli.demo` calls it. Other packages do not import it.
+"""

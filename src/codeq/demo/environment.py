@@ -1,28 +1,28 @@
-"""What the acts play on: server, workers, tenants with their clients, the ledger, the board and the timeline."""
+"""Starts and holds what a demo runs on: server, workers, one set of clients per tenant, and what was recorded."""
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from codeq.demo.ledger import Ledger
-from codeq.demo.processes import START_S_MAX, Child, ServerProcess, until
-from codeq.demo.task_states import Board
+from codeq.demo.acknowledged import AcknowledgedTasks
+from codeq.demo.processes import START_S_MAX, ChildProcess, ServerProcess, wait_until
+from codeq.demo.task_states import TaskStates
 from codeq.domain.backoff import Backoff, BackoffKind
 from codeq.domain.queue import OnExpiry, QueuePolicy
 from codeq.sdk.client import AsyncClient
 from codeq.server.dev import make_token
 
 RETRY_S = 120.0
-"""How long a call is repeated while the server is away: longer than any restart takes."""
+"""How long clients retry while the server is down: longer than any restart takes."""
 TOKEN_S = 3600
-EVENTS_AT_ONCE = 2000
-CALM = "business as usual"
+EVENTS_PAGE = 2000
+NO_STEP = "business as usual"
+"""The name shown between two steps of the scenario."""
 
 COMMANDS = {
     "acme": ("charge_card", "send_receipt"),
@@ -34,26 +34,24 @@ POLICY = QueuePolicy(
     backoff=Backoff(BackoffKind.EXP_FULL_JITTER, 300, 2_000),
     on_expiry=OnExpiry.IMMEDIATE,
 )
-"""Retries soon, because people are watching; many, so that a slow machine does not change how a task ends."""
+"""Short delays, because people are watching; many attempts, so that a slow machine changes no final state."""
 
 
-class Note(msgspec.Struct, frozen=True):
-    """One line of the timeline."""
-
+class TimelineEntry(msgspec.Struct, frozen=True):
     at_s: float
     text: str
     style: str = ""
 
 
-class Hire(msgspec.Struct, frozen=True):
+class WorkerSpec(msgspec.Struct, frozen=True):
     name: str
     tenant: str
     slow: bool = False
     release: int = 1
 
 
-class Tenant:
-    """One tenant's callers, each with a token of its own."""
+class TenantClients:
+    """One tenant's clients, each with a token of its own."""
 
     def __init__(self, name: str, url: str, data: Path) -> None:
         self.name = name
@@ -61,39 +59,37 @@ class Tenant:
         self.admin = AsyncClient(url, _token(data, name, "admin"), retry_for=RETRY_S)
 
 
-class Stage:
-    """Use it with `async with`: whatever runs at the end is stopped."""
+class DemoEnvironment:
+    """Use it with `async with`: leaving it ends every process that it started."""
 
     def __init__(self, folder: Path, *, seconds: float, tasks: int) -> None:
         self.folder = folder
         self.seconds = seconds
         self.tasks = tasks
         self.server = ServerProcess(folder)
-        self.ledger = Ledger(folder / "acknowledged.jsonl")
-        self.board = Board()
-        self.notes: list[Note] = []
+        self.acknowledged = AcknowledgedTasks(folder / "acknowledged.jsonl")
+        self.states = TaskStates()
+        self.timeline: list[TimelineEntry] = []
         self.kills: list[str] = []
-        """The names of those that were killed with kill -9."""
+        """The names of the processes that were killed with kill -9."""
         self.producers: list[asyncio.Task[None]] = []
         self.rush_at_ms = 0
         self.downtime_s = 0.0
-        self.crew: dict[str, tuple[Hire, Child]] = {}
-        self.tenants: dict[str, Tenant] = {}
+        self.workers: dict[str, tuple[WorkerSpec, ChildProcess]] = {}
+        self.tenants: dict[str, TenantClients] = {}
         self.platform: AsyncClient
-        self.act = CALM
-        self._began_s = monotonic()
-        self._left = AsyncExitStack()
+        self.step = NO_STEP
+        self._started_s = monotonic()
+        self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._left.enter_context(self.ledger)
+        self._open.callback(self.acknowledged.close)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        workers = [child for _, child in self.crew.values()]
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        workers = [child for _, child in self.workers.values()]
         try:
-            await self._left.aclose()
+            await self._open.aclose()
             if kind is None:
                 await asyncio.gather(*[child.stop() for child in workers])
                 await self.server.stop()
@@ -103,56 +99,56 @@ class Stage:
 
     @property
     def now_s(self) -> float:
-        """Since the curtain rose."""
-        return monotonic() - self._began_s
+        """Seconds since everything was started."""
+        return monotonic() - self._started_s
 
-    def note(self, text: str, style: str = "") -> None:
-        self.notes.append(Note(self.now_s, text, style))
+    def record(self, text: str, style: str = "") -> None:
+        """Adds a line to the timeline."""
+        self.timeline.append(TimelineEntry(self.now_s, text, style))
 
-    async def set_up(self, hires: Sequence[Hire]) -> None:
-        """Start the server, make the tenants, and hire the workers."""
+    async def start(self, workers: Sequence[WorkerSpec]) -> None:
+        """Starts the server, creates the tenants and starts the workers."""
         await self.server.serve()
         for name, commands in COMMANDS.items():
-            tenant = self.tenants[name] = Tenant(name, self.server.url, self.server.data)
-            await self._left.enter_async_context(tenant.producer)
-            await self._left.enter_async_context(tenant.admin)
+            tenant = self.tenants[name] = TenantClients(name, self.server.url, self.server.data)
+            await self._open.enter_async_context(tenant.producer)
+            await self._open.enter_async_context(tenant.admin)
             for command in commands:
                 await tenant.admin.set_policy(command, POLICY)
-        self.platform = AsyncClient(self.server.url, token_of_platform(self.server.data), retry_for=RETRY_S)
-        await self._left.enter_async_context(self.platform)
-        for hire in hires:
-            self.hire(hire)
-        await until(lambda: all(child.has_said(" starts") for _, child in self.crew.values()), START_S_MAX)
-        self._began_s = monotonic()
+        self.platform = AsyncClient(self.server.url, platform_token(self.server.data), retry_for=RETRY_S)
+        await self._open.enter_async_context(self.platform)
+        for spec in workers:
+            self.start_worker(spec)
+        await wait_until(lambda: all(child.has_logged(" starts") for _, child in self.workers.values()), START_S_MAX)
+        self._started_s = monotonic()
 
-    def hire(self, hire: Hire) -> None:
-        """Start a worker, which works for one tenant under its own name."""
-        child = Child(hire.name, self.folder / f"{hire.name}.log")
-        token = _token(self.server.data, hire.tenant, "worker", subject=hire.name)
-        options = ["--release", str(hire.release), *(["--slow"] if hire.slow else [])]
+    def start_worker(self, spec: WorkerSpec) -> None:
+        child = ChildProcess(spec.name, self.folder / f"{spec.name}.log")
+        token = _token(self.server.data, spec.tenant, "worker", subject=spec.name)
+        options = ["--release", str(spec.release), *(["--slow"] if spec.slow else [])]
         env = {"CODEQ_URL": self.server.url, "CODEQ_TOKEN": token}
-        child.start("codeq.demo.handlers:main", hire.name, *options, env=env)
-        self.crew[hire.name] = hire, child
+        child.start("codeq.demo.handlers:main", spec.name, *options, env=env)
+        self.workers[spec.name] = spec, child
 
     def check(self) -> None:
-        """Raise if something ended that should be running."""
+        """Raises DemoFailed if a process ended that should be running."""
         self.server.check()
-        for _, child in self.crew.values():
+        for _, child in self.workers.values():
             child.check()
 
-    async def follow(self) -> None:
-        """Keep the board up to date with the event log, for ever."""
+    async def follow_events(self) -> None:
+        """Applies the event log to the task states as it grows. Never returns."""
         offset = 1
         while True:
-            page = await self.platform.events(offset=offset, limit=EVENTS_AT_ONCE, wait=1)
+            page = await self.platform.events(offset=offset, limit=EVENTS_PAGE, wait=1)
             for event in page.events:
-                self.board.apply(event)
+                self.states.apply(event)
             offset = page.next_offset
-            await asyncio.sleep(0.05 if len(page.events) < EVENTS_AT_ONCE else 0)
+            await asyncio.sleep(0.05 if len(page.events) < EVENTS_PAGE else 0)
 
 
-def token_of_platform(data: Path) -> str:
-    """For who may read the events of all tenants."""
+def platform_token(data: Path) -> str:
+    """A token that may read the events of all tenants."""
     return _token(data, "auditor", "admin", scopes=["codeq:events", "codeq:admin", "codeq:platform"])
 
 

@@ -1,13 +1,13 @@
-"""Ask the server for everything that the audit wants to know, as each tenant and as the platform."""
+"""Collects from the server what the audit needs, with each tenant's token and with the platform's."""
 
 import random
 
 import msgspec
 
+from codeq.demo.acknowledged import AcknowledgedTask, FinalState
 from codeq.demo.audit import Evidence
-from codeq.demo.environment import Stage
+from codeq.demo.environment import DemoEnvironment
 from codeq.demo.handlers import result_of
-from codeq.demo.ledger import End, Receipt
 from codeq.domain.errors import NotFound
 from codeq.wire.events import Event
 
@@ -16,67 +16,66 @@ PAGE = 1000
 EVENTS_PAGE = 5000
 
 
-async def gather_evidence(stage: Stage) -> Evidence:
-    receipts = stage.ledger.receipts
+async def collect_evidence(demo: DemoEnvironment) -> Evidence:
     return Evidence(
-        receipts=receipts,
-        repeats=stage.ledger.repeats,
-        unanswered=stage.ledger.unanswered,
-        events=await _whole_log(stage),
-        followed=stage.board.events,
-        listed={name: await _listed(stage, name) for name in stage.tenants},
-        sightings=await _sightings(stage),
-        wrong_results=await _wrong_results(stage),
+        acknowledged=demo.acknowledged.tasks,
+        repeats=demo.acknowledged.repeats,
+        unanswered=demo.acknowledged.unanswered,
+        events=await _all_events(demo),
+        followed=demo.states.events,
+        listed={name: await _listed(demo, name) for name in demo.tenants},
+        cross_tenant_reads=await _cross_tenant_reads(demo),
+        wrong_results=await _wrong_results(demo),
     )
 
 
-async def _whole_log(stage: Stage) -> list[Event]:
+async def _all_events(demo: DemoEnvironment) -> list[Event]:
     events: list[Event] = []
     shard, shards = 0, 1
     while shard < shards:
         offset, end = 1, 2
         while offset < end:
-            page = await stage.platform.events(shard=shard, offset=offset, limit=EVENTS_PAGE)
+            page = await demo.platform.events(shard=shard, offset=offset, limit=EVENTS_PAGE)
             events += page.events
             offset, end, shards = page.next_offset, page.end_offset, page.shards
         shard += 1
     return events
 
 
-async def _listed(stage: Stage, tenant: str) -> dict[str, str]:
+async def _listed(demo: DemoEnvironment, tenant: str) -> dict[str, str]:
     found: dict[str, str] = {}
     cursor: str | None = None
     while True:
-        page = await stage.tenants[tenant].producer.list(cursor=cursor, limit=PAGE)
+        page = await demo.tenants[tenant].producer.list(cursor=cursor, limit=PAGE)
         found.update((task.id, task.status.value) for task in page.tasks)
         cursor = page.cursor
         if cursor is None:
             return found
 
 
-async def _sightings(stage: Stage) -> list[tuple[str, str]]:
-    """Try to read what belongs to others."""
-    seen = []
-    for name, tenant in stage.tenants.items():
-        for receipt in _sample([one for one in stage.ledger.receipts if one.tenant != name]):
+async def _cross_tenant_reads(demo: DemoEnvironment) -> list[tuple[str, str]]:
+    """Tries to read a sample of other tenants' tasks, and returns those that could be read."""
+    readable = []
+    for name, tenant in demo.tenants.items():
+        for task in _sample([task for task in demo.acknowledged.tasks if task.tenant != name]):
             try:
-                await tenant.producer.get(receipt.task_id)
+                await tenant.producer.get(task.task_id)
             except NotFound:
                 continue
-            seen.append((name, receipt.task_id))
-    return seen
+            readable.append((name, task.task_id))
+    return readable
 
 
-async def _wrong_results(stage: Stage) -> list[str]:
+async def _wrong_results(demo: DemoEnvironment) -> list[str]:
     wrong = []
-    for name, tenant in stage.tenants.items():
-        mine = [one for one in stage.ledger.receipts if one.tenant == name and one.end is End.COMPLETED]
-        for receipt in _sample(mine):
-            kept = await tenant.producer.get(receipt.task_id)
-            if kept.result != result_of(msgspec.json.decode(receipt.order.task.payload)):
-                wrong.append(receipt.task_id)
+    for name, tenant in demo.tenants.items():
+        completed = FinalState.COMPLETED
+        for task in _sample([t for t in demo.acknowledged.tasks if t.tenant == name and t.expected is completed]):
+            details = await tenant.producer.get(task.task_id)
+            if details.result != result_of(msgspec.json.decode(task.planned.task.payload)):
+                wrong.append(task.task_id)
     return wrong
 
 
-def _sample(receipts: list[Receipt]) -> list[Receipt]:
-    return random.Random(0).sample(receipts, min(SAMPLE, len(receipts)))
+def _sample(tasks: list[AcknowledgedTask]) -> list[AcknowledgedTask]:
+    return random.Random(0).sample(tasks, min(SAMPLE, len(tasks)))

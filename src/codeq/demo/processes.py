@@ -1,4 +1,4 @@
-"""The processes of the demo: a server that can be killed and started again where it was, and workers."""
+"""Starts, kills and stops the processes of the demo: the server and the workers."""
 
 import asyncio
 import os
@@ -21,13 +21,13 @@ _ADDRESS = re.compile(r"at http://[^ ]*:(\d+), data in")
 
 
 class DemoFailed(CodeqError):
-    """The demo cannot go on: something ended that should not have, or took too long."""
+    """The demo cannot continue: a process ended unexpectedly, or something took too long."""
 
     code = "demo-failed"
 
 
-class Child:
-    """One process of ours, with its output in a file. It ends with this process, however this one ends."""
+class ChildProcess:
+    """A process with its output in a file. It ends when this process does, even if this one is killed."""
 
     def __init__(self, name: str, log: Path) -> None:
         self.name = name
@@ -37,19 +37,15 @@ class Child:
 
     def start(self, target: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         with self.log.open("ab") as out:
-            self._process = subprocess.Popen(  # noqa: S603 - ourselves
+            self._process = subprocess.Popen(  # noqa: S603 - our own code
                 [sys.executable, "-m", "codeq.demo.die_with_parent", target, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 env={**_environment(), **(env or {})},
-                start_new_session=True,  # Ctrl-C is for us; we tell the others
+                start_new_session=True,  # Ctrl-C reaches this process alone, which stops the others
             )
         self.is_expected_to_run = True
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid if self._process else 0
 
     @property
     def is_running(self) -> bool:
@@ -58,32 +54,32 @@ class Child:
     def check(self) -> None:
         if self.is_expected_to_run and not self.is_running:
             code = self._process.returncode if self._process else None
-            raise DemoFailed(f"{self.name} ended by itself with {code}:\n{self.last_words()}")
+            raise DemoFailed(f"{self.name} exited unexpectedly with {code}:\n{self.log_end()}")
 
-    def has_said(self, text: str) -> bool:
+    def has_logged(self, text: str) -> bool:
         return self.log.exists() and text in self.log.read_text(errors="replace")
 
-    def last_words(self) -> str:
+    def log_end(self) -> str:
         return self.log.read_text(errors="replace")[-LOG_CHARS_SHOWN:] if self.log.exists() else ""
 
     def kill(self) -> None:
-        """kill -9, and wait until it is gone, which takes no time."""
+        """Sends SIGKILL and waits for the exit."""
         self.is_expected_to_run = False
         if self._process is not None and self.is_running:
             self._process.kill()
             self._process.wait()
 
     async def stop(self) -> None:
-        """Ask it to end, and insist after a while."""
+        """Sends SIGTERM, and SIGKILL if it has not ended after STOP_S_MAX."""
         self.is_expected_to_run = False
         if self._process is not None and self.is_running:
             self._process.send_signal(signal.SIGTERM)
-            await until(lambda: not self.is_running, STOP_S_MAX)
+            await wait_until(lambda: not self.is_running, STOP_S_MAX)
             self.kill()
 
 
-class ServerProcess(Child):
-    """`codeq serve --dev`, always on the same data, and after its first start on the same port."""
+class ServerProcess(ChildProcess):
+    """`codeq serve --dev`, which restarts on the same data and the same port."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("server", folder / "server.log")
@@ -95,13 +91,13 @@ class ServerProcess(Child):
         return f"http://127.0.0.1:{self.port}"
 
     async def serve(self) -> None:
-        """Start it, and return once it answers."""
+        """Starts the server and returns once it answers."""
         self.start("codeq.cli.main:app", "serve", "--dev", "--data", str(self.data), "--port", str(self.port))
         deadline_s = monotonic() + START_S_MAX
         while not await self._answers():
             self.check()
             if monotonic() > deadline_s:
-                raise DemoFailed(f"the server did not answer within {START_S_MAX:.0f} s:\n{self.last_words()}")
+                raise DemoFailed(f"the server did not answer within {START_S_MAX:.0f} s:\n{self.log_end()}")
             await asyncio.sleep(0.05)
 
     async def _answers(self) -> bool:
@@ -121,14 +117,14 @@ class ServerProcess(Child):
         return b" 200 " in line
 
 
-async def until(is_so: Callable[[], bool], seconds: float) -> bool:
-    """Wait until something is so, at most this long. Answers whether it is."""
+async def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Waits until the condition holds, at most this long. Returns whether it does."""
     deadline_s = monotonic() + seconds
-    while not is_so() and monotonic() < deadline_s:  # noqa: ASYNC110 - other processes set no events
+    while not condition() and monotonic() < deadline_s:  # noqa: ASYNC110 - other processes set no events
         await asyncio.sleep(0.05)
-    return is_so()
+    return condition()
 
 
 def _environment() -> dict[str, str]:
-    """Without settings of codeQ that are meant for another server."""
+    """This process's variables without settings for another codeQ server."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("CODEQ_", "OTEL_"))}

@@ -1,4 +1,4 @@
-"""The producers: a steady stream of every kind of task, keys that are sent twice on purpose, batches, and a rush."""
+"""Produces the tasks of the demo: a steady stream of every kind, keys sent twice on purpose, batches, and a rush."""
 
 import asyncio
 import random
@@ -6,125 +6,132 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from codeq.demo.environment import Stage
-from codeq.demo.ledger import End, Order
+from codeq.demo.acknowledged import FinalState, PlannedTask
+from codeq.demo.environment import DemoEnvironment
 from codeq.domain.errors import CodeqError
 from codeq.domain.requests import NewTask
 from codeq.sdk.jobs import encode_json
 from codeq.wire.errors import Unreachable
 
 STREAM_SHARE = 0.25
-"""Of all tasks, how many come in the steady stream; the others come in the rush."""
+"""The fraction of all tasks that the steady stream produces; the rush produces the rest."""
 STREAM_UNTIL = 0.72
 TICK_S = 0.1
-REPEATED = 0.1
-"""How many orders are sent a second time while the first is still on its way."""
-DEATHS = 3
-"""Tries of a task that is meant to die: few, so that it does so soon."""
+REPEATED = 0.3
+"""The fraction of single tasks that are enqueued twice at the same time."""
+FEW_ATTEMPTS = 3
+"""For tasks that are meant to be dead-lettered soon."""
 
 
-def order(tenant: str, command: str, number: int, *, end: End = End.COMPLETED, **given: Any) -> Order:
-    """An order whose key and payload follow from its number, so that it can be sent again."""
+def plan(
+    tenant: str, command: str, number: int, *, expected: FinalState = FinalState.COMPLETED, **given: Any
+) -> PlannedTask:
+    """A task whose key and payload follow from its number, so that it can be enqueued again."""
     options = {name: given.pop(name) for name in ("priority", "delay_ms", "max_attempts") if name in given}
     payload = encode_json({"n": number, "work_s": 0, **given})
     key = f"{tenant}-{command}-{number}"
-    return Order(NewTask(command=command, payload=payload, idempotency_key=key, **options), end)
+    return PlannedTask(NewTask(command=command, payload=payload, idempotency_key=key, **options), expected)
 
 
-def stream(tenant: str, chance: random.Random) -> Iterator[Order]:
-    """What the tenant orders day in, day out."""
+def _acme(number: int, rng: random.Random) -> PlannedTask:
+    if number % 50 == 7:
+        dead = FinalState.DEAD
+        return plan("acme", "charge_card", number, card="unreadable", expected=dead, max_attempts=FEW_ATTEMPTS)
+    if number % 25 == 3:
+        return plan("acme", "charge_card", number, card="stolen", expected=FinalState.FAILED)
+    if number % 3 == 0:
+        return plan("acme", "send_receipt", number, delay_ms=rng.randrange(500, 4000), work_s=0.02)
+    busy = rng.choice([0, 0, 0, 1, 2])
+    return plan("acme", "charge_card", number, card="good", busy=busy, work_s=0.02, priority=rng.randrange(10))
+
+
+def _globex(number: int, rng: random.Random) -> PlannedTask:
+    if number % 4 == 0:
+        return plan("globex", "render_video", number, work_s=rng.uniform(0.05, 0.3), priority=9)
+    return plan("globex", "make_thumbnail", number, priority=rng.randrange(5))
+
+
+def _initech(number: int, rng: random.Random) -> PlannedTask:
+    if number % 15 == 1:
+        return plan("initech", "file_report", number, max_attempts=FEW_ATTEMPTS)
+    return plan("initech", "import_row", number, priority=rng.randrange(3))
+
+
+_PLANS = {"acme": _acme, "globex": _globex, "initech": _initech}
+
+
+def stream(tenant: str, rng: random.Random) -> Iterator[PlannedTask]:
+    """An endless mix of the tenant's tasks."""
     number = 0
     while True:
         number += 1
-        yield {"acme": _shop, "globex": _studio, "initech": _office}[tenant](number, chance)
+        yield _PLANS[tenant](number, rng)
 
 
-def _shop(number: int, chance: random.Random) -> Order:
-    if number % 50 == 7:
-        return order("acme", "charge_card", number, card="unreadable", end=End.DEAD, max_attempts=DEATHS)
-    if number % 25 == 3:
-        return order("acme", "charge_card", number, card="stolen", end=End.FAILED)
-    if number % 3 == 0:
-        delay_ms = chance.randrange(500, 4000)
-        return order("acme", "send_receipt", number, delay_ms=delay_ms, work_s=0.02)
-    busy = chance.choice([0, 0, 0, 1, 2])
-    return order("acme", "charge_card", number, card="good", busy=busy, work_s=0.02, priority=chance.randrange(10))
-
-
-def _studio(number: int, chance: random.Random) -> Order:
-    if number % 4 == 0:
-        return order("globex", "render_video", number, work_s=chance.uniform(0.05, 0.3), priority=9)
-    return order("globex", "make_thumbnail", number, priority=chance.randrange(5))
-
-
-def _office(number: int, chance: random.Random) -> Order:
-    if number % 15 == 1:
-        return order("initech", "file_report", number, max_attempts=DEATHS)
-    return order("initech", "import_row", number, priority=chance.randrange(3))
-
-
-async def produce(stage: Stage, tenant: str) -> None:
-    """Send the tenant's share of the stream, evenly until its end."""
-    chance = random.Random(tenant)  # the same orders in every run
-    orders = stream(tenant, chance)
-    share = round(stage.tasks * STREAM_SHARE / len(stage.tenants))
-    until_s = stage.seconds * STREAM_UNTIL
+async def produce(demo: DemoEnvironment, tenant: str) -> None:
+    """Enqueues the tenant's share of the stream at an even rate."""
+    rng = random.Random(tenant)  # the same tasks in every run
+    planned = stream(tenant, rng)
+    share = round(demo.tasks * STREAM_SHARE / len(demo.tenants))
+    until_s = demo.seconds * STREAM_UNTIL
     sent = 0
     while sent < share:
-        due = min(share, round(share * min(1.0, stage.now_s / until_s))) - sent
-        batch = list(islice(orders, due))
+        due = min(share, round(share * min(1.0, demo.now_s / until_s))) - sent
+        batch = list(islice(planned, due))
         sent += len(batch)
-        singles, rest = batch[: len(batch) // 3], batch[len(batch) // 3 :]
-        await asyncio.gather(*[send(stage, tenant, one, chance) for one in singles], send_many(stage, tenant, rest))
+        single, rest = batch[: len(batch) // 3], batch[len(batch) // 3 :]
+        await asyncio.gather(
+            *[_enqueue_one(demo, tenant, one, rng) for one in single], enqueue_batch(demo, tenant, rest)
+        )
         await asyncio.sleep(TICK_S)
 
 
-async def send(stage: Stage, tenant: str, one: Order, chance: random.Random) -> None:
-    """One order by itself; now and then twice at once, as by an impatient finger."""
-    times = 2 if chance.random() < REPEATED * 3 else 1
-    ids = await asyncio.gather(*[_enqueue(stage, tenant, [one]) for _ in range(times)])
+async def enqueue_batch(demo: DemoEnvironment, tenant: str, tasks: Sequence[PlannedTask]) -> None:
+    if tasks:
+        for planned, task_id in zip(tasks, await _enqueue(demo, tenant, tasks), strict=True):
+            if task_id is not None:
+                demo.acknowledged.add(tenant, planned, task_id)
+
+
+async def enqueue_again(demo: DemoEnvironment, tenant: str, count: int) -> tuple[int, int]:
+    """Enqueues the tenant's newest tasks a second time. Returns how many, and how many got the id of the first time."""
+    tasks = [task for task in demo.acknowledged.tasks if task.tenant == tenant][-count:]
+    if not tasks:
+        return 0, 0
+    ids = await _enqueue(demo, tenant, [task.planned for task in tasks])
+    for task, again in zip(tasks, ids, strict=True):
+        demo.acknowledged.add_repeat(tenant, task.planned, task.task_id, again or "")
+    return len(tasks), sum(task.task_id == again for task, again in zip(tasks, ids, strict=True))
+
+
+async def rush(demo: DemoEnvironment, tenant: str, command: str, count: int) -> None:
+    """Enqueues many tasks in a loop, through a batcher that groups them into calls."""
+    tasks = [plan(tenant, command, 1_000_000 + number) for number in range(count)]
+    async with demo.tenants[tenant].producer.batcher(size=250) as batcher:
+        tickets = [(planned, await batcher.put(planned.task)) for planned in tasks]
+    for planned, ticket in tickets:
+        demo.acknowledged.add(tenant, planned, (await ticket).id)
+
+
+async def _enqueue_one(demo: DemoEnvironment, tenant: str, planned: PlannedTask, rng: random.Random) -> None:
+    """Enqueues a single task, sometimes by two concurrent calls with the same key."""
+    calls = 2 if rng.random() < REPEATED else 1
+    ids = await asyncio.gather(*[_enqueue(demo, tenant, [planned]) for _ in range(calls)])
     [first] = ids[0]
     if first is not None:
-        stage.ledger.acknowledge(tenant, one, first)
+        demo.acknowledged.add(tenant, planned, first)
         for [again] in ids[1:]:
-            stage.ledger.repeat(tenant, one, first, again or "")
+            demo.acknowledged.add_repeat(tenant, planned, first, again or "")
 
 
-async def send_many(stage: Stage, tenant: str, orders: Sequence[Order]) -> None:
-    if orders:
-        for one, task_id in zip(orders, await _enqueue(stage, tenant, orders), strict=True):
-            if task_id is not None:
-                stage.ledger.acknowledge(tenant, one, task_id)
-
-
-async def send_again(stage: Stage, tenant: str, count: int) -> tuple[int, int]:
-    """Repeat the newest orders of a tenant. Answers how many, and how many gave the task they had made before."""
-    mine = [receipt for receipt in stage.ledger.receipts if receipt.tenant == tenant][-count:]
-    if not mine:
-        return 0, 0
-    ids = await _enqueue(stage, tenant, [receipt.order for receipt in mine])
-    for receipt, again in zip(mine, ids, strict=True):
-        stage.ledger.repeat(tenant, receipt.order, receipt.task_id, again or "")
-    return len(mine), sum(receipt.task_id == again for receipt, again in zip(mine, ids, strict=True))
-
-
-async def rush(stage: Stage, tenant: str, command: str, count: int) -> None:
-    """Put many tasks in one by one, as a loop would; the batcher sends them together."""
-    orders = [order(tenant, command, 1_000_000 + number) for number in range(count)]
-    async with stage.tenants[tenant].producer.batcher(size=250) as batcher:
-        tickets = [(one, await batcher.put(one.task)) for one in orders]
-    for one, ticket in tickets:
-        stage.ledger.acknowledge(tenant, one, (await ticket).id)
-
-
-async def _enqueue(stage: Stage, tenant: str, orders: Sequence[Order]) -> list[str | None]:
-    """The ids of the tasks; None where it is not known whether there is one. The client repeats what was lost."""
+async def _enqueue(demo: DemoEnvironment, tenant: str, tasks: Sequence[PlannedTask]) -> list[str | None]:
+    """The ids of the tasks; None where it is unknown whether the task exists, after all retries of the client."""
     try:
-        answers = await stage.tenants[tenant].producer.enqueue_many([one.task for one in orders])
+        results = await demo.tenants[tenant].producer.enqueue_many([planned.task for planned in tasks])
     except Unreachable:
-        stage.ledger.unanswered += len(orders)
-        return [None] * len(orders)
-    for answer in answers:
-        if isinstance(answer, CodeqError):
-            raise answer
-    return [answer.id for answer in answers if not isinstance(answer, CodeqError)]
+        demo.acknowledged.unanswered += len(tasks)
+        return [None] * len(tasks)
+    for result in results:
+        if isinstance(result, CodeqError):
+            raise result
+    return [result.id for result in results if not isinstance(result, CodeqError)]

@@ -1,4 +1,4 @@
-"""What is left on the screen when the show is over: what happened, the figures, the promises, the verdict."""
+"""Prints the outcome of a demo: timeline, figures, promises and verdict."""
 
 from rich import box
 from rich.columns import Columns
@@ -6,20 +6,20 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from codeq.demo.audit import IDS_SHOWN, Finding
+from codeq.demo.audit import IDS_SHOWN, PromiseCheck
 from codeq.demo.figures import Figures
 from codeq.demo.lake import LakeFigures
-from codeq.demo.run import Report
-from codeq.demo.screen import note_lines
+from codeq.demo.run import DemoReport
+from codeq.demo.screen import timeline_table
 
 
-def print_report(console: Console, report: Report, *, timeline: bool) -> None:
+def print_report(console: Console, report: DemoReport, *, timeline: bool) -> None:
     if timeline:
-        console.print(note_lines(report.timeline))
+        console.print(timeline_table(report.timeline))
     console.print()
     console.print(Columns([_figures(report.figures), _promises(report.findings)], padding=(0, 2)))
-    for finding in report.findings:
-        _print_faults(console, finding)
+    for check in report.findings:
+        _print_faults(console, check)
     if report.lake is not None:
         console.print(_lake(report.lake), soft_wrap=True)
     console.print(_verdict(report), soft_wrap=True)
@@ -34,16 +34,16 @@ def _figures(figures: Figures) -> RenderableType:
         ("tasks", f"{f.tasks:,}"),
         ("acknowledged", f"{f.acknowledged:,}"),
         ("completed", f"{f.completed:,}"),
-        ("failed by verdict, dead, cancelled", f"{f.failed:,}, {f.dead:,}, {f.cancelled:,}"),
+        ("failed, dead, cancelled", f"{f.failed:,}, {f.dead:,}, {f.cancelled:,}"),
         ("tasks/s, on average and at best", f"{f.per_second:,.0f}, {f.per_second_peak:,}"),
-        ("wait until the rush, p50 and p99", f"{f.wait_ms_p50:,} ms, {f.wait_ms_p99:,} ms"),
-        ("kills survived: workers, server", f"{f.workers_killed}, {f.servers_killed}"),
-        ("server away", f"{f.downtime_seconds:.1f} s"),
+        ("wait before the rush, p50 and p99", f"{f.wait_ms_p50:,} ms, {f.wait_ms_p99:,} ms"),
+        ("killed: workers, server", f"{f.workers_killed}, {f.servers_killed}"),
+        ("server down", f"{f.downtime_seconds:.1f} s"),
         ("retries", f"{f.retries:,}"),
-        ("leases that ran out", f"{f.leases_expired:,}"),
-        ("deliveries past the first", f"{f.redeliveries:,}"),
+        ("leases expired", f"{f.leases_expired:,}"),
+        ("deliveries after the first", f"{f.redeliveries:,}"),
         ("dead letters replayed", f"{f.replays:,}"),
-        ("orders sent again with the same key", f"{f.repeats:,}"),
+        ("tasks enqueued again with the same key", f"{f.repeats:,}"),
         ("events audited", f"{f.events:,}"),
     ]
     for row in rows:
@@ -51,40 +51,40 @@ def _figures(figures: Figures) -> RenderableType:
     return table
 
 
-def _promises(findings: list[Finding]) -> RenderableType:
+def _promises(checks: list[PromiseCheck]) -> RenderableType:
     table = Table(title="promises", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=False)
-    for finding in findings:
-        mark = Text("✓", "green") if finding.is_kept else Text("✗", "bold red")
-        count = "" if finding.is_kept else f" ({len(finding.faults)})"
-        table.add_row(mark, Text(finding.promise + count, "" if finding.is_kept else "bold red"))
+    for check in checks:
+        mark = Text("✓", "green") if check.is_kept else Text("✗", "bold red")
+        count = "" if check.is_kept else f" ({len(check.faults)})"
+        table.add_row(mark, Text(check.promise + count, "" if check.is_kept else "bold red"))
     return table
 
 
-def _print_faults(console: Console, finding: Finding) -> None:
-    if finding.is_kept:
+def _print_faults(console: Console, check: PromiseCheck) -> None:
+    if check.is_kept:
         return
-    console.print(Text(f"BROKEN: {finding.promise}", "bold red"))
-    for fault in finding.faults[:IDS_SHOWN]:
+    console.print(Text(f"BROKEN: {check.promise}", "bold red"))
+    for fault in check.faults[:IDS_SHOWN]:
         console.print(f"  {fault}", highlight=False, markup=False, soft_wrap=True)
-    if len(finding.faults) > IDS_SHOWN:
-        more = ", ".join(finding.ids[IDS_SHOWN : 10 * IDS_SHOWN])
-        console.print(f"  and {len(finding.faults) - IDS_SHOWN} more: {more}", highlight=False, markup=False)
+    if len(check.faults) > IDS_SHOWN:
+        more = ", ".join(check.ids[IDS_SHOWN : 10 * IDS_SHOWN])
+        console.print(f"  and {len(check.faults) - IDS_SHOWN} more: {more}", highlight=False, markup=False)
 
 
 def _lake(lake: LakeFigures) -> Text:
     took_s = sum(lake.seconds.values())
     if lake.broken:
         return Text(f"The lake breaks {', '.join(lake.broken)}: see {lake.report}", "bold red")
-    said = f"{lake.events:,} events from the server to a lake in {took_s:.1f} s, audited on Spark. Open "
-    return Text.assemble((" LAKE ", "bold white on blue"), " ", said, (lake.report, "bold"))
+    text = f"{lake.events:,} events from the server to a lake in {took_s:.1f} s, audited on Spark. Open "
+    return Text.assemble((" LAKE ", "bold white on blue"), " ", text, (lake.report, "bold"))
 
 
-def _verdict(report: Report) -> Text:
+def _verdict(report: DemoReport) -> Text:
     f = report.figures
     if report.ok:
         kills = f"{f.workers_killed + f.servers_killed} x kill -9"
-        said = f"{f.acknowledged:,} tasks acknowledged, {kills}: each reached exactly one end"
-        return Text.assemble((" ALL IS WELL ", "bold white on green"), " ", (said, "green"))
-    broken = sum(not finding.is_kept for finding in report.findings) + len(report.lake.broken if report.lake else ())
-    said = f"{broken} promises are broken" if f.acknowledged else "nothing was acknowledged"
-    return Text.assemble((" SOMETHING IS WRONG ", "bold white on red"), " ", (said, "red"))
+        text = f"{f.acknowledged:,} tasks acknowledged, {kills}: each reached exactly one final state"
+        return Text.assemble((" ALL IS WELL ", "bold white on green"), " ", (text, "green"))
+    broken = sum(not check.is_kept for check in report.findings) + len(report.lake.broken if report.lake else ())
+    text = f"{broken} promises are broken" if f.acknowledged else "nothing was acknowledged"
+    return Text.assemble((" SOMETHING IS WRONG ", "bold white on red"), " ", (text, "red"))

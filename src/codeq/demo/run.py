@@ -1,4 +1,4 @@
-"""The show from curtain to curtain: set up, play the acts, audit, clear away. Bounded in time, whatever happens."""
+"""Runs the demo from start to end: start everything, run the scenario, audit, clean up. Bounded in time."""
 
 import asyncio
 import contextlib
@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from codeq.demo import figures
-from codeq.demo.audit import Finding, audit
-from codeq.demo.environment import CALM, Note, Stage
-from codeq.demo.evidence import gather_evidence
+from codeq.demo.audit import PromiseCheck, audit
+from codeq.demo.environment import NO_STEP, DemoEnvironment, TimelineEntry
+from codeq.demo.evidence import collect_evidence
 from codeq.demo.figures import Figures
 from codeq.demo.lake import LakeFigures, make_lake
 from codeq.demo.processes import DemoFailed
 from codeq.demo.producers import produce
-from codeq.demo.scenario import ACTS, HIRES, planned_tasks
+from codeq.demo.scenario import STEPS, WORKERS, task_count
 from codeq.demo.screen import View
 from codeq.domain.errors import InvalidRequest
 
@@ -30,83 +30,83 @@ DRAW_EVERY_S = 0.2
 AUDIT_S_MAX = 120.0
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 45
     tasks: int | None = None
     keep: Path | None = None
-    """Where to leave data, logs and ledger; if not said, nothing is left."""
+    """Where to leave data, logs and the list of acknowledged tasks; None leaves nothing."""
     page: Path | None = None
-    """Where to leave the report of the lake; if not said, the pipeline is left out."""
+    """Where to write the report of the lake; None skips the pipeline."""
 
     @property
     def deadline_s(self) -> float:
-        """A machine may be three times slower than planned before the show is given up."""
+        """Allows a machine to be three times slower than planned."""
         return 60 + 3 * self.seconds
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
     figures: Figures
-    findings: list[Finding]
-    timeline: list[Note]
+    findings: list[PromiseCheck]
+    timeline: list[TimelineEntry]
     lake: LakeFigures | None = None
 
 
-def run(options: Options, view: View) -> Report:
-    """Play the demo. Raises DemoFailed when it cannot be played to its end; leaves no process behind."""
+def run(options: DemoOptions, view: View) -> DemoReport:
+    """Runs the demo. Raises DemoFailed if it cannot be finished; leaves no process behind."""
     with _folder(options.keep) as folder:
-        return asyncio.run(_perform(options, view, folder))
+        return asyncio.run(_run(options, view, folder))
 
 
-async def _perform(options: Options, view: View, folder: Path) -> Report:
-    me = asyncio.current_task()
-    if me is not None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
+async def _run(options: DemoOptions, view: View, folder: Path) -> DemoReport:
+    this_task = asyncio.current_task()
+    if this_task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this_task.cancel)
     tasks = options.tasks if options.tasks is not None else round(options.seconds * TASKS_PER_SECOND)
-    async with Stage(folder, seconds=options.seconds, tasks=planned_tasks(tasks)) as stage:
+    async with DemoEnvironment(folder, seconds=options.seconds, tasks=task_count(tasks)) as demo:
         with view:
-            watching = asyncio.create_task(_watch(stage, view))
-            playing = asyncio.create_task(_play(stage, options))
-            report = await _first_of(playing, watching)
-            view.draw(stage)
+            drawing = asyncio.create_task(_draw(demo, view))
+            running = asyncio.create_task(_run_all(demo, options))
+            report = await _first_of(running, drawing)
+            view.draw(demo)
     return report
 
 
-async def _play(stage: Stage, options: Options) -> Report:
+async def _run_all(demo: DemoEnvironment, options: DemoOptions) -> DemoReport:
     deadline_s = options.deadline_s
-    await stage.set_up(HIRES)
-    stage.note(f"server at {stage.server.url}, {len(stage.tenants)} tenants, {len(HIRES)} workers, one of them slow")
-    following = asyncio.create_task(stage.follow())
-    stage.producers = [asyncio.create_task(produce(stage, tenant)) for tenant in stage.tenants]
-    acting = asyncio.create_task(_act(stage))
+    await demo.start(WORKERS)
+    demo.record(f"server at {demo.server.url}, {len(demo.tenants)} tenants, {len(WORKERS)} workers, one of them slow")
+    following = asyncio.create_task(demo.follow_events())
+    demo.producers = [asyncio.create_task(produce(demo, tenant)) for tenant in demo.tenants]
+    steps = asyncio.create_task(_run_steps(demo))
     try:
         async with asyncio.timeout(deadline_s):
-            await _first_of(acting, following, *stage.producers)
+            await _first_of(steps, following, *demo.producers)
     except TimeoutError:
-        stage.note(f"not done after {deadline_s:.0f} s: what is open now will be reported", "red bold")
-    stage.act = "the audit"
-    stage.note("the audit begins: every task, every event, every tenant")
+        demo.record(f"not finished after {deadline_s:.0f} s: open tasks will be reported", "red bold")
+    demo.step = "the audit"
+    demo.record("the audit starts: every task, every event, every tenant")
     try:
         async with asyncio.timeout(AUDIT_S_MAX):
-            report = await _audit(stage)
+            report = await _audit(demo)
     except TimeoutError:
         raise DemoFailed(f"the audit took more than {AUDIT_S_MAX:.0f} s") from None
     if options.page is None:
         return report
-    lake = await make_lake(stage, options.page)
+    lake = await make_lake(demo, options.page)
     return msgspec.structs.replace(report, lake=lake, ok=report.ok and not lake.broken)
 
 
-async def _act(stage: Stage) -> None:
-    for act in ACTS:
-        stage.act = CALM
-        await asyncio.sleep(max(0.0, act.at * stage.seconds - stage.now_s))
-        stage.act = act.name
-        await act.play(stage)
+async def _run_steps(demo: DemoEnvironment) -> None:
+    for step in STEPS:
+        demo.step = NO_STEP
+        await asyncio.sleep(max(0.0, step.at * demo.seconds - demo.now_s))
+        demo.step = step.name
+        await step.run(demo)
 
 
 async def _first_of(main: "asyncio.Task[Answer]", *others: "asyncio.Task[None]") -> Answer:
-    """The answer of the first task. When another one fails before, all are stopped and its error is raised."""
+    """Returns the result of `main`. If another task fails first, stops all of them and raises its error."""
     everyone: set[asyncio.Task[Any]] = {main, *others}
     try:
         while not main.done():
@@ -120,34 +120,34 @@ async def _first_of(main: "asyncio.Task[Answer]", *others: "asyncio.Task[None]")
         await asyncio.gather(*everyone, return_exceptions=True)
 
 
-async def _watch(stage: Stage, view: View) -> None:
+async def _draw(demo: DemoEnvironment, view: View) -> None:
     while True:
-        stage.check()
-        view.draw(stage)
+        demo.check()
+        view.draw(demo)
         await asyncio.sleep(DRAW_EVERY_S)
 
 
-async def _audit(stage: Stage) -> Report:
-    evidence = await gather_evidence(stage)
-    findings = await asyncio.to_thread(audit, evidence)
+async def _audit(demo: DemoEnvironment) -> DemoReport:
+    evidence = await collect_evidence(demo)
+    checks = await asyncio.to_thread(audit, evidence)
     counted = figures.count(
         evidence.events,
-        rush_at_ms=stage.rush_at_ms,
-        acknowledged=len(evidence.receipts),
+        rush_at_ms=demo.rush_at_ms,
+        acknowledged=len(evidence.acknowledged),
         repeats=len(evidence.repeats),
-        workers_killed=sum(name != "server" for name in stage.kills),
-        servers_killed=stage.kills.count("server"),
-        downtime_seconds=round(stage.downtime_s, 2),
+        workers_killed=sum(name != "server" for name in demo.kills),
+        servers_killed=demo.kills.count("server"),
+        downtime_seconds=round(demo.downtime_s, 2),
     )
-    is_ok = bool(evidence.receipts) and all(finding.is_kept for finding in findings)
-    return Report(ok=is_ok, figures=counted, findings=findings, timeline=stage.notes)
+    is_ok = bool(evidence.acknowledged) and all(check.is_kept for check in checks)
+    return DemoReport(ok=is_ok, figures=counted, findings=checks, timeline=demo.timeline)
 
 
 @contextlib.contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
     if keep is not None:
         if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-            raise InvalidRequest(f"{keep} is there already; name a new directory to keep things in")
+            raise InvalidRequest(f"{keep} already exists; name a new directory")
         keep.mkdir(parents=True, exist_ok=True)
         yield keep
         return

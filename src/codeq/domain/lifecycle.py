@@ -23,9 +23,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from codeq.domain.backoff import Backoff
 from codeq.domain.errors import AlreadyFinal, Cancelled, NotDead, NotFinal, NotInProgress, NotOwner, StaleTask
-from codeq.domain.queue import Index
+from codeq.domain.queue import Index, QueuePolicy
+from codeq.domain.requests import NewTask
 from codeq.domain.task import Body, Change, Holder, Move, Status, Task
 
 MAX_ATTEMPTS: Final = "MAX_ATTEMPTS"
@@ -38,57 +38,21 @@ _PENDING, _IN_PROGRESS, _COMPLETED, _FAILED, _CANCELLED = Status
 _AT_PENDING, _AT_DELAYED, _AT_IN_PROGRESS, _AT_DEAD, _AT_NONE = Index
 
 
-def enqueue(task: Task, body: Body) -> Change:
-    """Enqueues a task made by `new`."""
+def enqueue(new: NewTask, task_id: str, tenant: str, *, now_ms: int, policy: QueuePolicy) -> Change:
+    """Makes a pending or delayed task of what the producer sent, under the policy of its queue."""
+    due_ms = now_ms + new.delay_ms if new.run_at_ms is None else new.run_at_ms
+    trace = new.trace_parent
+    task = Task(
+        id=task_id, tenant=tenant, command=new.command, priority=new.priority, status=_PENDING, version=0, previous=0,
+        move=_ENQUEUE, status_before=None, created_ms=now_ms, updated_ms=now_ms,
+        visible_ms=due_ms if due_ms > now_ms else 0,
+        attempts=0, max_attempts=new.max_attempts or policy.max_attempts,
+        deliveries=0, max_deliveries=policy.max_deliveries, lease_token=0, worker=None, lease_until_ms=0, error=None,
+        last_error=None, ended_ms=0, purge_ms=0, payload_bytes=len(new.payload),
+        trace_id=trace[3:35] if trace else None, backoff=new.backoff, has_webhook=new.webhook is not None,
+    )  # fmt: skip
+    body = Body(new.payload, new.idempotency_key, new.webhook, trace, new.trace_state)
     return Change(_ENQUEUE, None, task, body)
-
-
-def new(
-    task_id: str,
-    tenant: str,
-    command: str,
-    *,
-    now_ms: int,
-    priority: int,
-    visible_ms: int,
-    max_attempts: int,
-    max_deliveries: int,
-    payload_bytes: int,
-    trace_id: str | None,
-    backoff: Backoff | None,
-    has_webhook: bool,
-) -> Task:
-    """Returns a pending task that is not stored yet."""
-    visible_ms = visible_ms if visible_ms > now_ms else 0
-    return Task(
-        id=task_id,
-        tenant=tenant,
-        command=command,
-        priority=priority,
-        status=_PENDING,
-        version=0,
-        previous=0,
-        move=_ENQUEUE,
-        status_before=None,
-        created_ms=now_ms,
-        updated_ms=now_ms,
-        visible_ms=visible_ms,
-        attempts=0,
-        max_attempts=max_attempts,
-        deliveries=0,
-        max_deliveries=max_deliveries,
-        lease_token=0,
-        worker=None,
-        lease_until_ms=0,
-        error=None,
-        last_error=None,
-        ended_ms=0,
-        purge_ms=0,
-        payload_bytes=payload_bytes,
-        trace_id=trace_id,
-        backoff=backoff,
-        has_webhook=has_webhook,
-    )
 
 
 def promote(task: Task, now_ms: int) -> Change:

@@ -61,3 +61,13 @@ class QueueCounts(Struct, frozen=True, kw_only=True, gc=False):
     dead: int = 0
     oldest_ms: int | None = None
     """When the pending task that waits longest became visible; None when none waits."""
+
+
+class QueueStatus(Struct, frozen=True, kw_only=True, gc=False):
+    """One queue as operators see it."""
+
+    key: QueueKey
+    counts: QueueCounts
+    paused: bool
+    oldest_age_ms: int
+    """How long the task that waits longest has been ready; 0 when none waits."""

@@ -74,6 +74,10 @@ class Filter(Struct, frozen=True, kw_only=True, gc=False):
     created_to_ms: int = 1 << 62
 
 
+Selection = Sequence[str] | Filter
+"""Which dead tasks to move: these ids, or those that match."""
+
+
 class Page(Struct, frozen=True, gc=False):
     """One page of the tasks that match."""
 

@@ -44,7 +44,7 @@ class Move(StrEnum):
 
 
 _FAILED = Status.FAILED
-BURYING = frozenset({Move.NACK, Move.EXPIRE, Move.ABANDON})
+DEAD_LETTERING = frozenset({Move.NACK, Move.EXPIRE, Move.ABANDON})
 """The moves after which a failed task is dead. After any other move, its worker decided that it failed."""
 
 
@@ -94,7 +94,7 @@ class Task(Struct, frozen=True, array_like=True, gc=False):
     @property
     def is_dead(self) -> bool:
         """Whether the task is in the dead-letter queue: failed by nack, expiry or abandon, not by a submit."""
-        return self.status is _FAILED and self.move in BURYING
+        return self.status is _FAILED and self.move in DEAD_LETTERING
 
 
 class Body(Struct, frozen=True, array_like=True, gc=False):

@@ -8,34 +8,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from urllib.parse import urlsplit
 
+from codeq.domain import limits
 from codeq.domain.backoff import Backoff, BackoffKind
 from codeq.domain.errors import InvalidRequest
-from codeq.domain.limits import (
-    ATTEMPTS_MAX,
-    ATTEMPTS_MIN,
-    BACKOFF_MS_MAX,
-    BATCH_BYTES_MAX,
-    BATCH_TASKS_MAX,
-    CONSUMERS_MAX,
-    DELAY_MS_MAX,
-    DELIVERIES_MAX,
-    ERROR_CHARS_MAX,
-    IDEMPOTENCY_KEY_CHARS_MAX,
-    LEASE_MS_MAX,
-    LEASE_MS_MIN,
-    NAME_PATTERN,
-    PAYLOAD_BYTES_MAX,
-    PRIORITY_MAX,
-    PRIORITY_MIN,
-    RETENTION_MS_MAX,
-    TRACE_CHARS_MAX,
-    WEBHOOK_CHARS_MAX,
-    WORKER_CHARS_MAX,
-)
 from codeq.domain.queue import OnExpiry, QueuePolicy
 from codeq.domain.requests import NewTask
 
-_NAME = re.compile(NAME_PATTERN)
+_NAME = re.compile(limits.NAME_PATTERN)
 _FAR_MS = 253_402_300_799_999
 """The last millisecond of the year 9999: the latest date that the wire format can express."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -46,20 +25,20 @@ def new_task(value: NewTask, now_ms: int | None = None) -> NewTask:
     name(value.command, "command")
     if not isinstance(value.payload, bytes):
         raise InvalidRequest(f"a payload is JSON in bytes, not {type(value.payload).__name__}")
-    if len(value.payload) > PAYLOAD_BYTES_MAX:
+    if len(value.payload) > limits.PAYLOAD_BYTES_MAX:
         raise InvalidRequest(
-            f"the payload has {len(value.payload)} bytes, at most {PAYLOAD_BYTES_MAX} are taken; store it elsewhere "
-            "and send a reference"
+            f"the payload has {len(value.payload)} bytes, at most {limits.PAYLOAD_BYTES_MAX} are taken; "
+            "store it elsewhere and send a reference"
         )
     if type(value.priority) is not int or value.priority:
-        whole(value.priority, "priority", PRIORITY_MIN, PRIORITY_MAX)
+        whole(value.priority, "priority", limits.PRIORITY_MIN, limits.PRIORITY_MAX)
     if value.delay_ms:
-        whole(value.delay_ms, "delay in milliseconds", 0, DELAY_MS_MAX)
+        whole(value.delay_ms, "delay in milliseconds", 0, limits.DELAY_MS_MAX)
     if value.run_at_ms is not None:
-        latest_ms = _FAR_MS if now_ms is None else now_ms + DELAY_MS_MAX
+        latest_ms = _FAR_MS if now_ms is None else now_ms + limits.DELAY_MS_MAX
         whole(value.run_at_ms, "run time in Unix milliseconds (a year ahead at most)", 0, latest_ms)
     if value.max_attempts is not None:
-        whole(value.max_attempts, "max attempts", ATTEMPTS_MIN, ATTEMPTS_MAX)
+        whole(value.max_attempts, "max attempts", limits.ATTEMPTS_MIN, limits.ATTEMPTS_MAX)
     if value.backoff is not None:
         backoff(value.backoff)
     _texts(value)
@@ -68,24 +47,24 @@ def new_task(value: NewTask, now_ms: int | None = None) -> NewTask:
 
 def _texts(value: NewTask) -> None:
     if value.idempotency_key is not None:
-        text(value.idempotency_key, "idempotency key", IDEMPOTENCY_KEY_CHARS_MAX, least=1)
+        text(value.idempotency_key, "idempotency key", limits.IDEMPOTENCY_KEY_CHARS_MAX, least=1)
     if value.webhook is not None:
         web_address(value.webhook, "webhook")
     if value.trace_parent is not None:
-        text(value.trace_parent, "trace parent", TRACE_CHARS_MAX)
+        text(value.trace_parent, "trace parent", limits.TRACE_CHARS_MAX)
     if value.trace_state is not None:
-        text(value.trace_state, "trace state", TRACE_CHARS_MAX)
+        text(value.trace_state, "trace state", limits.TRACE_CHARS_MAX)
 
 
 def policy(value: QueuePolicy) -> QueuePolicy:
     """Checks every limit of a queue's policy. A stored policy is loaded at every start, so it must be valid."""
-    whole(value.max_attempts, "max attempts", ATTEMPTS_MIN, ATTEMPTS_MAX)
-    whole(value.max_deliveries, "max deliveries", 1, DELIVERIES_MAX)
+    whole(value.max_attempts, "max attempts", limits.ATTEMPTS_MIN, limits.ATTEMPTS_MAX)
+    whole(value.max_deliveries, "max deliveries", 1, limits.DELIVERIES_MAX)
     lease_ms(value.lease_ms)
     backoff(value.backoff)
-    whole(value.retention_ms, "retention in milliseconds", 0, RETENTION_MS_MAX)
-    whole(value.dead_retention_ms, "dead retention in milliseconds", 0, RETENTION_MS_MAX)
-    whole(value.max_consumers, "max consumers", 0, CONSUMERS_MAX)
+    whole(value.retention_ms, "retention in milliseconds", 0, limits.RETENTION_MS_MAX)
+    whole(value.dead_retention_ms, "dead retention in milliseconds", 0, limits.RETENTION_MS_MAX)
+    whole(value.max_consumers, "max consumers", 0, limits.CONSUMERS_MAX)
     if value.on_expiry not in list(OnExpiry):
         raise InvalidRequest(f"on_expiry must be one of {', '.join(OnExpiry)}")
     if not isinstance(value.paused, bool):
@@ -95,11 +74,11 @@ def policy(value: QueuePolicy) -> QueuePolicy:
 
 def batch(bodies: Sequence[bytes], items: str, content: str) -> None:
     """Checks how many items one batch has, and how many bytes of content."""
-    if len(bodies) > BATCH_TASKS_MAX:
-        raise InvalidRequest(f"a batch has at most {BATCH_TASKS_MAX} {items}, not {len(bodies)}")
+    if len(bodies) > limits.BATCH_TASKS_MAX:
+        raise InvalidRequest(f"a batch has at most {limits.BATCH_TASKS_MAX} {items}, not {len(bodies)}")
     size = sum([len(body) for body in bodies])
-    if size > BATCH_BYTES_MAX:
-        raise InvalidRequest(f"a batch has at most {BATCH_BYTES_MAX} bytes of {content}, not {size}")
+    if size > limits.BATCH_BYTES_MAX:
+        raise InvalidRequest(f"a batch has at most {limits.BATCH_BYTES_MAX} bytes of {content}, not {size}")
 
 
 def name(value: str, what: str) -> str:
@@ -115,18 +94,18 @@ def whole(value: int, what: str, least: int, most: int) -> int:
 
 
 def worker(value: str) -> str:
-    return text(value, "worker", WORKER_CHARS_MAX, least=1)
+    return text(value, "worker", limits.WORKER_CHARS_MAX, least=1)
 
 
 def lease_ms(value: int) -> int:
-    return whole(value, "lease in milliseconds", LEASE_MS_MIN, LEASE_MS_MAX)
+    return whole(value, "lease in milliseconds", limits.LEASE_MS_MIN, limits.LEASE_MS_MAX)
 
 
 def backoff(value: Backoff) -> Backoff:
     if not isinstance(value, Backoff) or value.kind not in list(BackoffKind):
         raise InvalidRequest(f"backoff must be one of {', '.join(BackoffKind)}")
-    whole(value.base_ms, "backoff base in milliseconds", 0, BACKOFF_MS_MAX)
-    whole(value.max_ms, "backoff maximum in milliseconds", 0, BACKOFF_MS_MAX)
+    whole(value.base_ms, "backoff base in milliseconds", 0, limits.BACKOFF_MS_MAX)
+    whole(value.max_ms, "backoff maximum in milliseconds", 0, limits.BACKOFF_MS_MAX)
     return value
 
 
@@ -142,7 +121,7 @@ def text(value: str, what: str, most: int, *, least: int = 0) -> str:
 
 def web_address(value: str, what: str) -> str:
     try:
-        parts = urlsplit(text(value, what, WEBHOOK_CHARS_MAX, least=1))
+        parts = urlsplit(text(value, what, limits.WEBHOOK_CHARS_MAX, least=1))
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         usable = False
@@ -155,7 +134,7 @@ def message(value: str) -> str:
     """Returns an error's text, cut rather than refused: a long stack trace is no reason to lose a result."""
     if not isinstance(value, str):
         raise InvalidRequest(f"an error is text, not {_shown(value)}")
-    return _encodable(value[:ERROR_CHARS_MAX], "error")
+    return _encodable(value[: limits.ERROR_CHARS_MAX], "error")
 
 
 @lru_cache(maxsize=4096)

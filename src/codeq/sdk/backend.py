@@ -1,34 +1,51 @@
-"""The seam under the verbs: what both a server and a store inside the process can do for one tenant.
+"""The seam under the verbs: what a server and a store in the same process both do for one tenant.
 
-Nothing is answered before it is on disk. Every call may be repeated: an order with an idempotency key is taken once, an
-outcome is accepted once, and a lease that was handed back cannot be handed back again.
+A call returns when its effect is on disk. Every call may be repeated: a new task with an idempotency key is enqueued
+once, a result is accepted once, and a lease is released once. Times are milliseconds.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from codeq.domain.errors import CodeqError
 from codeq.domain.queue import QueuePolicy
-from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page
+from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Task
+from codeq.sdk.durations import Seconds
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult
 from codeq.wire.events import Event, EventPage
 
+Token = str | Callable[[], str]
+
+
+class ClientOptions(TypedDict):
+    """The arguments of `Client` and `AsyncClient`, with the defaults filled in."""
+
+    url: str
+    token: Token
+    timeout: Seconds
+    retry_for: Seconds
+    ca_file: str | None
+
 
 class Backend(Protocol):
+    @property
+    def client_options(self) -> ClientOptions | None:
+        """How another process connects to the same queue; None if only this process can."""
+
     def prepare_enqueue(
-        self, orders: Sequence[NewTask]
+        self, new_tasks: Sequence[NewTask]
     ) -> Callable[[], Coroutine[Any, Any, Sequence[Task | CodeqError]]]:
-        """Make ready to enqueue. The call that it answers does so: per order, of up to 1000, the task, or why it was
-        refused."""
+        """Encodes up to 1000 new tasks. The returned function sends them, and answers per new task: the task, or why
+        it was refused."""
 
     async def claim(self, wanted: Claim) -> list[Job]: ...
 
     async def heartbeat(self, job: Job, extend_ms: int | None, progress: str | None = None) -> int:
-        """Until when the job is ours now, in Unix milliseconds."""
+        """Extends the lease, and answers until when, in Unix milliseconds."""
 
     async def submit(self, outcomes: Sequence[Outcome]) -> list[CodeqError | None]:
-        """Per outcome, of up to 1000: None if it was accepted, or why not."""
+        """Answers per outcome, of up to 1000: None if it was accepted, or why not."""
 
     async def nack(self, job: Job, delay_ms: int | None, reason: str, *, dead: bool = False) -> ReleaseResult: ...
 
@@ -36,17 +53,17 @@ class Backend(Protocol):
 
     async def cancel(self, task_id: str) -> Task: ...
 
-    async def replay(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
-        """Put dead tasks back: those named, or without names those that match."""
+    async def replay(self, selection: Selection, *, limit: int, dry_run: bool) -> BulkResult:
+        """Puts dead tasks back into their queues."""
 
-    async def purge(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
-        """Forget dead tasks: those named, or without names those that match."""
+    async def purge(self, selection: Selection, *, limit: int, dry_run: bool) -> BulkResult:
+        """Deletes dead tasks."""
 
     async def cleanup(self, before_ms: int | None, limit: int) -> int:
-        """Forget ended tasks whose retention passes before then (by now, for None). Answers how many."""
+        """Deletes ended tasks whose retention passes before then (before now, for None). Answers how many."""
 
     async def get(self, task_id: str, wait_ms: int) -> tuple[Task, str, bytes | None]:
-        """The task, its payload and its result, both as JSON."""
+        """The task, its payload and its result, both as JSON. Waits until the task has ended, up to `wait_ms`."""
 
     async def history(self, task_id: str) -> list[Event]: ...
 
@@ -55,7 +72,7 @@ class Backend(Protocol):
     async def queues(self) -> dict[str, QueueInfo]: ...
 
     async def policy(self, command: str) -> QueuePolicy | None:
-        """The queue's own policy; None where the defaults hold."""
+        """The queue's own policy; None where the defaults apply."""
 
     async def set_policy(self, command: str, policy: QueuePolicy | None) -> None: ...
 

@@ -1,23 +1,24 @@
-"""A codeQ server from Python: `Client` for plain calls from any thread, `AsyncClient` to be awaited."""
+"""Clients of a codeQ server: `Client` with blocking calls for any thread, `AsyncClient` with coroutines."""
 
 import os
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from codeq.domain.errors import InvalidRequest
+from codeq.sdk.backend import ClientOptions, Token
 from codeq.sdk.blocking import BlockingVerbs, run_blocking
+from codeq.sdk.durations import Seconds, milliseconds
 from codeq.sdk.http import HttpBackend
-from codeq.sdk.http_client import HttpClient, Token
+from codeq.sdk.http_client import HttpClient
 from codeq.sdk.transport import Address, AsyncTransport, BlockingTransport, Transport, address_of
-from codeq.sdk.verbs import Seconds, Verbs, milliseconds
+from codeq.sdk.verbs import Verbs
+from codeq.wire.local_server import DEFAULT_URL
 
-Done = TypeVar("Done")
-
-DEFAULT_URL = "http://127.0.0.1:8080"
+T = TypeVar("T")
 
 
 class AsyncClient(Verbs):
-    """The queues of the token's tenant, on the event loop that calls. Use it with `async with`."""
+    """The queues of the token's tenant, on the event loop of the caller. Use it with `async with`."""
 
     def __init__(
         self,
@@ -28,17 +29,17 @@ class AsyncClient(Verbs):
         retry_for: Seconds = 30,
         ca_file: str | None = None,
     ) -> None:
-        """`url` and `token` are taken from CODEQ_URL and CODEQ_TOKEN if not given. `token` may be a function, which is
-        asked again when the server refuses the last one. `retry_for` bounds how long a call is repeated while the
-        server cannot be reached or is busy; `timeout` bounds one try, on top of what the call itself waits."""
-        address, known = _server(url, token, ca_file)
-        self.options: dict[str, Any] = {"token": known, "timeout": timeout, "retry_for": retry_for, "ca_file": ca_file}
-        self.url = _url(url)
-        super().__init__(_backend(AsyncTransport(address), address, **self.options))
+        """`url` and `token` default to CODEQ_URL and CODEQ_TOKEN. `token` may be a function, which is called again when
+        the server refuses the last token. `retry_for` bounds how long a call is repeated while the server is
+        unreachable or busy; `timeout` bounds one try, on top of the time that the call itself waits."""
+        self.options = _options(url, token, timeout=timeout, retry_for=retry_for, ca_file=ca_file)
+        self.url = self.options["url"]
+        address = address_of(self.url, ca_file)
+        super().__init__(_backend(AsyncTransport(address), address, self.options))
 
 
 class Client(BlockingVerbs):
-    """The queues of the token's tenant, for plain calls from any thread. Takes what `AsyncClient` takes."""
+    """The queues of the token's tenant, with blocking calls for any thread. Takes the arguments of `AsyncClient`."""
 
     def __init__(
         self,
@@ -49,34 +50,33 @@ class Client(BlockingVerbs):
         retry_for: Seconds = 30,
         ca_file: str | None = None,
     ) -> None:
-        address, known = _server(url, token, ca_file)
-        self.options: dict[str, Any] = {"token": known, "timeout": timeout, "retry_for": retry_for, "ca_file": ca_file}
-        self.url = _url(url)
-        super().__init__(Verbs(_backend(BlockingTransport(address), address, **self.options)))
+        self.options = _options(url, token, timeout=timeout, retry_for=retry_for, ca_file=ca_file)
+        self.url = self.options["url"]
+        address = address_of(self.url, ca_file)
+        super().__init__(Verbs(_backend(BlockingTransport(address), address, self.options)))
 
     def as_async(self) -> AsyncClient:
-        """The same server and token, to be awaited."""
-        return AsyncClient(self.url, **self.options)
+        """A client with coroutines for the same server and token. Close it when it is no longer needed."""
+        return AsyncClient(**self.options)
 
-    def _run(self, verb: Coroutine[Any, Any, Done]) -> Done:
-        return run_blocking(verb)
-
-
-def _url(given: str | None) -> str:
-    return given or os.environ.get("CODEQ_URL") or DEFAULT_URL
+    def _block_on(self, call: Coroutine[Any, Any, T]) -> T:
+        return run_blocking(call)
 
 
-def _server(url: str | None, token: Token | None, ca_file: str | None) -> tuple[Address, Token]:
+def _options(
+    url: str | None, token: Token | None, *, timeout: Seconds, retry_for: Seconds, ca_file: str | None
+) -> ClientOptions:
     known = token or os.environ.get("CODEQ_TOKEN")
     if not known:
         raise InvalidRequest("a token is needed: pass token=..., or set CODEQ_TOKEN")
-    return address_of(_url(url), ca_file), known
+    known_url = url or os.environ.get("CODEQ_URL") or DEFAULT_URL
+    return ClientOptions(url=known_url, token=known, timeout=timeout, retry_for=retry_for, ca_file=ca_file)
 
 
-def _backend(
-    transport: Transport, address: Address, *, token: Token, timeout: Seconds, retry_for: Seconds, **_: Any
-) -> HttpBackend:
+def _backend(transport: Transport, address: Address, options: ClientOptions) -> HttpBackend:
+    timeout, retry_for = options["timeout"], options["retry_for"]
     timeout_s, retry_s = milliseconds(timeout) / 1000, milliseconds(retry_for) / 1000
     if timeout_s <= 0 or retry_s < 0:
         raise InvalidRequest(f"timeout is more than 0 seconds, retry_for 0 or more, not {timeout} and {retry_for}")
-    return HttpBackend(HttpClient(transport, address, token, timeout_s=timeout_s, retry_s=retry_s))
+    http = HttpClient(transport, address, options["token"], timeout_s=timeout_s, retry_s=retry_s)
+    return HttpBackend(http, options)

@@ -6,101 +6,78 @@ from itertools import count
 
 import msgspec
 
+from codeq.domain import validation
 from codeq.domain.errors import InvalidRequest
-from codeq.domain.limits import ATTEMPTS_MAX, ATTEMPTS_MIN, PAYLOAD_BYTES_MAX, PRIORITY_MAX, PRIORITY_MIN
 from codeq.domain.requests import NewTask
 from codeq.wire import tasks, times
 
-Packed = tasks.PackedTask | InvalidRequest
+PackedOrRefused = tasks.PackedTask | InvalidRequest
 
 pack = msgspec.msgpack.Encoder().encode
 
 
 class TaskEncoder:
-    """Gives every order a key, so that it can be sent again when the answer was lost."""
+    """Gives every new task an idempotency key, so that it can be sent again when the answer was lost."""
 
     def __init__(self) -> None:
-        self._start()
+        self._start_keys()
 
-    def pack(self, orders: Sequence[NewTask], *, trace_of_call: str | None) -> list[Packed]:
-        """Per order: what is sent of it; or why it is not sent.
+    def encode(
+        self, new_tasks: Sequence[NewTask], *, trace_of_call: str | None
+    ) -> tuple[Sequence[PackedOrRefused], bytes]:
+        """Per new task the message that is sent, or why it is not sent; and the body of the request.
 
-        A server forgives some faults to older clients, and hangs up on a body far past its limit. Here they are refused
-        as the store itself does.
+        The limits are checked here because a server corrects some values for older clients, and closes the connection
+        on a body that is far too large.
         """
-        if self._pid != os.getpid():  # a forked child that went on with its parent's keys would lose its tasks to them
-            self._start()
-        return [self._packed(order, trace_of_call) for order in orders]
-
-    def _packed(self, order: NewTask, trace_of_call: str | None) -> Packed:
+        if self._pid != os.getpid():  # a forked child that continued its parent's keys would lose its tasks to them
+            self._start_keys()
+        packed = [self._packed(new_task, trace_of_call) for new_task in new_tasks]
         try:
-            _check(order)
-            return self._task(order, trace_of_call)
-        except InvalidRequest as refusal:
-            return refusal
-        except (TypeError, ValueError, OverflowError, OSError, AttributeError) as fault:
-            return InvalidRequest(f"the order cannot be sent: {fault}")
+            return packed, _body(packed)
+        except (TypeError, ValueError, OverflowError):  # subclasses of str and bytes, for instance
+            packed = [_refuse_unencodable(message) for message in packed]
+            return packed, _body(packed)
 
-    def _start(self) -> None:
+    def _start_keys(self) -> None:
         self._pid = os.getpid()
         self._prefix = os.urandom(9).hex()
         self._numbers = count(1)
 
-    def _task(self, order: NewTask, trace_of_call: str | None) -> tasks.PackedTask:
-        backoff = order.backoff
-        has_own_trace = order.trace_parent != trace_of_call
-        return tasks.PackedTask(
-            command=order.command,
-            payload=order.payload,
-            priority=order.priority,
-            webhook=order.webhook,
-            max_attempts=order.max_attempts or 0,
-            idempotency_key=order.idempotency_key or f"{self._prefix}-{next(self._numbers)}",
-            run_at=times.text(order.run_at_ms) if order.run_at_ms is not None else None,
-            delay_seconds=order.delay_ms / 1000,
-            backoff=None
-            if backoff is None
-            else tasks.Backoff(
-                policy=backoff.kind.value, base_seconds=backoff.base_ms / 1000, max_seconds=backoff.max_ms / 1000
-            ),
-            trace_parent=order.trace_parent if has_own_trace else None,
-            trace_state=order.trace_state if has_own_trace else None,
-        )
+    def _packed(self, new_task: NewTask, trace_of_call: str | None) -> PackedOrRefused:
+        try:
+            validation.new_task(new_task)
+        except InvalidRequest as refusal:
+            return refusal
+        key = new_task.idempotency_key or f"{self._prefix}-{next(self._numbers)}"
+        return packed_task(new_task, key, has_own_trace=new_task.trace_parent != trace_of_call)
 
 
-def written(packed: Sequence[Packed]) -> tuple[Sequence[Packed], bytes]:
-    """The body of a request for these orders; with a refusal in the place of each that cannot be written."""
-    try:
-        return packed, _body(packed)
-    except (TypeError, ValueError, OverflowError):
-        tried = [_tried(order) for order in packed]
-        return tried, _body(tried)
+def packed_task(new_task: NewTask, key: str, *, has_own_trace: bool = False) -> tasks.PackedTask:
+    """The message of a new task, under this idempotency key."""
+    return tasks.PackedTask(
+        command=new_task.command,
+        payload=new_task.payload,
+        priority=new_task.priority,
+        webhook=new_task.webhook,
+        max_attempts=new_task.max_attempts or 0,
+        idempotency_key=key,
+        run_at=times.text(new_task.run_at_ms) if new_task.run_at_ms is not None else None,
+        delay_seconds=new_task.delay_ms / 1000 if new_task.delay_ms else 0,
+        backoff=tasks.backoff_fields(new_task.backoff) if new_task.backoff else None,
+        trace_parent=new_task.trace_parent if has_own_trace else None,
+        trace_state=new_task.trace_state if has_own_trace else None,
+    )
 
 
-def _body(packed: Sequence[Packed]) -> bytes:
-    sent = [order for order in packed if isinstance(order, tasks.PackedTask)]
+def _body(packed: Sequence[PackedOrRefused]) -> bytes:
+    sent = [message for message in packed if isinstance(message, tasks.PackedTask)]
     return pack(sent[0] if len(sent) == 1 else {"tasks": sent})
 
 
-def _tried(order: Packed) -> Packed:
+def _refuse_unencodable(message: PackedOrRefused) -> PackedOrRefused:
     try:
-        pack(order) if isinstance(order, tasks.PackedTask) else None
+        pack(message) if isinstance(message, tasks.PackedTask) else None
     except (TypeError, ValueError, OverflowError) as fault:
-        return InvalidRequest(f"the order cannot be sent: {fault}")
-    return order
-
-
-def _check(order: NewTask) -> None:
-    if not PRIORITY_MIN <= order.priority <= PRIORITY_MAX:
-        raise InvalidRequest(f"priority must be from {PRIORITY_MIN} to {PRIORITY_MAX}, not {order.priority}")
-    if order.max_attempts is not None and not ATTEMPTS_MIN <= order.max_attempts <= ATTEMPTS_MAX:
-        raise InvalidRequest(f"max attempts must be from {ATTEMPTS_MIN} to {ATTEMPTS_MAX}, not {order.max_attempts}")
-    if order.idempotency_key == "" or order.webhook == "":
-        raise InvalidRequest("an idempotency key and a webhook are left out, or have at least one character")
-    if order.run_at_ms is not None and order.run_at_ms < 0:
-        raise InvalidRequest(f"a run time lies after 1970, not at {order.run_at_ms} ms")
-    if len(order.payload) > PAYLOAD_BYTES_MAX:
-        raise InvalidRequest(
-            f"the payload has {len(order.payload)} bytes, at most {PAYLOAD_BYTES_MAX} are taken; store it elsewhere "
-            "and send a reference"
-        )
+        return InvalidRequest(f"the task cannot be sent: {fault}")
+    return message

@@ -1,4 +1,4 @@
-"""What became of a batch of orders, as the server told it."""
+"""The server's answer to a batch enqueue."""
 
 from collections.abc import Sequence
 from typing import overload
@@ -15,7 +15,7 @@ from codeq.wire.errors import error_of
 
 
 class EnqueueResults(Sequence[Task | CodeqError]):
-    """What became of a batch. A task is read when it is asked for: of most, nobody wants more than that it is taken."""
+    """Results of a batch enqueue, decoded lazily because most callers only check for errors."""
 
     def __init__(self, items: Sequence[Raw | CodeqError]) -> None:
         self._items = items
@@ -24,17 +24,17 @@ class EnqueueResults(Sequence[Task | CodeqError]):
         return len(self._items)
 
     @overload
-    def __getitem__(self, place: int) -> Task | CodeqError: ...
+    def __getitem__(self, index: int) -> Task | CodeqError: ...
     @overload
-    def __getitem__(self, place: slice) -> "EnqueueResults": ...
-    def __getitem__(self, place: int | slice) -> "Task | CodeqError | EnqueueResults":
-        if isinstance(place, slice):
-            return EnqueueResults(self._items[place])
-        item = self._items[place]
+    def __getitem__(self, index: slice) -> "EnqueueResults": ...
+    def __getitem__(self, index: int | slice) -> "Task | CodeqError | EnqueueResults":
+        if isinstance(index, slice):
+            return EnqueueResults(self._items[index])
+        item = self._items[index]
         if isinstance(item, CodeqError):
             return item
         try:
-            return to_domain.task_of(_task(item))
+            return to_domain.task_of(_decode_task(item))
         except (msgspec.DecodeError, ValueError) as fault:
             raise unreadable(bytes(item), fault) from None
 
@@ -44,10 +44,9 @@ class EnqueueResults(Sequence[Task | CodeqError]):
 
 
 def enqueue_results(body: bytes) -> EnqueueResults:
-    return EnqueueResults(
-        [item.task if item.code is None else error_of(item.code, item.error or "") for item in _given(body).results]
-    )
+    items = _decode_results(body).results
+    return EnqueueResults([item.task if item.code is None else error_of(item.code, item.error or "") for item in items])
 
 
-_given = msgspec.msgpack.Decoder(EnqueueResultList).decode
-_task = msgspec.msgpack.Decoder(tasks.TaskView).decode
+_decode_results = msgspec.msgpack.Decoder(EnqueueResultList).decode
+_decode_task = msgspec.msgpack.Decoder(tasks.TaskView).decode

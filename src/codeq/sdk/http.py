@@ -1,85 +1,88 @@
-"""The verbs over HTTP. What may be repeated is repeated: a lost connection is not the caller's problem."""
+"""The backend of a server: each verb is one HTTP request, which is repeated when the connection is lost."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
 
+from codeq.domain import validation
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound
-from codeq.domain.limits import BATCH_BYTES_MAX, BATCH_TASKS_MAX
 from codeq.domain.queue import QueuePolicy
-from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page
+from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
-from codeq.sdk.encoding import Packed, TaskEncoder, pack, written
+from codeq.sdk.backend import ClientOptions
+from codeq.sdk.encoding import PackedOrRefused, TaskEncoder, pack
 from codeq.sdk.enqueue_results import enqueue_results
 from codeq.sdk.http_client import HttpClient, decoded, encoded, path_of
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult
 from codeq.sdk.tracing import NO_TRACE, header_lines
 from codeq.wire import paths, queues, tasks, times, to_domain
-from codeq.wire.client import ClaimedTaskList, SubmitVerdicts, TaskAndRawResult
+from codeq.wire.client import ClaimedTaskList, ItemVerdicts, TaskAndRawResult
 from codeq.wire.errors import error_of
 from codeq.wire.events import Event, EventPage, History
 
-_held = msgspec.msgpack.Decoder(ClaimedTaskList).decode
-_task = msgspec.msgpack.Decoder(tasks.TaskView).decode
-_verdicts = msgspec.msgpack.Decoder(SubmitVerdicts).decode
+_decode_claimed = msgspec.msgpack.Decoder(ClaimedTaskList).decode
+_decode_task = msgspec.msgpack.Decoder(tasks.TaskView).decode
+_decode_verdicts = msgspec.msgpack.Decoder(ItemVerdicts).decode
 
 
 class HttpBackend:
-    """One server, as one tenant: the one the token is for."""
+    """One server, as the tenant of the token."""
 
-    def __init__(self, http: HttpClient) -> None:
+    def __init__(self, http: HttpClient, client_options: ClientOptions | None = None) -> None:
         self.http = http
+        self.client_options = client_options
         self._encoder = TaskEncoder()
 
     def prepare_enqueue(
-        self, orders: Sequence[NewTask]
+        self, new_tasks: Sequence[NewTask]
     ) -> Callable[[], Coroutine[Any, Any, Sequence[Task | CodeqError]]]:
-        _check_batch([order.payload for order in orders], "tasks")
-        parent, state = _trace_of(orders)
-        packed, body = written(self._encoder.pack(orders, trace_of_call=parent))
+        validation.batch([task.payload for task in new_tasks], "tasks", "payload")
+        parent, state = _common_trace(new_tasks)
+        packed, body = self._encoder.encode(new_tasks, trace_of_call=parent)
         return lambda: self._enqueue(packed, body, header_lines(parent, state))
 
-    async def _enqueue(self, packed: Sequence[Packed], body: bytes, headers: str) -> Sequence[Task | CodeqError]:
+    async def _enqueue(
+        self, packed: Sequence[PackedOrRefused], body: bytes, headers: str
+    ) -> Sequence[Task | CodeqError]:
         answers: Sequence[Task | CodeqError] = []
-        sent = sum(isinstance(order, tasks.PackedTask) for order in packed)
+        sent = sum(isinstance(message, tasks.PackedTask) for message in packed)
         if sent == 1:
             answers = await self._enqueue_one(body, headers)
         elif sent:
-            answer = await self.http.send("POST", paths.TASKS_BATCH, body, packed=True, headers=headers)
-            answers = decoded(answer, enqueue_results)
+            response = await self.http.send("POST", paths.TASKS_BATCH, body, packed=True, headers=headers)
+            answers = decoded(response, enqueue_results)
         if sent == len(packed):
             return answers
         left = iter(answers)
-        return [next(left) if isinstance(order, tasks.PackedTask) else order for order in packed]
+        return [next(left) if isinstance(message, tasks.PackedTask) else message for message in packed]
 
     async def _enqueue_one(self, body: bytes, headers: str) -> list[Task | CodeqError]:
         try:
-            answer = await self.http.send("POST", paths.TASKS, body, packed=True, headers=headers)
-        except InvalidRequest as refusal:  # what else goes wrong is not about the order
+            response = await self.http.send("POST", paths.TASKS, body, packed=True, headers=headers)
+        except InvalidRequest as refusal:  # every other error is about the call, not about the task
             return [refusal]
-        return [decoded(answer, lambda body: _task_of(_task(body)))]
+        return [decoded(response, lambda body: _task_of(_decode_task(body)))]
 
     async def claim(self, wanted: Claim) -> list[Job]:
-        asked = tasks.ClaimBatch(
+        request = tasks.ClaimBatch(
             commands=list(wanted.commands) if wanted.commands else None,
             lease_seconds=(wanted.lease_ms or 0) / 1000,
             wait_seconds=wanted.wait_ms / 1000,
             count=wanted.limit,
         )
-        answer = await self.http.send(
-            "POST", paths.CLAIM_BATCH, encoded(pack, asked), packed=True, wait_ms=wanted.wait_ms
-        )
-        return [] if answer.status == 204 else decoded(answer, _jobs)
+        body = encoded(pack, request)
+        response = await self.http.send("POST", paths.CLAIM_BATCH, body, packed=True, wait_ms=wanted.wait_ms)
+        return [] if response.status == 204 else decoded(response, _jobs)
 
     async def heartbeat(self, job: Job, extend_ms: int | None, progress: str | None = None) -> int:
         extend_s = (extend_ms or 0) / 1000
-        asked = tasks.Heartbeat(lease_token=job.holder.token, extend_seconds=extend_s, progress=progress)
-        answer = await self.http.call("POST", paths.HEARTBEAT, asked, tasks.HeartbeatAnswer, id=job.id)
+        request = tasks.Heartbeat(lease_token=job.holder.token, extend_seconds=extend_s, progress=progress)
+        answer = await self.http.call("POST", paths.HEARTBEAT, request, tasks.HeartbeatAnswer, id=job.id)
         return to_domain.moment_ms(answer.lease_until)
 
     async def submit(self, outcomes: Sequence[Outcome]) -> list[CodeqError | None]:
-        asked = [
+        request = [
             tasks.PackedSubmitOf(
                 task_id=outcome.task_id,
                 lease_token=outcome.holder.token,
@@ -89,37 +92,37 @@ class HttpBackend:
             )
             for outcome in outcomes
         ]
-        if not asked:
+        if not request:
             return []
-        _check_batch([outcome.result or b"" for outcome in outcomes], "results")
-        answer = await self.http.send("POST", paths.RESULTS_BATCH, encoded(pack, {"results": asked}), packed=True)
-        return decoded(answer, _faults)
+        validation.batch([outcome.result or b"" for outcome in outcomes], "results", "results")
+        response = await self.http.send("POST", paths.RESULTS_BATCH, encoded(pack, {"results": request}), packed=True)
+        return decoded(response, _refusals)
 
     async def nack(self, job: Job, delay_ms: int | None, reason: str, *, dead: bool = False) -> ReleaseResult:
         delay_s = None if delay_ms is None else delay_ms / 1000
-        asked = tasks.Nack(lease_token=job.holder.token, delay_seconds=delay_s, reason=reason, dead=dead)
-        return _given_back(await self.http.call("POST", paths.NACK, asked, tasks.GiveBackAnswer, id=job.id))
+        request = tasks.Nack(lease_token=job.holder.token, delay_seconds=delay_s, reason=reason, dead=dead)
+        return _released(await self.http.call("POST", paths.NACK, request, tasks.GiveBackAnswer, id=job.id))
 
     async def abandon(self, job: Job) -> ReleaseResult:
-        asked = tasks.LeaseCall(lease_token=job.holder.token)
-        return _given_back(await self.http.call("POST", paths.ABANDON, asked, tasks.GiveBackAnswer, id=job.id))
+        request = tasks.LeaseCall(lease_token=job.holder.token)
+        return _released(await self.http.call("POST", paths.ABANDON, request, tasks.GiveBackAnswer, id=job.id))
 
     async def cancel(self, task_id: str) -> Task:
         return _task_of(await self.http.call("POST", paths.CANCEL, None, tasks.TaskView, id=task_id))
 
-    async def replay(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
-        return await self._sweep(paths.DLQ_REPLAY, ids, wanted, limit=limit, dry_run=dry_run)
+    async def replay(self, selection: Selection, *, limit: int, dry_run: bool) -> BulkResult:
+        return await self._move_dead(paths.DLQ_REPLAY, selection, limit=limit, dry_run=dry_run)
 
-    async def purge(self, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool) -> BulkResult:
-        return await self._sweep(paths.DLQ_PURGE, ids, wanted, limit=limit, dry_run=dry_run)
+    async def purge(self, selection: Selection, *, limit: int, dry_run: bool) -> BulkResult:
+        return await self._move_dead(paths.DLQ_PURGE, selection, limit=limit, dry_run=dry_run)
 
     async def cleanup(self, before_ms: int | None, limit: int) -> int:
-        asked = queues.Cleanup(limit=limit, before=times.text(before_ms) if before_ms is not None else None)
-        return (await self.http.call("POST", paths.CLEANUP, asked, queues.Cleaned)).deleted
+        request = queues.Cleanup(limit=limit, before=times.text(before_ms) if before_ms is not None else None)
+        return (await self.http.call("POST", paths.CLEANUP, request, queues.Cleaned)).deleted
 
     async def get(self, task_id: str, wait_ms: int) -> tuple[Task, str, bytes | None]:
         if wait_ms:
-            # The wire counts whole seconds. A wait that ends early is asked again by who still has time.
+            # The wire counts whole seconds. A wait that ends early is repeated by the caller.
             query = {"waitSeconds": max(1, wait_ms // 1000)}
             try:
                 return await self._result(task_id, query, wait_ms)
@@ -134,7 +137,7 @@ class HttpBackend:
         return (await self.http.call("GET", paths.HISTORY, None, History, id=task_id)).events
 
     async def find(self, wanted: Filter, cursor: str | None, limit: int) -> Page:
-        given = {
+        filters = {
             "command": wanted.command,
             "status": wanted.status,
             "queue": wanted.index,
@@ -142,7 +145,7 @@ class HttpBackend:
             "cursor": cursor,
             "limit": limit,
         }
-        query = {name: value for name, value in given.items() if value is not None}
+        query = {name: value for name, value in filters.items() if value is not None}
         page = await self.http.call("GET", paths.TASKS, None, tasks.TaskPage, query=query)
         return Page([_task_of(view) for view in page.tasks], page.cursor)
 
@@ -170,8 +173,8 @@ class HttpBackend:
         if policy is None:
             await self.http.send("DELETE", path_of(paths.TOPIC, {"topic": command}))
             return
-        asked = queues.PutTopic(policy=queues.policy_fields(policy))
-        await self.http.call("PUT", paths.TOPIC, asked, queues.Topic, topic=command)
+        request = queues.PutTopic(policy=queues.policy_fields(policy))
+        await self.http.call("PUT", paths.TOPIC, request, queues.Topic, topic=command)
 
     async def set_paused(self, command: str, paused: bool) -> None:
         await self.http.call("POST", paths.PAUSE if paused else paths.RESUME, None, queues.QueueView, command=command)
@@ -192,33 +195,20 @@ class HttpBackend:
         )
         return _task_of(found.task), found.task.payload, bytes(found.result.result) or None
 
-    async def _sweep(
-        self, path: str, ids: Sequence[str] | None, wanted: Filter, *, limit: int, dry_run: bool
-    ) -> BulkResult:
-        asked = queues.Selection(
-            ids=list(ids) if ids is not None else None,
-            command=wanted.command,
-            error=wanted.error,
-            all=ids is None and wanted.command is None and wanted.error is None,
-            limit=limit,
-            dry_run=dry_run,
-        )
-        done = await self.http.call("POST", path, asked, queues.Selected)
+    async def _move_dead(self, path: str, selection: Selection, *, limit: int, dry_run: bool) -> BulkResult:
+        if isinstance(selection, Filter):
+            command, error = selection.command, selection.error
+            is_all = command is None and error is None
+            request = queues.Selection(command=command, error=error, all=is_all, limit=limit, dry_run=dry_run)
+        else:
+            request = queues.Selection(ids=list(selection), limit=limit, dry_run=dry_run)
+        done = await self.http.call("POST", path, request, queues.Selected)
         return BulkResult(done.matched, done.changed, done.ids, done.refused)
 
 
-def _check_batch(bodies: list[bytes], what: str) -> None:
-    """A server does not read a body far past its limit: it hangs up, and the client cannot tell why."""
-    if len(bodies) > BATCH_TASKS_MAX:
-        raise InvalidRequest(f"a batch has at most {BATCH_TASKS_MAX} {what}, not {len(bodies)}")
-    size = sum([len(body) for body in bodies])
-    if size > BATCH_BYTES_MAX:
-        raise InvalidRequest(f"a batch has at most {BATCH_BYTES_MAX} bytes of {what}, not {size}")
-
-
-def _trace_of(orders: Sequence[NewTask]) -> tuple[str | None, str | None]:
-    """The trace that all of them share, which can go with the call itself; else none, and each names its own."""
-    traces = {(order.trace_parent, order.trace_state) for order in orders}
+def _common_trace(new_tasks: Sequence[NewTask]) -> tuple[str | None, str | None]:
+    """The trace that all of them share, which is sent once with the call; else none, and each task carries its own."""
+    traces = {(task.trace_parent, task.trace_state) for task in new_tasks}
     return traces.pop() if len(traces) == 1 else NO_TRACE
 
 
@@ -232,25 +222,25 @@ def _task_of(view: tasks.TaskView) -> Task:
 def _jobs(body: bytes) -> list[Job]:
     return [
         Job(
-            held.id,
-            held.command,
-            held.payload.encode(),
-            Holder(held.worker_id, held.lease_token),
-            held.priority,
-            held.attempts,
-            held.max_attempts,
-            held.deliveries,
-            to_domain.moment_ms(held.lease_until),
-            held.trace_parent,
-            held.trace_state,
+            task.id,
+            task.command,
+            task.payload.encode(),
+            Holder(task.worker_id, task.lease_token),
+            task.priority,
+            task.attempts,
+            task.max_attempts,
+            task.deliveries,
+            to_domain.moment_ms(task.lease_until),
+            task.trace_parent,
+            task.trace_state,
         )
-        for held in _held(body).tasks
+        for task in _decode_claimed(body).tasks
     ]
 
 
-def _faults(body: bytes) -> list[CodeqError | None]:
-    return [error_of(one.code, one.error or "") if one.code else None for one in _verdicts(body).results]
+def _refusals(body: bytes) -> list[CodeqError | None]:
+    return [error_of(one.code, one.error or "") if one.code else None for one in _decode_verdicts(body).results]
 
 
-def _given_back(answer: tasks.GiveBackAnswer) -> ReleaseResult:
+def _released(answer: tasks.GiveBackAnswer) -> ReleaseResult:
     return ReleaseResult(answer.status == "dlq", answer.delay_seconds or 0.0)

@@ -1,4 +1,4 @@
-"""Requests to one codeQ server as one caller: encoded, authorised, and repeated while that may help."""
+"""Sends requests to one codeQ server as one caller: encoded, authorised, and repeated on transient errors."""
 
 import random
 from collections.abc import Callable
@@ -9,18 +9,16 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound
-from codeq.sdk.transport import Address, Answer, Transport, Untrusted
+from codeq.sdk.backend import Token
+from codeq.sdk.transport import Address, Response, Transport, Untrusted
 from codeq.wire.errors import RateLimited, Unreachable, error_of
 from codeq.wire.system import Problem
 
-Token = str | Callable[[], str]
-Message = TypeVar("Message")
+T = TypeVar("T")
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 2.0
 RETRIED = frozenset({408, 429, 502, 503, 504})
-_TEXT, _PACKED = "application/json", "application/msgpack"
-
-_json = msgspec.json.decode
+_JSON, _MSGPACK = "application/json", "application/msgpack"
 
 
 class HttpClient:
@@ -39,18 +37,18 @@ class HttpClient:
         self,
         method: str,
         path: str,
-        asked: Any,
-        answer: type[Message],
+        request: Any,
+        answer: type[T],
         *,
         query: dict[str, Any] | None = None,
         wait_ms: int = 0,
         **names: str,
-    ) -> Message:
-        """Sends `asked` as JSON to the path with its names filled in, and decodes the answer."""
+    ) -> T:
+        """Sends `request` as JSON to the path with its names filled in, and decodes the answer."""
         target = path_of(path, names) + (f"?{urlencode(query)}" if query else "")
-        body = encoded(msgspec.json.encode, asked) if asked is not None else b""
-        found = await self.send(method, target, body, wait_ms=wait_ms)
-        return decoded(found, lambda body: _json(body, type=answer))
+        body = encoded(msgspec.json.encode, request) if request is not None else b""
+        response = await self.send(method, target, body, wait_ms=wait_ms)
+        return decoded(response, lambda body: msgspec.json.decode(body, type=answer))
 
     async def send(
         self,
@@ -62,11 +60,10 @@ class HttpClient:
         headers: str = "",
         wait_ms: int = 0,
         accept: str = "",
-    ) -> Answer:
-        """Returns a successful answer, or raises the error that the server answered. `wait_ms` is how long the server
-        itself may take, on top of the time-out; `accept` is the media type of the answer, where it is not the body's.
-        """
-        kind = _PACKED if packed else _TEXT
+    ) -> Response:
+        """Returns a successful response, or raises the error that the server answered. `wait_ms` is how long the server
+        itself may wait, on top of the timeout; `accept` is the media type of the response if it is not the body's."""
+        kind = _MSGPACK if packed else _JSON
         timeout_s = self._timeout_s + wait_ms / 1000
         deadline_s = monotonic() + self._retry_s
         pause_s = RETRY_FIRST_S
@@ -78,18 +75,18 @@ class HttpClient:
             )
             least_s = 0.0
             try:
-                answer = await self._transport.exchange(head.encode("latin-1") + body, timeout_s)
-                if answer.status < 300:
-                    return answer
-                fault = _error_in(answer)
-                if answer.status == 401 and callable(self._token) and not has_new_token:
+                response = await self._transport.exchange(head.encode("latin-1") + body, timeout_s)
+                if response.status < 300:
+                    return response
+                fault = _error_in(response)
+                if response.status == 401 and callable(self._token) and not has_new_token:
                     has_new_token = True
                     self._authorize()
                     continue
-                if answer.status not in RETRIED:
+                if response.status not in RETRIED:
                     raise fault
-                given = answer.headers.get(b"retry-after", b"0")
-                least_s = float(given) if given.isdigit() else 0.0
+                retry_after = response.headers.get(b"retry-after", b"0")
+                least_s = float(retry_after) if retry_after.isdigit() else 0.0
             except Untrusted:
                 raise
             except Unreachable as broken:
@@ -125,36 +122,39 @@ def path_of(path: str, names: dict[str, str]) -> str:
     return path
 
 
-def encoded(write: Callable[[Any], bytes], asked: Any) -> bytes:
+def encoded(encode: Callable[[Any], bytes], message: Any) -> bytes:
     try:
-        return write(asked)
+        return encode(message)
     except (TypeError, ValueError, OverflowError) as fault:
         raise InvalidRequest(f"this cannot be sent: {fault}") from None
 
 
-def decoded(answer: Answer, read: Callable[[bytes], Message]) -> Message:
+def decoded(response: Response, decode: Callable[[bytes], T]) -> T:
     """Decodes the body. One that cannot be decoded did not come from a codeQ server, or came from a newer one."""
     try:
-        return read(answer.body)
+        return decode(response.body)
     except (msgspec.DecodeError, ValueError, RecursionError) as fault:
-        raise unreadable(answer.body, fault) from None
+        raise unreadable(response.body, fault) from None
 
 
 def unreadable(body: bytes, fault: Exception) -> CodeqError:
-    said = body[:200].decode("utf-8", "replace")
-    return error_of("unreadable", f"the server's answer cannot be read ({fault}): {said}")
+    return error_of("unreadable", f"the server's answer cannot be read ({fault}): {_excerpt(body)}")
 
 
-def _error_in(answer: Answer) -> CodeqError:
+def _error_in(response: Response) -> CodeqError:
     try:
-        packed = b"msgpack" in answer.headers.get(b"content-type", b"")
+        packed = b"msgpack" in response.headers.get(b"content-type", b"")
         decode = msgspec.msgpack.decode if packed else msgspec.json.decode
-        problem = decode(answer.body, type=Problem)
+        problem = decode(response.body, type=Problem)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        said = answer.body[:200].decode("utf-8", "replace")
-        return error_of(f"http-{answer.status}", f"the server answered {answer.status}: {said}")
+        text = f"the server answered {response.status}: {_excerpt(response.body)}"
+        return error_of(f"http-{response.status}", text)
     fault = error_of(problem.code, problem.error)
     if isinstance(fault, RateLimited):
         fault.scope, fault.operation = problem.scope or "", problem.operation or ""
         fault.retry_after_s = problem.retry_after_seconds or 1
     return fault
+
+
+def _excerpt(body: bytes) -> str:
+    return body[:200].decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""What callers get: a job that was claimed, a task that was kept, how a queue stands."""
+"""Values that callers receive: a claimed job, a task with its payload and result, the counts of a queue."""
 
 from typing import Any, Self
 
@@ -10,7 +10,7 @@ from codeq.domain.task import Holder, Task
 
 
 class Job(Struct, gc=False, eq=False):
-    """A task that was claimed: what to do, and the lease under which to do it."""
+    """A claimed task: its payload, and the lease under which to work on it."""
 
     id: str
     command: str
@@ -28,7 +28,7 @@ class Job(Struct, gc=False, eq=False):
 
     @property
     def key(self) -> str:
-        """Names this delivery: the same task may come again, under a higher token."""
+        """Identifies this delivery: the same task may be delivered again, under a higher token."""
         return f"{self.id} {self.holder.token}"
 
     @property
@@ -46,7 +46,7 @@ class Job(Struct, gc=False, eq=False):
 
 
 class TaskDetails(Struct, frozen=True):
-    """A task as it stands, with what its producer sent and its worker left behind."""
+    """A task in its current state, with its payload and its result."""
 
     task: Task
     payload: Any
@@ -54,42 +54,42 @@ class TaskDetails(Struct, frozen=True):
 
 
 class QueueInfo(Struct, frozen=True, kw_only=True, gc=False):
-    """How many tasks of one command stand where. The counts are exact."""
+    """The exact number of tasks of one command in each state."""
 
     pending: int = 0
     delayed: int = 0
     in_progress: int = 0
     dead: int = 0
     oldest_seconds: float = 0
-    """How long the task that waits longest has been ready; 0 when none waits."""
+    """How long the oldest pending task has been ready; 0 when none is pending."""
     paused: bool = False
 
 
 class ReleaseResult(Struct, frozen=True, gc=False):
-    """What became of a job that was handed back."""
+    """What happened to a job that was released by `nack` or `abandon`."""
 
     is_dead: bool
-    """It ran out of tries and is in the dead-letter queue."""
+    """The task has no attempts left and is in the dead-letter queue."""
     delay_seconds: float = 0
-    """Else: how long it waits before its next try."""
+    """Otherwise: how long the task waits before its next try."""
 
 
 class TaskFailed(CodeqError):
-    """The task that was waited for has ended, and not with success."""
+    """The awaited task ended, and not with success."""
 
     code = "task-failed"
 
-    def __init__(self, kept: TaskDetails) -> None:
-        task = kept.task
+    def __init__(self, details: TaskDetails) -> None:
+        task = details.task
         super().__init__(f"task {task.id} ended as {task.status}: {task.error or task.last_error or 'no reason given'}")
-        self.kept = kept
+        self.details = details
 
     def __reduce__(self) -> tuple[type[Self], tuple[TaskDetails]]:
-        return type(self), (self.kept,)  # so that it can be sent to another process
+        return type(self), (self.details,)  # so that it can be sent to another process
 
 
 class WaitTimeout(CodeqError, TimeoutError):
-    """The task that was waited for has not ended yet. It is not affected by the wait."""
+    """The awaited task has not ended yet. The wait does not affect it."""
 
     code = "timeout"
 

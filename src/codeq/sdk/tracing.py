@@ -1,4 +1,4 @@
-"""Traces, where the program has them: the span that enqueues is the parent of the span that does the work."""
+"""Carries OpenTelemetry traces through the queue: the span that enqueues is the parent of the span of the handler."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,15 +8,15 @@ from codeq.sdk.jobs import Job
 
 try:
     from opentelemetry import context, propagate, trace
-except ImportError:  # the library is optional: without it there is nothing to pass on
+except ImportError:  # the library is optional
     context = propagate = trace = None  # type: ignore[assignment]
 
 NO_TRACE: tuple[None, None] = (None, None)
 
 
 def current_trace() -> tuple[str | None, str | None]:
-    """The present span as `traceparent` and `tracestate`; None where there is none."""
-    if trace is None or not context.get_current():  # an empty context is found out for a tenth of what a span costs
+    """The current span as `traceparent` and `tracestate`; None for both if there is none."""
+    if trace is None or not context.get_current():  # checking the context costs a tenth of getting a span
         return NO_TRACE
     if not trace.get_current_span().get_span_context().is_valid:
         return NO_TRACE
@@ -24,20 +24,20 @@ def current_trace() -> tuple[str | None, str | None]:
     propagate.inject(carrier)
     state = carrier.get("tracestate")
     if state is not None and len(state) > TRACE_CHARS_MAX:
-        state = None  # a trace is no reason to lose a task
+        state = None  # rather than have the task refused
     return carrier.get("traceparent"), state
 
 
 def header_lines(parent: str | None, state: str | None) -> str:
-    """Header lines that carry a span to a server."""
+    """The header lines that carry a span to a server."""
     if parent is None:
         return ""
     return f"traceparent: {parent}\r\n" + (f"tracestate: {state}\r\n" if state else "")
 
 
 @contextmanager
-def handling(job: Job) -> Iterator[None]:
-    """A span around the work on a job, continuing its producer's trace."""
+def job_span(job: Job) -> Iterator[None]:
+    """Opens a span for the work on a job, as part of its producer's trace."""
     if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         yield
         return

@@ -1,7 +1,7 @@
-"""HTTP/1.1 for a client: one exchange at a time on a kept-alive connection, awaited or blocking.
+"""HTTP/1.1 for a client: one request at a time per kept-alive connection, on an event loop or blocking.
 
-A general client library costs several times what the request itself does (see ADR 8), and users feel that when they
-enqueue one by one. Parsing is httptools', which is also what answers on the other side.
+A general client library costs several times what the request itself does (see ADR 8), which is noticed by programs that
+enqueue one by one. Responses are parsed by httptools, as requests are in the server.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from codeq.wire.errors import Unreachable
 CONNECT_S_MAX = 5.0
 IDLE_MAX = 64
 IDLE_S_MAX = 4.0
-"""Less than the server keeps an idle connection, so that a request rarely meets one that is being closed."""
+"""Less than the server keeps an idle connection open, so that a request is rarely sent on one that is being closed."""
 READ_BYTES = 256 * 1024
 
 
@@ -34,11 +34,11 @@ class Address(Struct, frozen=True):
     port: int
     tls: ssl.SSLContext | None
     prefix: str
-    """What comes before every path, for a server behind a proxy."""
+    """Precedes every path, for a server behind a proxy."""
 
 
-class Answer:
-    """A response while it arrives."""
+class Response:
+    """A response, parsed while it arrives."""
 
     __slots__ = ("_parts", "body", "headers", "is_complete", "keep_alive", "parser", "status")
 
@@ -52,7 +52,7 @@ class Answer:
         self._parts: list[bytes] = []
 
     def on_message_begin(self) -> None:
-        if self.is_complete:  # a second answer, which nobody asked for: what comes next cannot be trusted to be ours
+        if self.is_complete:  # nobody asked for a second one: the connection is not used again
             self.keep_alive = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -69,7 +69,7 @@ class Answer:
     def on_message_complete(self) -> None:
         if self.is_complete:
             return
-        if self.status < 200:  # a word in between; the answer itself is still to come
+        if self.status < 200:  # an interim response; the final one is still to come
             self.headers.clear()
             return
         self.keep_alive = self.parser.should_keep_alive()
@@ -83,7 +83,7 @@ class Answer:
             raise Unreachable(f"what answers is not an HTTP server: {fault}") from None
 
     def end(self) -> bool:
-        """The connection has ended. True if that is the end of the answer too: it did not say how long it would be."""
+        """Notes the end of the connection. True if that completes the response, because it states no length."""
         is_measured = b"content-length" in self.headers or b"transfer-encoding" in self.headers
         if self.status >= 200 and not self.is_complete and not is_measured:
             self.is_complete = True
@@ -92,8 +92,8 @@ class Answer:
 
 
 class Transport(Protocol):
-    async def exchange(self, request: bytes, timeout_s: float) -> Answer:
-        """Send one request and read its answer. Raises Unreachable: then it may or may not have been carried out."""
+    async def exchange(self, request: bytes, timeout_s: float) -> Response:
+        """Sends one request and reads its response. Raises Unreachable: the request may have been executed or not."""
 
     async def sleep(self, seconds: float) -> None: ...
 
@@ -101,15 +101,15 @@ class Transport(Protocol):
 
 
 class Stale(Unreachable):
-    """A kept connection broke before a byte of the answer: the server had closed it, so a new one is tried at once."""
+    """An idle connection broke before a byte of the response: the server had closed it, so a new one is opened."""
 
 
 class Untrusted(Unreachable):
-    """The server's certificate is not one to trust. Asking again would not change it."""
+    """The server's certificate is not trusted. A repeated request would fail in the same way."""
 
 
 class BlockingTransport:
-    """Awaits nothing: its coroutines run to their end at the first step. For any number of threads."""
+    """Blocks: its coroutines never suspend and run to their end in one step. For any number of threads."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -117,13 +117,13 @@ class BlockingTransport:
         self._pid = os.getpid()
         self._is_closed = False
 
-    async def exchange(self, request: bytes, timeout_s: float) -> Answer:
+    async def exchange(self, request: bytes, timeout_s: float) -> Response:
         if self._is_closed:
             raise StoreClosed("this client was closed")
-        kept = self._details()
-        if kept is not None:
+        idle = self._take_idle()
+        if idle is not None:
             with contextlib.suppress(Stale):
-                return self._exchange(kept, request, timeout_s)
+                return self._exchange(idle, request, timeout_s)
         return self._exchange(self._connect(timeout_s), request, timeout_s)
 
     async def sleep(self, seconds: float) -> None:
@@ -133,20 +133,20 @@ class BlockingTransport:
         self._is_closed = True
         self._drop_idle()
 
-    def _exchange(self, link: socket.socket, request: bytes, timeout_s: float) -> Answer:
-        answer = Answer()
+    def _exchange(self, link: socket.socket, request: bytes, timeout_s: float) -> Response:
+        response = Response()
         deadline_s = time.monotonic() + timeout_s
         has_begun = False
         try:
             link.settimeout(timeout_s)
             link.sendall(request)
-            while not answer.is_complete:
+            while not response.is_complete:
                 link.settimeout(_left(deadline_s))
                 data = link.recv(READ_BYTES)
                 if data:
-                    answer.feed(data)
+                    response.feed(data)
                     has_begun = True
-                elif not answer.end():
+                elif not response.end():
                     raise ConnectionResetError("closed by the server")
         except BaseException as fault:
             link.close()
@@ -155,16 +155,16 @@ class BlockingTransport:
             if isinstance(fault, OSError):
                 raise (Unreachable if has_begun else Stale)(f"the connection broke: {fault}") from None
             raise
-        if answer.keep_alive and len(self._idle) < IDLE_MAX:
+        if response.keep_alive and len(self._idle) < IDLE_MAX:
             self._idle.append((link, time.monotonic()))
             if self._is_closed:  # meanwhile, by another thread
                 self._drop_idle()
         else:
             link.close()
-        return answer
+        return response
 
-    def _details(self) -> socket.socket | None:
-        if self._pid != os.getpid():  # a forked child must not speak on its parent's connections
+    def _take_idle(self) -> socket.socket | None:
+        if self._pid != os.getpid():  # a forked child must not use its parent's connections
             self._pid = os.getpid()
             self._drop_idle()
         while True:
@@ -195,20 +195,20 @@ class BlockingTransport:
 
 
 class AsyncTransport:
-    """On the running event loop."""
+    """Runs on the current event loop."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._idle: deque[tuple[Link, float]] = deque()
+        self._idle: deque[tuple[ClientConnection, float]] = deque()
         self._is_closed = False
 
-    async def exchange(self, request: bytes, timeout_s: float) -> Answer:
+    async def exchange(self, request: bytes, timeout_s: float) -> Response:
         if self._is_closed:
             raise StoreClosed("this client was closed")
-        kept = self._details()
-        if kept is not None:
+        idle = self._take_idle()
+        if idle is not None:
             with contextlib.suppress(Stale):
-                return await self._exchange(kept, request, timeout_s)
+                return await self._exchange(idle, request, timeout_s)
         return await self._exchange(await self._connect(timeout_s), request, timeout_s)
 
     async def sleep(self, seconds: float) -> None:
@@ -219,19 +219,19 @@ class AsyncTransport:
         while self._idle:
             self._idle.pop()[0].drop()
 
-    async def _exchange(self, link: "Link", request: bytes, timeout_s: float) -> Answer:
+    async def _exchange(self, link: "ClientConnection", request: bytes, timeout_s: float) -> Response:
         try:
-            answer = await link.exchange(request, timeout_s)
+            response = await link.exchange(request, timeout_s)
         except BaseException:
             link.drop()
             raise
-        if answer.keep_alive and len(self._idle) < IDLE_MAX and not link.is_lost and not self._is_closed:
+        if response.keep_alive and len(self._idle) < IDLE_MAX and not link.is_lost and not self._is_closed:
             self._idle.append((link, time.monotonic()))
         else:
             link.drop()
-        return answer
+        return response
 
-    def _details(self) -> "Link | None":
+    def _take_idle(self) -> "ClientConnection | None":
         while self._idle:
             link, since_s = self._idle.pop()
             if link.is_usable() and time.monotonic() - since_s < IDLE_S_MAX:
@@ -239,45 +239,45 @@ class AsyncTransport:
             link.drop()
         return None
 
-    async def _connect(self, timeout_s: float) -> "Link":
+    async def _connect(self, timeout_s: float) -> "ClientConnection":
         at = self._address
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(min(CONNECT_S_MAX, timeout_s)):
-                _, link = await loop.create_connection(lambda: Link(loop), at.host, at.port, ssl=at.tls)
+                _, link = await loop.create_connection(lambda: ClientConnection(loop), at.host, at.port, ssl=at.tls)
         except OSError as fault:  # TimeoutError is one
             raise _unreached(at, fault) from None
         return link
 
 
-class Link(asyncio.Protocol):
-    """One connection of an `AsyncTransport`, in the middle of one exchange or of none."""
+class ClientConnection(asyncio.Protocol):
+    """A connection of an `AsyncTransport`, with at most one request under way."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._answer: Answer | None = None
-        self._done: asyncio.Future[Answer] | None = None
+        self._response: Response | None = None
+        self._done: asyncio.Future[Response] | None = None
         self._has_begun = False
         self.is_lost = False
 
-    async def exchange(self, request: bytes, timeout_s: float) -> Answer:
+    async def exchange(self, request: bytes, timeout_s: float) -> Response:
         if self._transport is None or self.is_lost:
             raise Stale("the connection was closed")
         self._has_begun = False
-        self._answer = Answer()
+        self._response = Response()
         done = self._done = self._loop.create_future()
         timer = self._loop.call_later(timeout_s, self._fail, Unreachable(f"no answer within {timeout_s:g} s"))
         self._transport.write(request)
         try:
-            answer: Answer = await done
-            return answer
+            response: Response = await done
+            return response
         finally:
             timer.cancel()
             self._done = None
 
     def is_usable(self) -> bool:
-        """Not lost, and of the event loop that runs now: a client may outlive the loop it was first used on."""
+        """Whether it is open and of the current event loop: a client may outlive the loop it was first used on."""
         return not self.is_lost and self._loop is asyncio.get_running_loop()
 
     def drop(self) -> None:
@@ -289,24 +289,24 @@ class Link(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        answer, done = self._answer, self._done
-        if answer is None or done is None or done.done():
-            self.drop()  # nobody asked
+        response, done = self._response, self._done
+        if response is None or done is None or done.done():
+            self.drop()  # there was no request
             return
         self._has_begun = True
         try:
-            answer.feed(data)
+            response.feed(data)
         except Unreachable as fault:
             self._fail(fault)
         else:
-            if answer.is_complete:
-                done.set_result(answer)
+            if response.is_complete:
+                done.set_result(response)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
-        if exc is None and self._answer is not None and self._done is not None and self._answer.end():
+        if exc is None and self._response is not None and self._done is not None and self._response.end():
             if not self._done.done():
-                self._done.set_result(self._answer)
+                self._done.set_result(self._response)
             return
         kind = Unreachable if self._has_begun else Stale
         self._fail(kind(f"the connection broke: {exc or 'closed by the server'}"))
@@ -317,7 +317,7 @@ class Link(asyncio.Protocol):
 
 
 def address_of(url: str, ca_file: str | None = None) -> Address:
-    """Raises InvalidRequest for what is no http or https address."""
+    """Raises InvalidRequest for anything but an http or https address."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -355,7 +355,7 @@ def _left(deadline_s: float) -> float:
 
 
 def _is_readable(link: socket.socket) -> bool:
-    """Nothing should arrive while nobody asks: it is the end, or an answer that would be taken for the next one."""
+    """Whether anything arrived on an idle connection: its end, or bytes that would be read as the next response."""
     poll = select.poll()
     poll.register(link, select.POLLIN)
     return bool(poll.poll(0))

@@ -1,12 +1,12 @@
-"""Every verb of the queue, awaited: the same calls on a server and on a queue inside the process."""
+"""Every verb of the queue as a coroutine: the same calls for a server and for a store in the same process."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
+from msgspec.structs import replace
 
 from codeq.domain.backoff import Backoff
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound
@@ -19,21 +19,19 @@ from codeq.domain.limits import (
     RESULT_WAIT_MS_MAX,
 )
 from codeq.domain.queue import Index, QueuePolicy
-from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page
+from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Status, Task
 from codeq.sdk.backend import Backend
 from codeq.sdk.batcher import AsyncBatcher
+from codeq.sdk.durations import Seconds, milliseconds, milliseconds_from, unix_ms
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, TaskDetails, TaskFailed, WaitTimeout, encode_json
-from codeq.sdk.new_tasks import Seconds, milliseconds, milliseconds_from, new_task, unix_ms
 from codeq.sdk.tracing import current_trace
 from codeq.wire.errors import error_of
 from codeq.wire.events import Event, EventPage
 
-__all__ = ["Seconds", "Verbs", "milliseconds", "new_tasks"]
-
 EARLY_S = 0.05
-"""A wait that ends sooner than this without an end was cut short by the server, and is not repeated at once."""
-SWEEP_MAX = 100_000
+"""A wait for the end of a task that returns sooner than this was cut short by the server: the next one is delayed."""
+BULK_MAX = 100_000
 _COMPLETED = Status.COMPLETED
 
 
@@ -46,9 +44,7 @@ class Verbs:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def enqueue(
@@ -64,9 +60,9 @@ class Verbs:
         webhook: str | None = None,
         backoff: Backoff | None = None,
     ) -> Task:
-        """Put one task into the queue. It is on disk when this returns."""
+        """Enqueues one task. It is on disk when this returns."""
         trace_parent, trace_state = current_trace()
-        order = NewTask(
+        new_task = NewTask(
             command=command,
             payload=encode_json(payload),
             priority=priority,
@@ -79,21 +75,22 @@ class Verbs:
             trace_parent=trace_parent,
             trace_state=trace_state,
         )
-        [answer] = await self.backend.prepare_enqueue([order])()
+        [answer] = await self.backend.prepare_enqueue([new_task])()
         if isinstance(answer, CodeqError):
             raise answer
         return answer
 
-    async def enqueue_many(self, orders: Sequence[NewTask]) -> list[Task | CodeqError]:
-        """Put up to 1000 tasks in at the price of one. Answers per order: the task, or why it was refused."""
+    async def enqueue_many(self, tasks: Sequence[NewTask]) -> list[Task | CodeqError]:
+        """Enqueues up to 1000 tasks in one call. Answers per task: the task, or why it was refused."""
         parent, state = current_trace()
         if parent is not None:
-            named = {"trace_parent": parent, "trace_state": state}
-            orders = [o if o.trace_parent is not None else msgspec.structs.replace(o, **named) for o in orders]
-        return list(await self.backend.prepare_enqueue(orders)())
+            trace = {"trace_parent": parent, "trace_state": state}
+            tasks = [each if each.trace_parent is not None else replace(each, **trace) for each in tasks]
+        return list(await self.backend.prepare_enqueue(tasks)())
 
     def batcher(self, *, size: int = 500, linger: Seconds = 0.005) -> AsyncBatcher:
-        """Enqueues that travel together: sent when `size` of them wait, or the first has waited for `linger`."""
+        """Collects tasks that are enqueued one by one, and sends them as a batch once there are `size` of them, or once
+        the first has waited for `linger`."""
         return AsyncBatcher(self.backend.prepare_enqueue, size=size, linger_s=milliseconds(linger) / 1000)
 
     async def claim(
@@ -104,10 +101,10 @@ class Verbs:
         lease: Seconds | None = None,
         wait: Seconds = 0,
     ) -> list[Job]:
-        """Lease up to `limit` tasks of these commands (of all, if none are named). Waits up to `wait` for the first,
-        and 30 seconds at most.
+        """Leases up to `limit` tasks of these commands (of all commands, if none is given). Waits up to `wait` for the
+        first, and 30 seconds at most.
 
-        On a server the worker is who the token says, and `worker` counts for nothing.
+        A server takes the name of the worker from the token, and ignores `worker`.
         """
         wanted = Claim(
             worker=worker,
@@ -119,63 +116,63 @@ class Verbs:
         return await self.backend.claim(wanted)
 
     async def heartbeat(self, job: Job, extend: Seconds | None = None, *, progress: str | None = None) -> datetime:
-        """Keep the job a while longer, and say how far it is; answers until when it is ours.
+        """Extends the lease of the job and reports its progress; answers until when the lease lasts.
 
-        Raises NotOwner or Cancelled when it is ours no longer: stop working on it.
+        Raises NotOwner if the lease was lost, Cancelled if the task was cancelled: stop working on it.
         """
         until_ms = await self.backend.heartbeat(job, None if extend is None else _lease_ms(extend), progress)
         return datetime.fromtimestamp(until_ms / 1000, UTC)
 
     async def complete(self, job: Job, result: Any = None) -> None:
-        """End the job with success."""
+        """Ends the job with success."""
         await self._end(Outcome(task_id=job.id, holder=job.holder, status=_COMPLETED, result=encode_json(result)))
 
     async def fail(self, job: Job, error: str, result: Any = None) -> None:
-        """End the job for good, without a retry."""
-        kept, said = encode_json(result), _reason(error)
-        await self._end(Outcome(task_id=job.id, holder=job.holder, status=Status.FAILED, error=said, result=kept))
+        """Ends the job as failed, without a retry."""
+        encoded, reason = encode_json(result), _reason(error)
+        await self._end(Outcome(task_id=job.id, holder=job.holder, status=Status.FAILED, error=reason, result=encoded))
 
     async def complete_many(self, jobs: Sequence[Job], results: Sequence[Any] | None = None) -> list[CodeqError | None]:
-        """End up to 1000 jobs at the price of one. Answers per job: None, or why it was refused."""
-        given = [None] * len(jobs) if results is None else results
-        if len(given) != len(jobs):
-            raise InvalidRequest(f"there are {len(given)} results for {len(jobs)} job(s)")
+        """Ends up to 1000 jobs with success in one call. Answers per job: None, or why it was refused."""
+        results = [None] * len(jobs) if results is None else results
+        if len(results) != len(jobs):
+            raise InvalidRequest(f"there are {len(results)} results for {len(jobs)} job(s)")
         outcomes = [
             Outcome(task_id=job.id, holder=job.holder, status=_COMPLETED, result=encode_json(result))
-            for job, result in zip(jobs, given, strict=True)
+            for job, result in zip(jobs, results, strict=True)
         ]
         return await self.backend.submit(outcomes)
 
     async def nack(
         self, job: Job, reason: str = "", *, delay: Seconds | None = None, dead: bool = False
     ) -> ReleaseResult:
-        """Report a failed try. The task comes back after its backoff, or after `delay`; at its limit, or with `dead`
-        at once, it goes to the dead-letter queue."""
+        """Reports a failed try. The task is delivered again after its backoff, or after `delay`. With `dead`, or if it
+        was the last attempt, the task goes to the dead-letter queue."""
         delay_ms = None if delay is None else milliseconds_from(delay, "a delay", 0, BACKOFF_MS_MAX)
         return await self.backend.nack(job, delay_ms, _reason(reason), dead=dead)
 
     async def abandon(self, job: Job) -> ReleaseResult:
-        """Hand the job back unharmed, for another worker to take at once."""
+        """Releases the job without counting an attempt; another worker may claim it at once."""
         return await self.backend.abandon(job)
 
     async def cancel(self, task_id: str) -> Task:
-        """End a task that is not wanted any more. One in progress: its worker learns of it at its next heartbeat."""
+        """Cancels a task. The worker of a task in progress learns of it at its next heartbeat."""
         return await self.backend.cancel(task_id)
 
     async def wait(self, task_id: str, timeout: Seconds = 60) -> Any:  # noqa: ASYNC109 - the server does the waiting
-        """The result of the task, as soon as it has one.
+        """Waits until the task has ended, and returns its result.
 
-        Raises TaskFailed when the task ends in another way than with success, WaitedTooLong when the time is over.
+        Raises TaskFailed if the task ended without success, WaitTimeout if it has not ended in time.
         """
-        kept = await self._details(task_id, milliseconds(timeout))
-        if not kept.task.status.is_final:
-            raise WaitTimeout(f"task {task_id} is {kept.task.status} after {timeout} seconds")
-        if kept.task.status is not _COMPLETED:
-            raise TaskFailed(kept)
-        return kept.result
+        details = await self._details(task_id, milliseconds(timeout))
+        if not details.task.status.is_final:
+            raise WaitTimeout(f"task {task_id} is {details.task.status} after {timeout} seconds")
+        if details.task.status is not _COMPLETED:
+            raise TaskFailed(details)
+        return details.result
 
     async def get(self, task_id: str, *, wait: Seconds = 0) -> TaskDetails:
-        """The task with its payload and result. With `wait`, not before it has ended or that time has passed."""
+        """The task with its payload and result. With `wait`, waits that long for the task to end."""
         return await self._details(task_id, milliseconds(wait))
 
     async def history(self, task_id: str) -> list[Event]:
@@ -192,7 +189,7 @@ class Verbs:
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        """A page of tasks, newest first. It may come back short with a cursor: go on from there until there is none."""
+        """A page of tasks, newest first. A page may be short and still have a cursor: continue until there is none."""
         try:
             known = None if status is None else Status(status)
         except ValueError:
@@ -201,16 +198,16 @@ class Verbs:
         return await self.backend.find(wanted, cursor, limit)
 
     async def queues(self) -> dict[str, QueueInfo]:
-        """How the queue of each command stands."""
+        """The counts of the queue of each command."""
         return await self.backend.queues()
 
     async def replay(self, task_id: str) -> None:
-        """Put a dead task back into its queue, with a fresh set of attempts."""
-        _check_swept(task_id, await self.backend.replay([task_id], Filter(), limit=1, dry_run=False))
+        """Puts a dead task back into its queue, with its attempts reset."""
+        _check_changed(task_id, await self.backend.replay([task_id], limit=1, dry_run=False))
 
     async def purge(self, task_id: str) -> None:
-        """Forget a dead task now."""
-        _check_swept(task_id, await self.backend.purge([task_id], Filter(), limit=1, dry_run=False))
+        """Deletes a dead task now."""
+        _check_changed(task_id, await self.backend.purge([task_id], limit=1, dry_run=False))
 
     async def replay_dead(
         self,
@@ -221,11 +218,9 @@ class Verbs:
         limit: int = 10_000,
         dry_run: bool = False,
     ) -> BulkResult:
-        """Put dead tasks back into their queues: those named by `ids`, or all that match (all there are)."""
-        if ids is not None and not ids:
-            return BulkResult(0, 0, [])
-        wanted = _chosen(command, ids, error, limit)
-        return await self.backend.replay(ids, wanted, limit=limit, dry_run=dry_run)
+        """Puts dead tasks back into their queues: those of `ids`, or all that match `command` and `error`."""
+        selection = _selection(command, ids, error, limit)
+        return await self.backend.replay(selection, limit=limit, dry_run=dry_run) if selection else BulkResult(0, 0, [])
 
     async def purge_dead(
         self,
@@ -236,41 +231,42 @@ class Verbs:
         limit: int = 10_000,
         dry_run: bool = False,
     ) -> BulkResult:
-        """Forget dead tasks: those named by `ids`, or all that match (all there are)."""
-        if ids is not None and not ids:
-            return BulkResult(0, 0, [])
-        wanted = _chosen(command, ids, error, limit)
-        return await self.backend.purge(ids, wanted, limit=limit, dry_run=dry_run)
+        """Deletes dead tasks: those of `ids`, or all that match `command` and `error`."""
+        selection = _selection(command, ids, error, limit)
+        return await self.backend.purge(selection, limit=limit, dry_run=dry_run) if selection else BulkResult(0, 0, [])
 
     async def cleanup(self, *, before: datetime | None = None, limit: int = 1000) -> int:
-        """Forget up to `limit` ended tasks whose retention passes before then (by now, if not said)."""
-        if not 1 <= limit <= SWEEP_MAX:
-            raise InvalidRequest(f"limit must be from 1 to {SWEEP_MAX}, not {limit}")
+        """Deletes up to `limit` ended tasks whose retention passes before `before` (before now, by default)."""
+        if not 1 <= limit <= BULK_MAX:
+            raise InvalidRequest(f"limit must be from 1 to {BULK_MAX}, not {limit}")
         return await self.backend.cleanup(unix_ms(before) if before is not None else None, limit)
 
     async def policy(self, command: str) -> QueuePolicy | None:
-        """The rules of one command; None where the defaults hold."""
+        """The policy of one command; None where the defaults apply."""
         return await self.backend.policy(command)
 
     async def set_policy(self, command: str, policy: QueuePolicy | None) -> None:
-        """Rules for one command: attempts, lease, backoff, retention, consumers, pause. None for the defaults."""
+        """Sets attempts, lease, backoff, retention, consumers and pause of one command. None for the defaults."""
         await self.backend.set_policy(command, policy)
 
     async def pause(self, command: str) -> None:
-        """Hand out no tasks of this command until it is resumed. New ones are still taken in."""
+        """Stops the delivery of tasks of this command until `resume`. New tasks are still accepted."""
         await self.backend.set_paused(command, True)
 
     async def resume(self, command: str) -> None:
-        """Hand out tasks of this command again."""
+        """Delivers tasks of this command again."""
         await self.backend.set_paused(command, False)
 
     async def events(self, *, shard: int = 0, offset: int = 1, limit: int = 1000, wait: Seconds = 0) -> EventPage:
-        """The events of a shard from `offset` on. With `wait`, not before there is one or that time has passed, or
-        30 seconds have."""
+        """The events of a shard from `offset` on. With `wait`, waits that long for the first, 30 s at most."""
         return await self.backend.events(shard, offset, limit, _wait_ms(wait, CLAIM_WAIT_MS_MAX))
 
+    def as_async(self) -> "Verbs":
+        """The same queue with coroutines as verbs: this object."""
+        return self
+
     async def close(self) -> None:
-        """Let go of connections, or of the data directory. Leaving `with` does so too."""
+        """Closes the connections, or the data directory. Leaving `async with` does so too."""
         await self.backend.close()
 
     async def _details(self, task_id: str, wait_ms: int) -> TaskDetails:
@@ -291,11 +287,6 @@ class Verbs:
             raise refusal
 
 
-def new_tasks(command: str, payloads: Iterable[Any], **options: Any) -> list[NewTask]:
-    """Orders for `enqueue_many`, one per payload. Takes the options of `enqueue` and those of `NewTask`."""
-    return [new_task(command, payload, options) for payload in payloads]
-
-
 def _lease_ms(lease: Seconds) -> int:
     return milliseconds_from(lease, "a lease", LEASE_MS_MIN, LEASE_MS_MAX)
 
@@ -308,21 +299,21 @@ def _wait_ms(wait: Seconds, most_ms: int) -> int:
 
 
 def _reason(text: str) -> str:
-    """Cut, and half characters spelt out, rather than refused: an odd message is no reason to lose a report."""
+    """Cuts a long text and escapes broken characters, rather than refusing them: no report is lost for its message."""
     if not isinstance(text, str):
         raise InvalidRequest(f"a reason is text, not {text!r:.80}")
     return text[:ERROR_CHARS_MAX].encode("utf-8", "backslashreplace").decode()[:ERROR_CHARS_MAX]
 
 
-def _chosen(command: str | None, ids: Sequence[str] | None, error: str | None, limit: int) -> Filter:
+def _selection(command: str | None, ids: Sequence[str] | None, error: str | None, limit: int) -> Selection:
     if ids is not None and (command is not None or error is not None):
         raise InvalidRequest("dead tasks are chosen by ids, or by command and error; not by both")
-    if not 1 <= limit <= SWEEP_MAX:
-        raise InvalidRequest(f"limit must be from 1 to {SWEEP_MAX}, not {limit}")
-    return Filter(command=command, error=error)
+    if not 1 <= limit <= BULK_MAX:
+        raise InvalidRequest(f"limit must be from 1 to {BULK_MAX}, not {limit}")
+    return Filter(command=command, error=error) if ids is None else ids
 
 
-def _check_swept(task_id: str, swept: BulkResult) -> None:
-    if not swept.changed:
-        code = swept.refused.get(task_id, NotFound.code)
+def _check_changed(task_id: str, result: BulkResult) -> None:
+    if not result.changed:
+        code = result.refused.get(task_id, NotFound.code)
         raise error_of(code, f"task {task_id} is not in the dead-letter queue")

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from codeq.domain.errors import InvalidRequest
 from codeq.server.auth.principal import EVERY_COMMAND, WORKER_SCOPES
+from codeq.wire.local_server import DEV_TOKEN
 
-DEV_TOKEN = "dev-token"  # noqa: S105 - accepted on loopback only, by a server started with --dev
 DEV_TENANT = "dev"
 ISSUER, AUDIENCE = "codeq-dev", "codeq"
 _KID = "dev-1"

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import random
 import signal
@@ -35,6 +34,7 @@ from codeq.store.interface import Listener, Store
 from codeq.usecases import sweep
 from codeq.usecases.core import make_core
 from codeq.usecases.waiters import Waiters
+from codeq.wire.local_server import is_loopback
 
 EXIT_STORE_FAILED = 70
 """The process's exit code after a failed write: start it again, and it recovers all that it acknowledged."""
@@ -56,7 +56,7 @@ def run(settings: Settings, *, is_dev: bool = False, banner: bool = True) -> int
 def check(settings: Settings, *, is_dev: bool) -> None:
     """Refuses settings that contradict each other or are unsafe."""
     if is_dev:
-        if not _is_loopback(settings.http.host):
+        if not is_loopback(settings.http.host):
             raise InvalidRequest(
                 f"--dev accepts a well-known token, so it listens on loopback only, not {settings.http.host}"
             )
@@ -213,13 +213,6 @@ def _listen(settings: Settings) -> socket.socket:
         raise InvalidRequest(f"cannot listen on {host}:{port}: {fault.strerror}; choose another --port") from None
     listener.set_inheritable(True)
     return listener
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 async def _no_asgi(scope: Any, receive: Any, send: Any) -> None:

@@ -30,8 +30,9 @@ class BatchedHandler(Struct, frozen=True, kw_only=True):
     respond: Callable[[HttpRequest, Any], HttpResponse]
     item_bytes: Callable[[Any], int]
     """How many bytes of a batch's limit the item uses."""
-    span: Callable[[HttpRequest, Any], tuple[str, dict[str, Any]]]
-    """The name and the attributes of the trace span around a request that is not batched."""
+    span: str
+    """The name of the trace span around a request that is not batched."""
+    attributes: Callable[[HttpRequest, Any], dict[str, Any]]
 
     @property
     def __name__(self) -> str:
@@ -41,8 +42,7 @@ class BatchedHandler(Struct, frozen=True, kw_only=True):
         item = self.parse(state, request)
         if self.authorize is not None and self.needs_authorizing(request):
             await self.authorize(state, request)
-        name, attributes = self.span(request, item)
-        with state.tracing.verb(name, **attributes):
+        with state.tracing.verb(self.span, **self.attributes(request, item)):
             [answer] = await self.execute(state.core, request.tenant, [item])
         if isinstance(answer, CodeqError):
             raise answer

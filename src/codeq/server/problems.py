@@ -2,8 +2,6 @@
 
 import logging
 
-import msgspec
-
 from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.server.logs import log
 from codeq.server.request import HttpRequest, HttpResponse
@@ -17,17 +15,20 @@ _PUBLIC = {
 
 
 def refusal(request: HttpRequest, fault: CodeqError) -> HttpResponse:
-    status = status_of(fault)
-    problem = Problem(error=str(fault), code=fault.code)
+    status, text = status_of(fault), str(fault)
     if isinstance(fault, RateLimited):
-        problem = msgspec.structs.replace(
-            problem, scope=fault.scope, operation=fault.operation, retry_after_seconds=fault.retry_after_s
+        retry_s = fault.retry_after_s
+        problem = Problem(
+            error=text, code=fault.code, scope=fault.scope, operation=fault.operation, retry_after_seconds=retry_s
         )
-    elif isinstance(fault, InvalidRequest) and " - at `$" in str(fault):
-        problem = msgspec.structs.replace(problem, field=str(fault).rpartition(" - at `$")[2].strip("`."))
     elif status >= 500:
-        problem = msgspec.structs.replace(problem, error=_public(fault), request_id=request.id)
-        log(logging.ERROR, str(fault), request_id=request.id, code=fault.code)
+        log(logging.ERROR, text, request_id=request.id, code=fault.code)
+        problem = Problem(error=_public(fault), code=fault.code, request_id=request.id)
+    else:
+        is_field = isinstance(fault, InvalidRequest) and " - at `$" in text
+        problem = Problem(
+            error=text, code=fault.code, field=text.rpartition(" - at `$")[2].strip("`.") if is_field else None
+        )
     response = request.respond(status, problem)
     if isinstance(fault, RateLimited):
         response.headers = [(b"retry-after", str(fault.retry_after_s).encode())]
@@ -38,7 +39,7 @@ def refusal(request: HttpRequest, fault: CodeqError) -> HttpResponse:
     elif status in (408, 413):
         response.closes = True  # the rest of the body will not be read
     elif isinstance(fault, WrongMethod):
-        response.headers = [(b"allow", str(fault).rpartition(": ")[2].encode())]
+        response.headers = [(b"allow", text.rpartition(": ")[2].encode())]
     return response
 
 

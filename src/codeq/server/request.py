@@ -186,15 +186,7 @@ class HttpRequest:
             self.connection.waiting = None
 
 
-NOBODY = Principal(
-    tenant="",
-    subject="",
-    scopes=frozenset(),
-    commands=frozenset(),
-    is_worker=False,
-    is_admin=False,
-    is_platform=False,
-)
+NOBODY = Principal()
 
 
 def check_depth(body: bytes, most: int = DEPTH_MAX) -> None:

@@ -72,9 +72,6 @@ class Listener:
 
 
 class Store(Protocol):
-    listeners: Sequence[Listener]
-    """Each is called for everything, in this order."""
-
     @property
     def shards(self) -> int:
         """How many shards there are; the ids of new tasks name one of them (see `domain.ids`)."""

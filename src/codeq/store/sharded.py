@@ -13,7 +13,7 @@ from codeq.domain.ids import is_task_id, shard_of
 from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
 from codeq.domain.requests import Delivery, Filter, Page, Record
 from codeq.domain.task import Change, Task
-from codeq.store.interface import ClaimRequest, Events, Listener, Store
+from codeq.store.interface import ClaimRequest, Events, Store
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -39,15 +39,6 @@ class ShardedStore:
     @property
     def shards(self) -> int:
         return len(self._shards)
-
-    @property
-    def listeners(self) -> Sequence[Listener]:
-        return self._shards[0].listeners
-
-    @listeners.setter
-    def listeners(self, listeners: Sequence[Listener]) -> None:
-        for shard in self._shards:
-            shard.listeners = listeners
 
     def now_ms(self) -> int:
         return max(shard.now_ms() for shard in self._shards)

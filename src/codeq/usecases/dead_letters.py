@@ -7,7 +7,7 @@ import msgspec
 from codeq.domain.errors import CodeqError
 from codeq.domain.limits import LIST_TASKS_MAX
 from codeq.domain.queue import Index
-from codeq.domain.requests import BulkResult, Filter
+from codeq.domain.requests import BulkResult, Filter, Selection
 from codeq.domain.task import Change, Task
 from codeq.usecases.core import Core
 from codeq.usecases.moves import move_each
@@ -16,7 +16,15 @@ MoveFunction = Callable[[Task, int], Change]
 """A function of `lifecycle` with a dead task and the time as arguments."""
 
 
-async def move_ids(core: Core, tenant: str, ids: Sequence[str], move: MoveFunction, *, dry_run: bool) -> BulkResult:
+async def move_dead(
+    core: Core, tenant: str, selection: Selection, move: MoveFunction, *, limit: int, dry_run: bool
+) -> BulkResult:
+    if isinstance(selection, Filter):
+        return await _move_matching(core, tenant, selection, move, limit=limit, dry_run=dry_run)
+    return await _move_ids(core, tenant, selection, move, dry_run=dry_run)
+
+
+async def _move_ids(core: Core, tenant: str, ids: Sequence[str], move: MoveFunction, *, dry_run: bool) -> BulkResult:
     """Moves these tasks, and reports the error code of each one that was refused."""
     if dry_run:
         found = [task.id for task in await core.store.get_tasks(tenant, ids) if task is not None and task.is_dead]
@@ -33,7 +41,7 @@ async def move_ids(core: Core, tenant: str, ids: Sequence[str], move: MoveFuncti
     return BulkResult(len(moved), len(moved), moved, refused)
 
 
-async def move_matching(
+async def _move_matching(
     core: Core, tenant: str, wanted: Filter, move: MoveFunction, *, limit: int, dry_run: bool
 ) -> BulkResult:
     """Moves up to `limit` dead tasks that match, a page and an fsync at a time."""

@@ -42,27 +42,11 @@ def _changes(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list[Chan
     shard_numbers = [
         None if key is None else shard_for(tenant, key, shards) for key in (new.idempotency_key for new in new_tasks)
     ]
-    changes = []
-    for task_id, new_task in zip(core.ids.mint(now_ms, shards, shard_numbers), new_tasks, strict=True):
-        policy = core.policy(tenant, new_task.command)
-        trace = new_task.trace_parent
-        task = lifecycle.new(
-            task_id,
-            tenant,
-            new_task.command,
-            now_ms=now_ms,
-            priority=new_task.priority,
-            visible_ms=now_ms + new_task.delay_ms if new_task.run_at_ms is None else new_task.run_at_ms,
-            max_attempts=new_task.max_attempts or policy.max_attempts,
-            max_deliveries=policy.max_deliveries,
-            payload_bytes=len(new_task.payload),
-            trace_id=trace[3:35] if trace else None,
-            backoff=new_task.backoff,
-            has_webhook=new_task.webhook is not None,
-        )
-        body = Body(new_task.payload, new_task.idempotency_key, new_task.webhook, trace, new_task.trace_state)
-        changes.append(lifecycle.enqueue(task, body))
-    return changes
+    ids = core.ids.mint(now_ms, shards, shard_numbers)
+    return [
+        lifecycle.enqueue(new, task_id, tenant, now_ms=now_ms, policy=core.policy(tenant, new.command))
+        for task_id, new in zip(ids, new_tasks, strict=True)
+    ]
 
 
 async def _replayed(core: Core, change: Change, stored: Task | None) -> Enqueued | CodeqError:

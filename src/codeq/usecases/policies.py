@@ -38,13 +38,6 @@ async def set_policy(core: Core, queue: QueueKey, policy: QueuePolicy | None) ->
 
 
 @durable
-async def delete_policy(core: Core, queue: QueueKey) -> None:
-    """Deletes the queue's policy, so that the defaults apply."""
-    if queue in core.store.policies():
-        await _store(core, queue, None)
-
-
-@durable
 async def set_paused(core: Core, queue: QueueKey, *, paused: bool) -> None:
     """Stops or resumes the delivery of the queue's tasks, and leaves its other rules as they are."""
     now_ms = core.now_ms()

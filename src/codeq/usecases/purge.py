@@ -1,26 +1,18 @@
 """Deletes ended tasks before their retention has passed: dead ones by id or filter, any others by time."""
 
-from collections.abc import Sequence
-
 from codeq.domain import lifecycle
 from codeq.domain.limits import LIST_TASKS_MAX
-from codeq.domain.requests import BulkResult, Filter
+from codeq.domain.requests import BulkResult, Filter, Selection
 from codeq.domain.task import Task
-from codeq.usecases import dead_letters
 from codeq.usecases.core import Core, durable
+from codeq.usecases.dead_letters import move_dead
 from codeq.usecases.moves import move_each
 
 
 @durable
-async def purge(core: Core, tenant: str, ids: Sequence[str], *, dry_run: bool = False) -> BulkResult:
-    """Deletes these tasks, if they are dead."""
-    return await dead_letters.move_ids(core, tenant, ids, lifecycle.purge_dead, dry_run=dry_run)
-
-
-@durable
-async def purge_matching(core: Core, tenant: str, wanted: Filter, *, limit: int, dry_run: bool = False) -> BulkResult:
-    """Deletes up to `limit` dead tasks that match."""
-    return await dead_letters.move_matching(core, tenant, wanted, lifecycle.purge, limit=limit, dry_run=dry_run)
+async def purge(core: Core, tenant: str, selection: Selection, *, limit: int, dry_run: bool = False) -> BulkResult:
+    """Deletes the selected tasks if they are dead; up to `limit` of those that match a filter."""
+    return await move_dead(core, tenant, selection, lifecycle.purge_dead, limit=limit, dry_run=dry_run)
 
 
 @durable

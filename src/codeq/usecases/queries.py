@@ -2,26 +2,14 @@
 
 from collections.abc import Sequence
 
-from msgspec import Struct
-
 from codeq.domain import validation
 from codeq.domain.errors import NotFound
 from codeq.domain.ids import shard_of
 from codeq.domain.limits import DELIVERIES_MAX, LIST_TASKS_MAX, RESULT_WAIT_MS_MAX
-from codeq.domain.queue import QueueCounts, QueueKey
+from codeq.domain.queue import QueueCounts, QueueKey, QueueStatus
 from codeq.domain.requests import Filter, Page, Record
 from codeq.domain.task import Task
 from codeq.usecases.core import Core, durable
-
-
-class QueueStatus(Struct, frozen=True, kw_only=True, gc=False):
-    """One queue as operators see it."""
-
-    key: QueueKey
-    counts: QueueCounts
-    paused: bool
-    oldest_age_ms: int
-    """How long the task that waits longest has been ready; 0 when none waits."""
 
 
 @durable

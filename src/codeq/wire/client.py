@@ -1,6 +1,6 @@
 """Responses as clients decode them: the messages of `wire.tasks` reduced to the fields that a client needs.
 
-The decoder skips fields that are not named here, which saves most of the time of a full decode.
+The decoder skips fields that are not named here.
 """
 
 import msgspec
@@ -31,17 +31,6 @@ class ClaimedTaskList(Wire, frozen=True, kw_only=True, gc=False):
     tasks: list[ClaimedTask]
 
 
-class SubmitVerdict(Wire, frozen=True, kw_only=True, gc=False):
-    """The outcome of submitting one result: empty if it was accepted."""
-
-    error: str | None = None
-    code: str | None = None
-
-
-class SubmitVerdicts(Wire, frozen=True, kw_only=True, gc=False):
-    results: list[SubmitVerdict]
-
-
 class RawResult(Wire, frozen=True, kw_only=True, gc=False):
     """A worker's result; absent if there is none."""
 
@@ -63,3 +52,16 @@ class EnqueueResult(Wire, frozen=True, kw_only=True, gc=False):
 
 class EnqueueResultList(Wire, frozen=True, kw_only=True, gc=False):
     results: list[EnqueueResult]
+
+
+class ItemVerdict(Wire, frozen=True, kw_only=True, gc=False):
+    """Whether one item of a batch was accepted: no code if it was. The task or result itself is skipped."""
+
+    error: str | None = None
+    code: str | None = None
+    replayed: bool = False
+    """Of a new task: whether its idempotency key had been used before."""
+
+
+class ItemVerdicts(Wire, frozen=True, kw_only=True, gc=False):
+    results: list[ItemVerdict]

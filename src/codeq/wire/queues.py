@@ -5,10 +5,10 @@ from typing import Annotated
 from msgspec import UNSET, Meta, UnsetType
 
 from codeq.domain.limits import BATCH_TASKS_MAX
-from codeq.domain.queue import QueueCounts, QueueKey, QueuePolicy
+from codeq.domain.queue import QueueKey, QueuePolicy, QueueStatus
 from codeq.wire import times
 from codeq.wire.message import Name, Request, Wire
-from codeq.wire.tasks import Backoff
+from codeq.wire.tasks import Backoff, backoff_fields
 
 
 class QueueView(Wire, frozen=True, kw_only=True, gc=False):
@@ -89,16 +89,17 @@ class Selected(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     """By id, the error code of each refusal."""
 
 
-def queue_view(key: QueueKey, counts: QueueCounts, *, oldest_age_ms: int, paused: bool) -> QueueView:
+def queue_view(status: QueueStatus) -> QueueView:
+    counts = status.counts
     return QueueView(
-        command=key.command,
-        tenant_id=key.tenant,
+        command=status.key.command,
+        tenant_id=status.key.tenant,
         ready=counts.pending,
         delayed=counts.delayed,
         in_progress=counts.in_progress,
         dlq=counts.dead,
-        oldest_age_seconds=oldest_age_ms / 1000,
-        paused=paused,
+        oldest_age_seconds=status.oldest_age_ms / 1000,
+        paused=status.paused,
     )
 
 
@@ -112,11 +113,7 @@ def policy_fields(policy: QueuePolicy) -> PolicyFields:
         max_consumers=policy.max_consumers,
         max_deliveries=policy.max_deliveries,
         lease_seconds=policy.lease_ms / 1000,
-        backoff=Backoff(
-            policy=policy.backoff.kind.value,
-            base_seconds=policy.backoff.base_ms / 1000,
-            max_seconds=policy.backoff.max_ms / 1000,
-        ),
+        backoff=backoff_fields(policy.backoff),
         on_expiry=policy.on_expiry.value,
         paused=policy.paused,
     )

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw
 
+from codeq.domain import backoff as domain
 from codeq.domain import lifecycle
 from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, TRACE_CHARS_MAX
 from codeq.domain.queue import Index
@@ -241,6 +242,11 @@ _LOCATIONS = {
     Index.NONE: "NONE",
 }
 _IN_PROGRESS, _COMPLETED = Status.IN_PROGRESS, Status.COMPLETED
+
+
+def backoff_fields(backoff: domain.Backoff) -> Backoff:
+    base_s, max_s = backoff.base_ms / 1000, backoff.max_ms / 1000
+    return Backoff(policy=backoff.kind.value, base_seconds=base_s, max_seconds=max_s)
 
 
 def view(task: Task, body: Body) -> TaskView:

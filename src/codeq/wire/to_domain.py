@@ -15,29 +15,15 @@ from codeq.wire.tasks import TaskView
 def task_of(view: TaskView) -> Task:
     """Returns the task of a response. What is not sent is 0 or empty: version, retention, own backoff."""
     fields = {
-        "id": view.id,
-        "tenant": view.tenant_id,
-        "command": view.command,
-        "priority": view.priority,
-        "status": view.status,
-        "move": view.last_move,
-        "created_ms": moment_ms(view.created_at),
-        "updated_ms": moment_ms(view.updated_at),
-        "visible_ms": moment_ms(view.visible_at),
-        "attempts": view.attempts,
-        "max_attempts": view.max_attempts,
-        "deliveries": view.deliveries,
-        "lease_token": view.lease_token or 0,
-        "worker": view.worker_id,
-        "lease_until_ms": moment_ms(view.lease_until),
-        "error": view.error,
-        "last_error": view.last_error,
-        "ended_ms": moment_ms(view.ended_at),
-        "payload_bytes": len(view.payload.encode()),
-        "trace_id": view.trace_parent[3:35] if view.trace_parent else None,
-        "has_webhook": view.webhook is not None,
-        "progress": view.progress,
-    }
+        "id": view.id, "tenant": view.tenant_id, "command": view.command, "priority": view.priority,
+        "status": view.status, "move": view.last_move, "worker": view.worker_id, "lease_token": view.lease_token or 0,
+        "created_ms": moment_ms(view.created_at), "updated_ms": moment_ms(view.updated_at),
+        "visible_ms": moment_ms(view.visible_at), "lease_until_ms": moment_ms(view.lease_until),
+        "ended_ms": moment_ms(view.ended_at), "attempts": view.attempts, "max_attempts": view.max_attempts,
+        "deliveries": view.deliveries, "error": view.error, "last_error": view.last_error,
+        "payload_bytes": len(view.payload.encode()), "has_webhook": view.webhook is not None,
+        "trace_id": view.trace_parent[3:35] if view.trace_parent else None, "progress": view.progress,
+    }  # fmt: skip
     return msgspec.convert([fields.get(name, absent) for name, absent in _ABSENT.items()], Task)
 
 

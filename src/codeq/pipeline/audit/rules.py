@@ -1,11 +1,11 @@
-"""What must hold in every history, as conditions over four readings of the log.
+"""The rules of the audit, as SQL conditions over four views of the log.
 
-`steps` is every event beside the one before it of the same task; `numbers`, beside the one before it in its shard;
-`stays` has one row per stay of a task among the ready ones of its queue; `standing` sets the last event of each task
-beside the store's own listing. A rule names its reading, the rows it is about, and what breaks it, in SQL.
+`task_steps` joins every event with the event before it of the same task; `shard_sequence`, with the number before it in
+its shard; `ready_periods` has one row per period in which a task was ready in its queue; `last_states` joins the last
+event of each task with the store's own listing. A rule names its view, the rows it applies to, and what breaks it.
 
-A log may have been trimmed. Rules that need what came before an event say nothing of the first one that was kept, so
-no rule fires on an honest log, whole or trimmed.
+A log may have been trimmed. Rules that compare with an earlier event skip the first event of a trimmed log, so no rule
+is broken by a correct log, whole or trimmed.
 """
 
 from collections.abc import Mapping
@@ -28,37 +28,38 @@ LEGAL: Mapping[str, frozenset[tuple[str | None, str]]] = {
     "replay": frozenset({("FAILED", "PENDING")}),
     "purge": frozenset({("COMPLETED", "COMPLETED"), ("FAILED", "FAILED"), ("CANCELLED", "CANCELLED")}),
 }
-"""Statuses before and after each move, as drawn in `domain/lifecycle.py`."""
+"""The statuses before and after each move, as drawn in `domain/lifecycle.py`."""
 
 
-class Reading(StrEnum):
-    STEPS = "steps"
-    NUMBERS = "numbers"
-    STAYS = "stays"
-    STANDING = "standing"
+class LogView(StrEnum):
+    TASK_STEPS = "task_steps"
+    SHARD_SEQUENCE = "shard_sequence"
+    READY_PERIODS = "ready_periods"
+    LAST_STATES = "last_states"
 
 
 @dataclass(frozen=True)
 class Rule:
     name: str
     text: str
-    reading: Reading
-    about: str
-    """Which rows are checked."""
+    view: LogView
+    applies: str
+    """Whether a row is checked, in SQL."""
     broken: str
+    """Whether a row breaks the rule, in SQL."""
     detail: str
-    """What is wrong with such a row, for people."""
+    """Describes what is wrong with the row, in SQL."""
 
     def violations(self) -> Column:
-        return f.count_if(f.expr(f"({self.about}) and coalesce({self.broken}, false)"))
+        return f.count_if(f.expr(f"({self.applies}) and coalesce({self.broken}, false)"))
 
     def checked(self) -> Column:
-        return f.count_if(f.expr(self.about))
+        return f.count_if(f.expr(self.applies))
 
-    def offending(self, reading: DataFrame) -> DataFrame:
-        """The rows that break the rule: rule, tenant, task_id, shard, seq, detail."""
-        rows = reading.where(f"({self.about}) and ({self.broken})")
-        return rows.select(
+    def offending(self, rows: DataFrame) -> DataFrame:
+        """Returns the rows that break the rule: rule, tenant, task_id, shard, seq, detail."""
+        found = rows.where(f"({self.applies}) and ({self.broken})")
+        return found.select(
             f.lit(self.name).alias("rule"), "tenant", "task_id", "shard", "seq", f.expr(self.detail).alias("detail")
         )
 
@@ -78,7 +79,7 @@ RULES = (
     Rule(
         "accounted",
         "Every acknowledged task has ended, or stands in the store as its events say.",
-        Reading.STANDING,
+        LogView.LAST_STATES,
         "is_settled",
         "(move is null and is_whole) or (move = 'purge') <> (listed is null) or listed <> status_after",
         "case when move is null then 'listed, and no event tells of it'"
@@ -89,7 +90,7 @@ RULES = (
     Rule(
         "one_result",
         "A result is accepted at most once in each life of a task; a replay begins a new life.",
-        Reading.STEPS,
+        LogView.TASK_STEPS,
         "move in ('complete', 'fail')",
         "last_result > coalesce(last_replay, 0)",
         "concat(move, ' although event ', last_result, ' was a result already')",
@@ -97,7 +98,7 @@ RULES = (
     Rule(
         "lease_tokens",
         "Every claim has a higher lease token than any before, and no other move changes it.",
-        Reading.STEPS,
+        LogView.TASK_STEPS,
         "not is_first",
         "if(move = 'claim', lease_token <= highest_token, lease_token <> lease_token_before)",
         "concat(move, ' under token ', lease_token, ' after token ', lease_token_before)",
@@ -105,7 +106,7 @@ RULES = (
     Rule(
         "one_lease",
         "A task is not handed out while the delivery before has not ended.",
-        Reading.STEPS,
+        LogView.TASK_STEPS,
         "move = 'claim'",
         "status_after_before = 'IN_PROGRESS'",
         "concat('claimed by ', worker_id, ' while held by ', coalesce(worker_id_before, 'another'))",
@@ -113,7 +114,7 @@ RULES = (
     Rule(
         "fifo",
         "Within one tenant, command, priority and shard, tasks are handed out in the order in which they became ready.",
-        Reading.STAYS,
+        LogView.READY_PERIODS,
         "true",
         "passed_by > seq",
         "concat('ready since event ', seq, ', but one that was ready later, at event ', passed_by,"
@@ -122,7 +123,7 @@ RULES = (
     Rule(
         "not_early",
         "Nothing is delivered before its visible time.",
-        Reading.STEPS,
+        LogView.TASK_STEPS,
         "move in ('claim', 'promote')",
         "at < if(move_before = 'promote', visible_at_second_before, visible_at_before)",
         "concat(move, ' at ', at, ', but not visible before ',"
@@ -131,7 +132,7 @@ RULES = (
     Rule(
         "attempts_limit",
         "A task that may still be delivered has attempts left, and none has more attempts than its limit.",
-        Reading.STEPS,
+        LogView.TASK_STEPS,
         "true",
         "attempts > max_attempts or (status_after in ('PENDING', 'IN_PROGRESS') and attempts >= max_attempts)",
         "concat(attempts, ' of ', max_attempts, ' attempts and ', status_after)",
@@ -139,7 +140,7 @@ RULES = (
     Rule(
         "attempts_count",
         "A nack and an expiry count one attempt, a claim one delivery, enqueue and replay start both from none.",
-        Reading.STEPS,
+        LogView.TASK_STEPS,
         "not is_first or move = 'enqueue'",
         "attempts <> case when move in ('enqueue', 'replay') then 0"
         " when move in ('nack', 'expire') then attempts_before + 1 else attempts_before end"
@@ -151,7 +152,7 @@ RULES = (
     Rule(
         "transitions",
         "Every move starts where the one before it ended, and is one of those that a task can make.",
-        Reading.STEPS,
+        LogView.TASK_STEPS,
         "true",
         f"not ({_legal()}) or (is_first and is_whole and move <> 'enqueue')"
         " or (not is_first and (move = 'enqueue' or move_before = 'purge'"
@@ -163,7 +164,7 @@ RULES = (
     Rule(
         "gapless",
         "The events of a shard are numbered without gaps and without repeats.",
-        Reading.NUMBERS,
+        LogView.SHARD_SEQUENCE,
         "true",
         "seq <> seq_before + 1",
         "if(seq = seq_before, concat('event ', seq, ' is there twice'),"
@@ -172,46 +173,46 @@ RULES = (
 )
 
 
-# -- readings ----------------------------------------------------------------------------------------------------------
+# -- views -------------------------------------------------------------------------------------------------------------
 
-_BESIDE = ("move", "status_after", "lease_token", "worker_id", "visible_at", "attempts", "deliveries", "seq")
+_PREVIOUS = ("move", "status_after", "lease_token", "worker_id", "visible_at", "attempts", "deliveries", "seq")
 
 
-def steps(events: DataFrame) -> DataFrame:
-    """Every event beside the one before it of the same task. One shuffle and one sort."""
+def task_steps(events: DataFrame) -> DataFrame:
+    """Joins every event with the event before it of the same task. Takes one shuffle and one sort."""
     by_task = Window.partitionBy("bucket", "task_id").orderBy("seq")
     earlier = by_task.rowsBetween(Window.unboundedPreceding, -1)
-    # Ids begin alike, so sorting by a hash of them first is faster.
+    # Ids have long common prefixes, so sorting by a hash of them first is faster.
     rows = events.withColumn("bucket", f.xxhash64("task_id"))
     rows = rows.select(
         "*",
-        *(f.lag(name).over(by_task).alias(f"{name}_before") for name in _BESIDE),
+        *(f.lag(name).over(by_task).alias(f"{name}_before") for name in _PREVIOUS),
         f.lag("visible_at", 2).over(by_task).alias("visible_at_second_before"),
         f.max("lease_token").over(earlier).alias("highest_token"),
         f.max(f.expr("if(move = 'replay', seq, null)")).over(earlier).alias("last_replay"),
         f.max(f.expr("if(move in ('complete', 'fail'), seq, null)")).over(earlier).alias("last_result"),
     )
-    return rows.withColumn("is_first", f.col("seq_before").isNull()).join(_wholeness(events), "shard")
+    return rows.withColumn("is_first", f.col("seq_before").isNull()).join(_untrimmed(events), "shard")
 
 
-def numbers(events: DataFrame) -> DataFrame:
-    """Every event beside the number before its own. Sorts two numbers per event, one shard in one place."""
+def shard_sequence(events: DataFrame) -> DataFrame:
+    """Joins every event with the number before its own in the shard. One task sorts the numbers of a shard."""
     before = f.lag("seq").over(Window.partitionBy("shard").orderBy("seq"))
     return events.select("shard", "seq", "tenant", "task_id", before.alias("seq_before"))
 
 
-def stays(events: DataFrame) -> DataFrame:
-    """Each stay of a task among the ready ones, and the latest entry that was claimed before it left.
+def ready_periods(events: DataFrame) -> DataFrame:
+    """Returns each period in which a task was ready, and the latest entry that was claimed before the period ended.
 
-    The number of the event that made a task ready is its place in the queue: numbers are given in the order in which
-    a shard commits, and a claim takes the lowest. Let a task enter at E and leave at L, by a claim, a cancel, or not
-    at all. It was passed over if and only if a claim before L took one that entered after E: such a claim came after
-    that entry, so between E and L. Therefore it is enough to look at the highest entry claimed so far, in the order of
-    leaving. Pauses, limits on consumers and batches change when a claim happens and not what it must take, so the
-    check is exact. An entry that was trimmed away is not judged and judges none.
+    The number of the event that made a task ready is its position in the queue: numbers follow the order of commits in
+    the shard, and a claim takes the lowest. Let a task enter at E and leave at L, by a claim, a cancel, or not at all.
+    It was overtaken if and only if a claim before L took a task that entered after E: that claim came after that entry,
+    so between E and L. Therefore it is enough to compare with the highest entry claimed so far, in the order of
+    leaving. Pauses, limits on consumers and batches change when a claim happens and not what it must take, so the check
+    is exact. Periods whose first event was trimmed are not part of the check.
     """
     by_task = Window.partitionBy("task_id").orderBy("seq")
-    stay = events.select(
+    periods = events.select(
         "tenant", "command", "priority", "shard", "task_id", "seq",
         f.expr("status_after = 'PENDING' and visible_at is null").alias("is_entry"),
         f.lead("seq").over(by_task).alias("left"),
@@ -219,14 +220,14 @@ def stays(events: DataFrame) -> DataFrame:
     ).where("is_entry")  # fmt: skip
     by_leaving = Window.partitionBy("tenant", "command", "priority", "shard").orderBy(f.col("left").asc_nulls_last())
     claimed = f.expr("if(left_by = 'claim', seq, null)")
-    return stay.withColumn("passed_by", f.max(claimed).over(by_leaving.rowsBetween(Window.unboundedPreceding, -1)))
+    return periods.withColumn("passed_by", f.max(claimed).over(by_leaving.rowsBetween(Window.unboundedPreceding, -1)))
 
 
-def standing(events: DataFrame, listing: DataFrame, settled: Mapping[int, int] | None = None) -> DataFrame:
-    """The last event of each task beside the store's listing (tenant, task_id, status).
+def last_states(events: DataFrame, listing: DataFrame, settled: Mapping[int, int] | None = None) -> DataFrame:
+    """Joins the last event of each task with the store's listing (tenant, task_id, status).
 
-    A store that goes on working is never the same in two reads. So: note the end of each shard's log (`settled`), then
-    list, then read the events. A task that moved after that note is not judged; all others stood still in between.
+    A store in use changes between two reads. So: record the end of each shard's log (`settled`), then list, then read
+    the events. A task with an event after `settled` is not checked; all others did not change in between.
     """
     last = events.groupBy("task_id").agg(
         f.max_by(f.struct("tenant", "move", "status_after", "seq"), "seq").alias("last")
@@ -237,7 +238,7 @@ def standing(events: DataFrame, listing: DataFrame, settled: Mapping[int, int] |
     listed = listing.select("task_id", f.col("tenant").alias("listed_tenant"), f.col("status").alias("listed"))
     shard = f.conv(f.right("task_id", f.lit(4)), 16, 10).cast("int")
     both = last.join(listed, "task_id", "full_outer").withColumn("shard", shard)
-    both = both.join(_wholeness(events), "shard", "left").withColumn(
+    both = both.join(_untrimmed(events), "shard", "left").withColumn(
         "tenant", f.coalesce("event_tenant", "listed_tenant")
     )
     is_settled = f.lit(True)
@@ -247,6 +248,6 @@ def standing(events: DataFrame, listing: DataFrame, settled: Mapping[int, int] |
     return both.withColumn("is_settled", is_settled)
 
 
-def _wholeness(events: DataFrame) -> DataFrame:
-    """Of each shard, whether its log is kept from its first event on."""
+def _untrimmed(events: DataFrame) -> DataFrame:
+    """Returns for each shard whether its log has its first event."""
     return f.broadcast(events.groupBy("shard").agg((f.min("seq") == 1).alias("is_whole")))

@@ -1,25 +1,25 @@
-"""Arithmetic on offsets: where to start, how far to go, and how to share the way among Spark's tasks.
+"""Arithmetic on offsets: where a read starts, where it ends, and how it is split among Spark's tasks.
 
-An offset is the number of the next event to read. Offsets of all shards are a dictionary with text for keys, because
-Spark keeps them as JSON.
+An offset is the number of the next event to read. Offsets of all shards are a dictionary with text as keys, because
+Spark stores them as JSON.
 """
 
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from codeq.pipeline.client import Span
+from codeq.pipeline.client import LogBounds
 
 EARLIEST, LATEST = "earliest", "latest"
 EVENTS_PER_PARTITION_MAX = 500_000
-"""A task that reads more than this is better split: it could be lost late, and others would wait for it."""
+"""A larger range is split: if its task fails late, all of it has to be read again."""
 
-Place = str | dict[int, int]
-"""`earliest`, `latest`, or an offset by shard; there -2 is the earliest and -1 the latest."""
+Position = str | dict[int, int]
+"""`earliest`, `latest`, or an offset by shard, where -2 is the earliest and -1 the latest."""
 Offsets = dict[str, int]
 
 
-class Stretch(NamedTuple):
+class OffsetRange(NamedTuple):
     """Events `start` to `end - 1` of a shard."""
 
     shard: int
@@ -27,39 +27,39 @@ class Stretch(NamedTuple):
     end: int
 
 
-def resolve(place: Place, spans: Mapping[int, Span]) -> Offsets:
-    """Offsets of all shards. A shard that is not named starts at its first event."""
+def resolve(position: Position, log: Mapping[int, LogBounds]) -> Offsets:
+    """Returns the offset of each shard. A shard that is not named starts at its first event."""
     offsets = {}
-    for shard, span in spans.items():
-        wanted = place.get(shard, -2) if isinstance(place, dict) else -1 if place == LATEST else -2
-        offsets[str(shard)] = {-1: span.end, -2: span.first}.get(wanted, wanted)
+    for shard, bounds in log.items():
+        offset = position.get(shard, -2) if isinstance(position, dict) else -1 if position == LATEST else -2
+        offsets[str(shard)] = {-1: bounds.end, -2: bounds.first}.get(offset, offset)
     return offsets
 
 
 def capped(start: Offsets, end: Offsets, events_max: int) -> Offsets:
-    """An end that is at most `events_max` events away, shared among the shards by what each has."""
+    """Returns an end at most `events_max` events after `start`, divided among the shards in proportion to their lag."""
     lags = {shard: max(0, offset - start.get(shard, 1)) for shard, offset in end.items()}
     total = sum(lags.values())
     if total <= events_max:
         return end
-    shares = {shard: lag * events_max // total for shard, lag in lags.items()}
-    left = events_max - sum(shares.values())
-    for shard in sorted(lags, key=lambda shard: shares[shard] - lags[shard]):  # what rounding left, to the longest
-        more = min(left, lags[shard] - shares[shard], 1)
-        shares[shard] += more
-        left -= more
-    return {shard: start.get(shard, 1) + shares[shard] for shard in end}
+    counts = {shard: lag * events_max // total for shard, lag in lags.items()}
+    remainder = events_max - sum(counts.values())
+    for shard in sorted(lags, key=lambda shard: counts[shard] - lags[shard]):  # the remainder goes to the longest lags
+        more = min(remainder, lags[shard] - counts[shard], 1)
+        counts[shard] += more
+        remainder -= more
+    return {shard: start.get(shard, 1) + counts[shard] for shard in end}
 
 
-def split(start: Offsets, end: Offsets, *, partitions_min: int) -> list[Stretch]:
-    """The way from `start` to `end` in pieces of much the same length."""
-    whole = [Stretch(int(shard), start.get(shard, 1), offset) for shard, offset in end.items()]
-    whole = [stretch for stretch in whole if stretch.start < stretch.end]
-    total = sum(stretch.end - stretch.start for stretch in whole)
+def split(start: Offsets, end: Offsets, *, partitions_min: int) -> list[OffsetRange]:
+    """Splits the events from `start` to `end` into ranges of about the same length."""
+    whole = [OffsetRange(int(shard), start.get(shard, 1), offset) for shard, offset in end.items()]
+    whole = [one for one in whole if one.start < one.end]
+    total = sum(one.end - one.start for one in whole)
     length = max(1, min(EVENTS_PER_PARTITION_MAX, -(-total // partitions_min)))
-    pieces: list[Stretch] = []
+    ranges: list[OffsetRange] = []
     for shard, first, last in whole:
         count = -(-(last - first) // length)
         edges = [first + (last - first) * number // count for number in range(count + 1)]
-        pieces += [Stretch(shard, *edge) for edge in pairwise(edges)]
-    return pieces
+        ranges += [OffsetRange(shard, *edge) for edge in pairwise(edges)]
+    return ranges

@@ -1,4 +1,4 @@
-"""Options of the source and the sink: named as Kafka's where Kafka has them, refused where they are wrong."""
+"""Parses the options of the source and the sink. Options that Kafka's source has too are named as there."""
 
 import json
 from collections.abc import Mapping
@@ -7,33 +7,33 @@ from difflib import get_close_matches
 from msgspec import Struct
 
 from codeq.errors import InvalidRequest
-from codeq.pipeline.client import Connection, Wanted
-from codeq.pipeline.connector.offsets import EARLIEST, LATEST, Place
-from codeq.sdk.client import DEFAULT_URL
+from codeq.pipeline.client import EventFilter, ServerOptions
+from codeq.pipeline.connector.offsets import EARLIEST, LATEST, Position
 from codeq.wire import times
+from codeq.wire.local_server import DEFAULT_URL
 
 RETRY_S_DEFAULT = 60.0
-CONNECTION = ("endpoint", "tokenFile", "tokenEnv", "caFile", "retrySeconds")
+SERVER = ("endpoint", "tokenFile", "tokenEnv", "caFile", "retrySeconds")
 SOURCE = (
-    *CONNECTION, "subscribe", "tenant", "startingOffsets", "startingTimestamp", "endingOffsets",
+    *SERVER, "subscribe", "tenant", "startingOffsets", "startingTimestamp", "endingOffsets",
     "maxEventsPerTrigger", "minPartitions", "failOnDataLoss", "includePayload",
 )  # fmt: skip
 
 
-class Given:
-    """Options as Spark hands them over: text, by names whose case does not count."""
+class OptionMap:
+    """Options as Spark passes them: text values under case-insensitive names. Raises InvalidRequest for wrong ones."""
 
     def __init__(self, options: Mapping[str, str], known: tuple[str, ...]) -> None:
-        # Spark's own mapping ignores case, a copy of it as a plain dictionary does not.
-        self._given = {name.lower(): value for name, value in options.items()}
+        # Spark's own mapping ignores case, but a plain dictionary made from it does not.
+        self._values = {name.lower(): value for name, value in options.items()}
         lowered = {name.lower(): name for name in known}
-        for name in self._given:
+        for name in self._values:
             likely = get_close_matches(name, lowered, n=1, cutoff=0.8)
-            if name not in lowered and likely:  # what is like none of ours is Spark's own
+            if name not in lowered and likely:  # a name unlike any of ours is an option of Spark
                 raise InvalidRequest(f"there is no option {name!r}; did you mean {lowered[likely[0]]!r}?")
 
     def text(self, name: str, default: str = "") -> str:
-        return (self._given.get(name.lower()) or default).strip()
+        return (self._values.get(name.lower()) or default).strip()
 
     def has(self, name: str) -> bool:
         return bool(self.text(name))
@@ -66,13 +66,13 @@ class Given:
             raise InvalidRequest(f"option {name} must be one of {', '.join(choices)}, not {text!r}")
         return text
 
-    def connection(self) -> Connection:
+    def server(self) -> ServerOptions:
         if self.has("tokenFile") and self.has("tokenEnv"):
             raise InvalidRequest("give tokenFile or tokenEnv, not both")
         for name in ("token", "bearerToken", "apiKey"):
             if self.has(name):
-                raise InvalidRequest(f"option {name} would be part of the query plan; give tokenFile or tokenEnv")
-        return Connection(
+                raise InvalidRequest(f"option {name} would show the token in query plans; give tokenFile or tokenEnv")
+        return ServerOptions(
             endpoint=self.text("endpoint", DEFAULT_URL),
             token_file=self.text("tokenFile") or None,
             token_env=self.text("tokenEnv") or None,
@@ -81,12 +81,12 @@ class Given:
 
 
 class ReadOptions(Struct, frozen=True, kw_only=True):
-    connection: Connection
-    wanted: Wanted
-    starting: Place = EARLIEST
+    server: ServerOptions
+    event_filter: EventFilter
+    starting: Position = EARLIEST
     starting_at: str | None = None
-    """An RFC 3339 time, which wins over `starting`."""
-    ending: Place = LATEST
+    """An RFC 3339 time; if given, it is used instead of `starting`."""
+    ending: Position = LATEST
     events_per_trigger: int | None = None
     partitions_min: int = 1
     fail_on_data_loss: bool = True
@@ -94,45 +94,45 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    given = Given(options, SOURCE)
-    if given.has("startingOffsets") and given.has("startingTimestamp"):
+    values = OptionMap(options, SOURCE)
+    if values.has("startingOffsets") and values.has("startingTimestamp"):
         raise InvalidRequest("give startingOffsets or startingTimestamp, not both")
-    names = tuple(name.strip() for name in given.text("subscribe").split(",") if name.strip())
+    commands = tuple(name.strip() for name in values.text("subscribe").split(",") if name.strip())
     return ReadOptions(
-        connection=given.connection(),
-        wanted=Wanted(
-            commands=names,
-            tenant=given.text("tenant") or None,
-            with_payload=given.flag("includePayload", default=False),
+        server=values.server(),
+        event_filter=EventFilter(
+            commands=commands,
+            tenant=values.text("tenant") or None,
+            with_payload=values.flag("includePayload", default=False),
         ),
-        starting=_place(given.text("startingOffsets", EARLIEST), "startingOffsets"),
-        starting_at=_moment(given.text("startingTimestamp")),
-        ending=_place(given.text("endingOffsets", LATEST), "endingOffsets"),
-        events_per_trigger=given.number("maxEventsPerTrigger", 0) if given.has("maxEventsPerTrigger") else None,
-        partitions_min=given.number("minPartitions", 1, most=100_000),
-        fail_on_data_loss=given.flag("failOnDataLoss", default=True),
-        retry_s=given.seconds("retrySeconds", RETRY_S_DEFAULT),
+        starting=_position(values.text("startingOffsets", EARLIEST), "startingOffsets"),
+        starting_at=_rfc3339(values.text("startingTimestamp")),
+        ending=_position(values.text("endingOffsets", LATEST), "endingOffsets"),
+        events_per_trigger=values.number("maxEventsPerTrigger", 0) if values.has("maxEventsPerTrigger") else None,
+        partitions_min=values.number("minPartitions", 1, most=100_000),
+        fail_on_data_loss=values.flag("failOnDataLoss", default=True),
+        retry_s=values.seconds("retrySeconds", RETRY_S_DEFAULT),
     )
 
 
-def _place(text: str, name: str) -> Place:
+def _position(text: str, name: str) -> Position:
     if text.lower() in (EARLIEST, LATEST):
         return text.lower()
     try:
         found = json.loads(text)
-        places = {int(shard): offset for shard, offset in found.items()}
+        offsets = {int(shard): offset for shard, offset in found.items()}
     except (ValueError, AttributeError):
-        places = {-1: 0}
-    if any(shard < 0 or type(offset) is not int or offset < -2 for shard, offset in places.items()):
+        offsets = {-1: 0}
+    if any(shard < 0 or type(offset) is not int or offset < -2 for shard, offset in offsets.items()):
         raise InvalidRequest(
-            f'option {name} must be earliest, latest or offsets by shard such as {{"0": 17}} (-2 is the earliest, '
+            f'option {name} must be earliest, latest, or offsets by shard such as {{"0": 17}} (-2 is the earliest, '
             f"-1 the latest), not {text!r}"
         )
-    return places
+    return offsets
 
 
-def _moment(text: str) -> str | None:
-    """As RFC 3339. Unix milliseconds are taken too, as Kafka takes them."""
+def _rfc3339(text: str) -> str | None:
+    """Returns the time as RFC 3339. Unix milliseconds are accepted too, as by Kafka's source."""
     if not text:
         return None
     try:

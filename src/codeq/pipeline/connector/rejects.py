@@ -1,4 +1,4 @@
-"""Rows that were rejected, kept beside the write: staged by each task, put in place when the whole write commits."""
+"""Writes rejected rows as Parquet: each Spark task stages a file, and the commit of the whole write publishes them."""
 
 from typing import Any
 
@@ -20,10 +20,10 @@ _STAGED = "_staged"
 
 
 class Rejects:
-    """The rejected rows of one task. Nothing is written where there are none."""
+    """The file of rejected rows of one Spark task. Without rejected rows there is no file."""
 
     def __init__(self, path: str, name: str, partition: int, attempt: int) -> None:
-        self._system, self._folder = _place(path)
+        self._system, self._folder = _file_system(path)
         self._name = f"{name}-{partition:05d}.parquet"
         self._staged = f"{self._folder}/{_STAGED}/{attempt}-{self._name}"
         self._partition = partition
@@ -37,7 +37,7 @@ class Rejects:
             self._flush()
 
     def close(self) -> tuple[str, str] | None:
-        """From where to where the file is to be moved; None if there is none."""
+        """Finishes the file, and returns its staged and its final path; None if there is no file."""
         self._flush()
         if self._writer is None:
             return None
@@ -45,6 +45,7 @@ class Rejects:
         return self._staged, f"{self._folder}/{self._name}"
 
     def drop(self) -> None:
+        """Deletes the staged file, because the task failed."""
         if self._writer is not None:
             self._writer.close()
             self._system.delete_file(self._staged)
@@ -62,21 +63,23 @@ class Rejects:
         self._rows = []
 
 
-def put_in_place(path: str, moves: list[tuple[str, str]]) -> None:
-    system, _ = _place(path)
-    for staged, final in moves:
+def publish(path: str, files: list[tuple[str, str]]) -> None:
+    """Moves staged files to their final paths."""
+    system, _ = _file_system(path)
+    for staged, final in files:
         system.move(staged, final)
 
 
-def throw_away(path: str, moves: list[tuple[str, str]]) -> None:
-    system, _ = _place(path)
-    for staged, _ in moves:
+def discard(path: str, files: list[tuple[str, str]]) -> None:
+    """Deletes staged files, because the write failed."""
+    system, _ = _file_system(path)
+    for staged, _ in files:
         if system.get_file_info(staged).type is not fs.FileType.NotFound:
             system.delete_file(staged)
 
 
-def _place(path: str) -> tuple[Any, str]:
-    """A local path, or an address of a store that pyarrow knows."""
+def _file_system(path: str) -> tuple[Any, str]:
+    """Returns the file system and the folder of a local path, or of the URL of an object store that pyarrow knows."""
     if "://" in path:
         system, folder = fs.FileSystem.from_uri(path)
         return system, folder.rstrip("/")

@@ -1,4 +1,4 @@
-"""The columns of an event as Spark knows them, made of the one list in `codeq.wire.events`."""
+"""The columns of an event as Spark types, derived from the one list in `codeq.wire.events`."""
 
 from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
@@ -14,17 +14,21 @@ _TYPES: dict[str, type[DataType]] = {
 
 
 def event_schema(*, payload: bool = False) -> StructType:
-    """What `format("codeq-events")` reads; with `payload`, what it reads with `includePayload`."""
+    """Returns the schema of `format("codeq-events")`; with `payload`, as with the option `includePayload`."""
     columns = (*COLUMNS, PAYLOAD) if payload else COLUMNS
     return StructType([StructField(name, _TYPES[kind](), nullable) for name, kind, nullable in columns])
 
 
-def check_wanted(wanted: StructType, *, payload: bool) -> list[str]:
-    """The columns of a schema that a user gave: any of ours, in any order. Raises InvalidRequest for another."""
-    known = {field.name: field for field in event_schema(payload=payload).fields}
-    for field in wanted.fields:
-        if field.name not in known or known[field.name].dataType != field.dataType:
-            ours = known[field.name].dataType.simpleString() if field.name in known else "none"
-            asked = field.dataType.simpleString()
-            raise InvalidRequest(f"column {field.name} was asked for as {asked}, but events have {ours} of that name")
-    return [field.name for field in wanted.fields]
+def check_schema(schema: StructType, *, payload: bool) -> list[str]:
+    """Returns the columns of a schema that the user chose: any columns of an event, in any order. Raises InvalidRequest
+    for any other column.
+    """
+    known = {field.name: field.dataType for field in event_schema(payload=payload).fields}
+    for field in schema.fields:
+        if known.get(field.name) != field.dataType:
+            actual = known[field.name].simpleString() if field.name in known else "no column"
+            raise InvalidRequest(
+                f"the schema has column {field.name} as {field.dataType.simpleString()}, but events have {actual} of "
+                "that name"
+            )
+    return [field.name for field in schema.fields]

@@ -1,13 +1,14 @@
-"""`format("codeq")`: a row is a task, for batches and for streams.
+"""`format("codeq")`: enqueues each row as a task, from batches and from streams.
 
-Rows without a key of their own get one made of the write (the job of a batch; the query and batch number of a stream),
-the partition and the number of the row in it. So a Spark task that is tried again, or a batch that is replayed after a
-crash, enqueues nothing twice. For that a partition must have the same rows in the same order each time, which holds for
-files, tables and Kafka, and not behind `rand()`, `limit` without an order or a non-deterministic function: give rows
-`idempotency_key` there, or a checkpoint. Where a row came back as another one, the write fails and says so.
+A row without an idempotency key gets one derived from the write (the job of a batch; the query and batch number of a
+stream), the partition and the number of the row in it. So a Spark task that is retried, or a batch that is replayed
+after a crash, enqueues nothing twice. That requires the same rows in the same order at each attempt, which holds for
+files, tables and Kafka, but not after `rand()`, `limit` without an order or a non-deterministic function: there rows
+need an `idempotency_key`, or the DataFrame a checkpoint. If a retry has another row under the same key, the
+write fails.
 
-Calls of one partition overlap (`inFlight`), so tasks of one partition may enter the queue in another order than theirs;
-`inFlight=1` keeps it.
+Calls of one partition overlap (`inFlight`), so its tasks may enter the queue in another order than the rows;
+`inFlight=1` keeps the order.
 """
 
 import uuid
@@ -29,31 +30,32 @@ from pyspark.sql.types import StructType
 
 from codeq.domain.limits import BATCH_TASKS_MAX
 from codeq.errors import CodeqError, IdempotencyMismatch, InvalidRequest
-from codeq.pipeline.client import Calls, Connection, Taken, patiently
+from codeq.pipeline.client import PipelineClient, ServerOptions, retry_transient
 from codeq.pipeline.connector import rejects, write_summary
-from codeq.pipeline.connector.options import CONNECTION, RETRY_S_DEFAULT, Given
-from codeq.pipeline.connector.task_rows import Rejected, check_columns, orders
+from codeq.pipeline.connector.options import RETRY_S_DEFAULT, SERVER, OptionMap
+from codeq.pipeline.connector.task_rows import Rejected, check_columns, new_tasks
+from codeq.wire.client import ItemVerdict
 from codeq.wire.tasks import PackedTask
 
 CALL_BYTES_MAX = 8 << 20
 MODES = ("FAILFAST", "PERMISSIVE", "DROPMALFORMED")
-SINK = (*CONNECTION, "command", "mode", "rejectedPath", "summaryPath", "inFlight", "batchSize")
+SINK = (*SERVER, "command", "mode", "rejectedPath", "summaryPath", "inFlight", "batchSize")
 
 
 class RowRejected(CodeqError):
-    """A row is no task, and mode is FAILFAST."""
+    """A row is not a valid task, and mode is FAILFAST."""
 
     code = "row-rejected"
 
 
 class RowsChanged(CodeqError):
-    """A task was tried again, and its rows came in another order or with other values."""
+    """A Spark task was retried, and its rows had another order or other values."""
 
     code = "rows-changed"
 
 
 class WriteOptions(Struct, frozen=True, kw_only=True):
-    connection: Connection
+    server: ServerOptions
     command: str
     mode: str
     rejected_path: str | None
@@ -63,8 +65,8 @@ class WriteOptions(Struct, frozen=True, kw_only=True):
     retry_s: float
 
 
-class Written(WriterCommitMessage):
-    """What one task did."""
+class PartitionResult(WriterCommitMessage):
+    """The counts of one partition, sent from its Spark task to the commit in the driver."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -82,7 +84,7 @@ class TaskSink(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> "TaskWriter":
         options = write_options(self.options)
         if overwrite:
-            raise InvalidRequest('tasks are added to a queue, never replaced: use mode("append")')
+            raise InvalidRequest('the tasks of a queue are never replaced: use mode("append")')
         check_columns(schema, options.command)
         return TaskWriter(options, uuid.uuid4().hex)
 
@@ -93,20 +95,20 @@ class TaskSink(DataSource):
 
 
 def write_options(options: Any) -> WriteOptions:
-    given = Given(options, SINK)
-    mode = given.choice("mode", MODES)
-    rejected_path = given.text("rejectedPath") or None
+    values = OptionMap(options, SINK)
+    mode = values.choice("mode", MODES)
+    rejected_path = values.text("rejectedPath") or None
     if mode == "PERMISSIVE" and rejected_path is None:
-        raise InvalidRequest("mode PERMISSIVE needs rejectedPath, where rejected rows are kept with the reason")
+        raise InvalidRequest("mode PERMISSIVE needs rejectedPath, the folder for rejected rows and the reasons")
     return WriteOptions(
-        connection=given.connection(),
-        command=given.text("command"),
+        server=values.server(),
+        command=values.text("command"),
         mode=mode,
         rejected_path=rejected_path,
-        summary_path=given.text("summaryPath") or None,
-        calls_in_flight=given.number("inFlight", 4, most=64),
-        batch_size=given.number("batchSize", BATCH_TASKS_MAX, most=BATCH_TASKS_MAX),
-        retry_s=given.seconds("retrySeconds", RETRY_S_DEFAULT),
+        summary_path=values.text("summaryPath") or None,
+        calls_in_flight=values.number("inFlight", 4, most=64),
+        batch_size=values.number("batchSize", BATCH_TASKS_MAX, most=BATCH_TASKS_MAX),
+        retry_s=values.seconds("retrySeconds", RETRY_S_DEFAULT),
     )
 
 
@@ -114,9 +116,9 @@ class TaskWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions, job: str) -> None:
         self.options = options
         self.job = job
-        """Made once, in the driver: every try of every task uses the same."""
+        """Chosen once, in the driver, so that every attempt of every Spark task derives the same keys."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionResult:
         return _write(self.options, self.job, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -130,12 +132,12 @@ class TaskStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartitionResult:
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context else None
         batch = context.getLocalProperty("streaming.sql.batchId") if context else None
         if query is None or batch is None:
-            raise InvalidRequest("Spark does not say which query and batch this is, so no key can be made of them")
+            raise InvalidRequest("Spark passed no ids of query and batch, from which idempotency keys are derived")
         return _write(self.options, f"{query}-{batch}", iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
@@ -145,120 +147,133 @@ class TaskStreamWriter(DataSourceStreamArrowWriter):
         _abort(self.options, messages)
 
 
-def _write(options: WriteOptions, name: str, batches: Iterator[pa.RecordBatch]) -> Written:
+def _write(options: WriteOptions, name: str, batches: Iterator[pa.RecordBatch]) -> PartitionResult:
+    """Enqueues the rows of one partition. Runs on an executor."""
     context = TaskContext.get()
     partition = context.partitionId() if context else 0
     attempt = context.taskAttemptId() if context else 0
-    task = _Task(options, name, partition)
-    kept = None
+    rejected = None
     if options.rejected_path is not None:
-        kept = task.rejects = rejects.Rejects(options.rejected_path, name, partition, attempt)
+        rejected = rejects.Rejects(options.rejected_path, name, partition, attempt)
+    writer = _PartitionWriter(options, f"{name}-{partition}-", PartitionResult(name), rejected)
     try:
-        task.run(batches)
-        if kept is not None:
-            task.written.rejected_file = kept.close()
+        writer.run(batches)
+        if rejected is not None:
+            writer.result.rejected_file = rejected.close()
     except BaseException:
-        if kept is not None:
-            kept.drop()
+        if rejected is not None:
+            rejected.drop()
         raise
-    return task.written
+    return writer.result
 
 
-class _Call:
-    """Rows on their way to the server in one call."""
+class _EnqueueBatch:
+    """The tasks of one call, with the rows that they were made from."""
 
     def __init__(self) -> None:
-        self.orders: list[PackedTask] = []
-        self.origins: list[tuple[int, pa.RecordBatch, int]] = []
-        """The number of each row in its partition, and where it is found."""
-        self.size = 0
+        self.tasks: list[PackedTask] = []
+        self.rows: list[tuple[int, pa.RecordBatch, int]] = []
+        """The number of each row in its partition, and where to find the row."""
+        self.size_bytes = 0
 
 
-class _Task:
-    """One partition on its way into the queue."""
+class _PartitionWriter:
+    """Enqueues the rows of one partition, several calls at a time."""
 
-    def __init__(self, options: WriteOptions, name: str, partition: int) -> None:
+    def __init__(
+        self, options: WriteOptions, key_prefix: str, result: PartitionResult, rejected: rejects.Rejects | None
+    ) -> None:
         self.options = options
-        self.prefix = f"{name}-{partition}-"
-        self.written = Written(name)
-        self.rejects: rejects.Rejects | None = None
-        self._calls = Calls(options.connection)
+        self.key_prefix = key_prefix
+        self.result = result
+        self.rejected = rejected
+        self._client = PipelineClient(options.server)
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> None:
-        waiting: list[tuple[_Call, Future[list[Taken]]]] = []
+        pending: list[tuple[_EnqueueBatch, Future[list[ItemVerdict]]]] = []
         with ThreadPoolExecutor(self.options.calls_in_flight) as pool:
             try:
-                for call in self._filled(batches):
-                    waiting.append((call, pool.submit(self._send, call)))
-                    while len(waiting) >= self.options.calls_in_flight or (waiting and waiting[0][1].done()):
-                        self._settle(*waiting.pop(0))
-                while waiting:
-                    self._settle(*waiting.pop(0))
+                for batch in self._enqueue_batches(batches):
+                    pending.append((batch, pool.submit(self._send, batch)))
+                    while len(pending) >= self.options.calls_in_flight or (pending and pending[0][1].done()):
+                        self._count(*pending.pop(0))
+                while pending:
+                    self._count(*pending.pop(0))
             finally:
-                for _, future in waiting:
+                for _, future in pending:
                     future.cancel()
-        self._calls.close()
+        self._client.close()
 
-    def _filled(self, batches: Iterator[pa.RecordBatch]) -> Iterator[_Call]:
-        call, first = _Call(), 0
+    def _enqueue_batches(self, batches: Iterator[pa.RecordBatch]) -> Iterator[_EnqueueBatch]:
+        """Groups the tasks of all rows into calls, limited by number and by bytes. Rejects rows that are not tasks."""
+        call, first = _EnqueueBatch(), 0
         for batch in batches:
-            found = orders(batch, first, command=self.options.command, key=lambda row: f"{self.prefix}{row}")
-            for place, order in enumerate(found):
-                if isinstance(order, Rejected):
-                    self._reject(order, batch, place)
+            rows = new_tasks(batch, first, command=self.options.command, key_prefix=self.key_prefix)
+            for index, task in enumerate(rows):
+                if isinstance(task, Rejected):
+                    self._reject(task, batch, index)
                     continue
-                call.orders.append(order)
-                call.origins.append((first + place, batch, place))
-                call.size += len(order.payload)
-                if len(call.orders) >= self.options.batch_size or call.size >= CALL_BYTES_MAX:
+                call.tasks.append(task)
+                call.rows.append((first + index, batch, index))
+                call.size_bytes += len(task.payload)
+                if len(call.tasks) >= self.options.batch_size or call.size_bytes >= CALL_BYTES_MAX:
                     yield call
-                    call = _Call()
+                    call = _EnqueueBatch()
             first += batch.num_rows
-        if call.orders:
+        if call.tasks:
             yield call
 
-    def _send(self, call: _Call) -> list[Taken]:
-        return patiently(lambda: self._calls.enqueue(call.orders), "cannot enqueue", within_s=self.options.retry_s)
+    def _send(self, call: _EnqueueBatch) -> list[ItemVerdict]:
+        return retry_transient(
+            lambda: self._client.enqueue(call.tasks), "cannot enqueue", within_s=self.options.retry_s
+        )
 
-    def _settle(self, call: _Call, future: "Future[list[Taken]]") -> None:
-        for order, (row, batch, place), taken in zip(call.orders, call.origins, future.result(), strict=True):
-            if taken.code is None:
-                self.written.enqueued += not taken.replayed
-                self.written.deduplicated += taken.replayed
-            elif taken.code == IdempotencyMismatch.code and (order.idempotency_key or "").startswith(self.prefix):
+    def _count(self, call: _EnqueueBatch, future: "Future[list[ItemVerdict]]") -> None:
+        """Counts the verdicts of one call, and rejects the rows that the server refused."""
+        for task, (row, batch, index), verdict in zip(call.tasks, call.rows, future.result(), strict=True):
+            if verdict.code is None:
+                self.result.enqueued += not verdict.replayed
+                self.result.deduplicated += verdict.replayed
+            elif verdict.code == IdempotencyMismatch.code and (task.idempotency_key or "").startswith(self.key_prefix):
                 raise RowsChanged(
-                    f"row {row} of this partition was another one when the task was tried before, so rows would be "
-                    "lost or doubled; give rows an idempotency_key, or make the rows and their order deterministic"
+                    f"row {row} of this partition was another one in an earlier attempt of the Spark task, so rows "
+                    "would be lost or enqueued twice; give rows an idempotency_key, or make the rows and their order "
+                    "deterministic"
                 )
             else:
-                self._reject(Rejected(row, taken.code, taken.error or ""), batch, place)
+                self._reject(Rejected(row, verdict.code, verdict.error or ""), batch, index)
 
-    def _reject(self, rejected: Rejected, batch: pa.RecordBatch, place: int) -> None:
+    def _reject(self, rejected: Rejected, batch: pa.RecordBatch, index: int) -> None:
         if self.options.mode == "FAILFAST":
             raise RowRejected(f"row {rejected.row}: {rejected.reason} (mode is FAILFAST; see also PERMISSIVE)")
-        self.written.reasons[rejected.code] += 1
-        if self.rejects is not None and self.options.mode == "PERMISSIVE":
-            [content] = batch.slice(place, 1).to_pylist(maps_as_pydicts="lossy")
-            self.rejects.add(rejected, content)
+        self.result.reasons[rejected.code] += 1
+        if self.rejected is not None and self.options.mode == "PERMISSIVE":
+            [content] = batch.slice(index, 1).to_pylist(maps_as_pydicts="lossy")
+            self.rejected.add(rejected, content)
 
 
 def _commit(options: WriteOptions, messages: list[Any], batch: int | None = None) -> None:
-    done = [message for message in messages if isinstance(message, Written)]
+    """Publishes the rejected rows and records the summary of the whole write. Runs in the driver."""
+    results = [message for message in messages if isinstance(message, PartitionResult)]
     if options.rejected_path is not None:
-        rejects.put_in_place(options.rejected_path, [one.rejected_file for one in done if one.rejected_file])
-    reasons: Counter[str] = sum((one.reasons for one in done), Counter())
-    whole = write_summary.Summary(
-        job=done[0].name if done else "",
+        rejects.publish(options.rejected_path, _rejected_files(results))
+    reasons: Counter[str] = sum((result.reasons for result in results), Counter())
+    summary = write_summary.WriteSummary(
+        job=results[0].name if results else "",
         batch=batch,
-        enqueued=sum(one.enqueued for one in done),
-        deduplicated=sum(one.deduplicated for one in done),
+        enqueued=sum(result.enqueued for result in results),
+        deduplicated=sum(result.deduplicated for result in results),
         rejected=reasons.total(),
         reasons=dict(reasons),
     )
-    write_summary.record(whole, options.summary_path)
+    write_summary.record(summary, options.summary_path)
 
 
 def _abort(options: WriteOptions, messages: list[Any]) -> None:
-    files = [message.rejected_file for message in messages if isinstance(message, Written) and message.rejected_file]
     if options.rejected_path is not None:
-        rejects.throw_away(options.rejected_path, files)
+        rejects.discard(options.rejected_path, _rejected_files(messages))
+
+
+def _rejected_files(messages: list[Any]) -> list[tuple[str, str]]:
+    results = [message for message in messages if isinstance(message, PartitionResult)]
+    return [result.rejected_file for result in results if result.rejected_file]

@@ -1,8 +1,8 @@
-"""`format("codeq-events")`: the event log as a Spark source, for batches and for streams.
+"""`format("codeq-events")`: reads the event log as batches and as streams.
 
 An offset is a number per shard, so a checkpoint names exactly which events were read, and reading them again gives the
-same rows. `pushFilters` is left out on purpose: Spark keeps the pushed filters on the relation, and the next query on
-the same DataFrame reads the rows of the one before. Filters are options instead: `subscribe` and `tenant`.
+same rows. `pushFilters` is left out on purpose: Spark stores the pushed filters in the relation, and the next query on
+the same DataFrame would read the rows of the one before. Filters are options instead: `subscribe` and `tenant`.
 """
 
 import time
@@ -23,19 +23,19 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from codeq.errors import CodeqError
-from codeq.pipeline.client import TRANSIENT, Calls, Span, patiently, say
-from codeq.pipeline.connector.offsets import Offsets, Stretch, capped, resolve, split
+from codeq.pipeline.client import TRANSIENT, LogBounds, PipelineClient, log_line, retry_transient
+from codeq.pipeline.connector.offsets import OffsetRange, Offsets, capped, resolve, split
 from codeq.pipeline.connector.options import ReadOptions, read_options
-from codeq.pipeline.connector.schema import check_wanted, event_schema
+from codeq.pipeline.connector.schema import check_schema, event_schema
 
 PAGE_EVENTS = 24_576
-"""Events in one call: about four megabytes, and whole pieces of what the server builds at once."""
+"""Events in one call: about four megabytes, and a multiple of the chunks that the server builds."""
 POLL_S = 0.1
-"""The least time between two looks at an idle log; Spark by itself would ask a hundred times a second."""
+"""The least time between two polls of an idle log; Spark by itself would poll a hundred times a second."""
 
 
 class DataLost(CodeqError):
-    """Events that were to be read are gone: they were trimmed, or the server's log was replaced by another."""
+    """Events that were to be read no longer exist: they were trimmed, or the server has another log."""
 
     code = "data-lost"
 
@@ -46,7 +46,7 @@ class EventsSource(DataSource):
         return "codeq-events"
 
     def schema(self) -> StructType:
-        return event_schema(payload=read_options(self.options).wanted.with_payload)
+        return event_schema(payload=read_options(self.options).event_filter.with_payload)
 
     def reader(self, schema: StructType) -> "EventsReader":
         return EventsReader(read_options(self.options), schema)
@@ -55,73 +55,75 @@ class EventsSource(DataSource):
         return EventsStreamReader(read_options(self.options), schema)
 
 
-class StretchPartition(InputPartition):
-    def __init__(self, stretch: Stretch) -> None:
-        super().__init__(tuple(stretch))
-        self.stretch = stretch
+class OffsetRangePartition(InputPartition):
+    def __init__(self, offset_range: OffsetRange) -> None:
+        super().__init__(tuple(offset_range))
+        self.offset_range = offset_range
 
 
-class _Events:
-    """What both readers share. It travels to executors without its connections."""
+class _LogReader:
+    """The common part of both readers. Sent to executors without its connections."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
-        self.columns = check_wanted(schema, payload=options.wanted.with_payload)
-        self._calls: Calls | None = None
+        self.columns = check_schema(schema, payload=options.event_filter.with_payload)
+        self._client: PipelineClient | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_calls": None}
+        return {**self.__dict__, "_client": None}
 
     @property
-    def calls(self) -> Calls:
-        if self._calls is None:
-            self._calls = Calls(self.options.connection)
-        return self._calls
+    def client(self) -> PipelineClient:
+        if self._client is None:
+            self._client = PipelineClient(self.options.server)
+        return self._client
 
-    def spans(self, *, at: str | None = None) -> dict[int, Span]:
-        """What the server has, waiting for it as long as a batch may."""
-        where = f"cannot look at the events of {self.options.connection.endpoint}"
-        return patiently(lambda: self.calls.spans(at=at), where, within_s=self.options.retry_s)
+    def log_bounds(self, *, at: str | None = None) -> dict[int, LogBounds]:
+        """Returns the bounds of each shard's log, and retries for `retrySeconds` if the server is unavailable."""
+        failure = f"cannot look at the events of {self.options.server.endpoint}"
+        return retry_transient(lambda: self.client.log_bounds(at=at), failure, within_s=self.options.retry_s)
 
-    def starting(self) -> Offsets:
+    def starting_offsets(self) -> Offsets:
         if self.options.starting_at is not None:
-            return {str(shard): span.next for shard, span in self.spans(at=self.options.starting_at).items()}
-        return resolve(self.options.starting, self.spans())
+            log = self.log_bounds(at=self.options.starting_at)
+            return {str(shard): bounds.next for shard, bounds in log.items()}
+        return resolve(self.options.starting, self.log_bounds())
 
-    def planned(self, start: Offsets, end: Offsets) -> list[InputPartition]:
-        pieces = split(start, end, partitions_min=self.options.partitions_min)
-        return [StretchPartition(piece) for piece in pieces]
+    def plan(self, start: Offsets, end: Offsets) -> list[InputPartition]:
+        ranges = split(start, end, partitions_min=self.options.partitions_min)
+        return [OffsetRangePartition(one) for one in ranges]
 
-    def lost(self, shard: int, wanted: int, have: Span) -> None:
-        """Say that events are gone; by default, stop."""
-        if wanted < have.first:
-            what = f"events {wanted} to {have.first - 1} of shard {shard} were trimmed before they were read"
+    def report_data_loss(self, shard: int, offset: int, bounds: LogBounds) -> None:
+        """Raises DataLost, or only logs it if `failOnDataLoss` is false."""
+        if offset < bounds.first:
+            loss = f"events {offset} to {bounds.first - 1} of shard {shard} were trimmed before they were read"
         else:
-            what = f"shard {shard} ends at event {have.end - 1}, but was read up to {wanted - 1} before: another log?"
+            loss = f"shard {shard} ends at event {bounds.end - 1}, but was read up to {offset - 1} before: another log?"
         if self.options.fail_on_data_loss:
-            raise DataLost(f"{what}; set failOnDataLoss to false to go on without them")
-        say(f"{what}; going on, because failOnDataLoss is false")
+            raise DataLost(f"{loss}; set failOnDataLoss to false to continue without them")
+        log_line(f"{loss}; continuing, because failOnDataLoss is false")
 
-    def pages(self, stretch: Stretch, *, within_s: float | None) -> Iterator[pa.RecordBatch]:
-        shard, offset, end = stretch
-        with closing(Calls(self.options.connection)) as calls:
+    def read_pages(self, offset_range: OffsetRange, *, within_s: float | None) -> Iterator[pa.RecordBatch]:
+        """Reads the range page by page. Each call is retried for `within_s`; None retries forever."""
+        shard, offset, end = offset_range
+        with closing(PipelineClient(self.options.server)) as client:
             while offset < end:
                 limit = min(PAGE_EVENTS, end - offset)
-                body, span = patiently(
-                    partial(calls.events, shard, offset, limit, self.options.wanted),
+                body, bounds = retry_transient(
+                    partial(client.events, shard, offset, limit, self.options.event_filter),
                     f"cannot read shard {shard} from event {offset} on",
                     within_s=within_s,
                 )
-                if span.first > offset or span.next <= offset:
-                    self.lost(shard, offset, span)
+                if bounds.first > offset or bounds.next <= offset:
+                    self.report_data_loss(shard, offset, bounds)
                 table = pa.ipc.open_stream(body).read_all()
-                if span.next > end:  # what was asked for is gone in part, and the rest was read instead
+                if bounds.next > end:  # the first events were trimmed, so the page holds later ones
                     table = _before(table, end)
                 if table.num_rows:
                     yield from table.select(self.columns).combine_chunks().to_batches()
-                if span.next <= offset:
+                if bounds.next <= offset:
                     return
-                offset = span.next
+                offset = bounds.next
 
 
 def _before(table: pa.Table, end: int) -> pa.Table:
@@ -130,39 +132,40 @@ def _before(table: pa.Table, end: int) -> pa.Table:
     return table.filter(pc.less(table["seq"], end))
 
 
-class EventsReader(_Events, DataSourceReader):
-    """A batch: from `startingOffsets` to `endingOffsets` as they are when it is planned."""
+class EventsReader(_LogReader, DataSourceReader):
+    """Reads a batch: from `startingOffsets` to `endingOffsets`, resolved when the query is planned."""
 
     def partitions(self) -> Sequence[InputPartition]:
-        spans = self.spans()
-        start = self.starting()
-        end = resolve(self.options.ending, spans)
-        for shard, span in spans.items():
-            if start[str(shard)] < min(span.first, end[str(shard)]):
-                self.lost(shard, start[str(shard)], span)
-            end[str(shard)] = min(end[str(shard)], span.end)
-        # Without a partition Spark would read none, and the columns would have no schema to come with.
-        return self.planned(start, end) or [StretchPartition(Stretch(0, 0, 0))]
+        log = self.log_bounds()
+        start = self.starting_offsets()
+        end = resolve(self.options.ending, log)
+        for shard, bounds in log.items():
+            if start[str(shard)] < min(bounds.first, end[str(shard)]):
+                self.report_data_loss(shard, start[str(shard)], bounds)
+            end[str(shard)] = min(end[str(shard)], bounds.end)
+        # Without a partition Spark would read no batch, from which it takes the schema of the columns.
+        return self.plan(start, end) or [OffsetRangePartition(OffsetRange(0, 0, 0))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, StretchPartition)  # noqa: S101 - made above
-        return self.read_stretch(partition.stretch)
+        assert isinstance(partition, OffsetRangePartition)  # noqa: S101 - made above
+        return self.read_range(partition.offset_range)
 
-    def read_stretch(self, stretch: Stretch) -> Iterator[pa.RecordBatch]:
-        return self.pages(stretch, within_s=self.options.retry_s)
+    def read_range(self, offset_range: OffsetRange) -> Iterator[pa.RecordBatch]:
+        return self.read_pages(offset_range, within_s=self.options.retry_s)
 
 
-class EventsStreamReader(_Events, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream. Once it runs, a server that is away makes it wait and never ends it."""
+class EventsStreamReader(_LogReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a stream. A running stream waits for an unavailable server as long as it takes."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._target: Offsets | None = None
+        """Where a stream with the trigger AvailableNow ends."""
         self._known: Offsets | None = None
         self._idle_until_s = 0.0
 
     def initialOffset(self) -> Offsets:  # noqa: N802
-        return self.starting()
+        return self.starting_offsets()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         most = self.options.events_per_trigger
@@ -172,12 +175,12 @@ class EventsStreamReader(_Events, DataSourceStreamReader, SupportsTriggerAvailab
         if self._target is None and time.monotonic() < self._idle_until_s:
             return start
         try:
-            spans = self.calls.spans()
+            log = self.client.log_bounds()
         except TRANSIENT as fault:
-            say(f"{fault}; the query waits")
+            log_line(f"{fault}; the query waits")
             return start
-        self._known = {str(shard): span.end for shard, span in spans.items()}
-        begin, end = self._reachable(start, spans)
+        self._known = {str(shard): bounds.end for shard, bounds in log.items()}
+        begin, end = self._available(start, log)
         total = sum(end[shard] - begin[shard] for shard in end)
         if not total or (isinstance(limit, ReadMinRows) and total < limit.min_rows and self._target is None):
             self._idle_until_s = time.monotonic() + POLL_S
@@ -188,24 +191,24 @@ class EventsStreamReader(_Events, DataSourceStreamReader, SupportsTriggerAvailab
         return self._known
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = {str(shard): span.end for shard, span in self.spans().items()}
+        self._target = {str(shard): bounds.end for shard, bounds in self.log_bounds().items()}
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        return self.planned(start, end)
+        return self.plan(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, StretchPartition)  # noqa: S101 - made above
-        return self.pages(partition.stretch, within_s=None)
+        assert isinstance(partition, OffsetRangePartition)  # noqa: S101 - made above
+        return self.read_pages(partition.offset_range, within_s=None)
 
-    def _reachable(self, start: Offsets, spans: Mapping[int, Span]) -> tuple[Offsets, Offsets]:
-        """From where to where each shard can be read. New shards are read from their first event on."""
+    def _available(self, start: Offsets, log: Mapping[int, LogBounds]) -> tuple[Offsets, Offsets]:
+        """Returns from where to where each shard can be read. New shards are read from their first event on."""
         begin, end = {}, {}
-        for number, span in spans.items():
+        for number, bounds in log.items():
             shard = str(number)
-            wanted = start.get(shard, 1)
-            last = span.end if self._target is None else min(span.end, self._target.get(shard, 1))
-            if wanted > span.end or (shard in start and wanted < span.first):
-                self.lost(number, wanted, span)
-            begin[shard] = max(wanted, min(span.first, last))
+            offset = start.get(shard, 1)
+            last = bounds.end if self._target is None else min(bounds.end, self._target.get(shard, 1))
+            if offset > bounds.end or (shard in start and offset < bounds.first):
+                self.report_data_loss(number, offset, bounds)
+            begin[shard] = max(offset, min(bounds.first, last))
             end[shard] = max(begin[shard], last)
         return begin, end

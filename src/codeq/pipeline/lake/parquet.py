@@ -1,4 +1,4 @@
-"""How files of the lake are written: the same whether Spark does it, or Python on an executor."""
+"""Writes Parquet files of the lake with the same settings in Spark and in Python on executors."""
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,21 +10,25 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 COMPRESSION = "zstd"
-UNLIKE = ("task_id", "trace_id", "seq", "first_seq", "last_seq", "at", "enqueued_at", "first_claimed_at", "ready_at",
-          "claimed_at", "lease_until", "ended_at", "last_at")  # fmt: skip
-"""Columns whose values hardly ever repeat. Parquet would collect them in a dictionary, and then throw it away."""
+HIGH_CARDINALITY = (
+    "task_id", "trace_id", "seq", "first_seq", "last_seq", "at", "enqueued_at", "first_claimed_at", "ready_at",
+    "claimed_at", "lease_until", "ended_at", "last_at",
+)  # fmt: skip
+"""Columns whose values hardly ever repeat. Parquet would build a dictionary for them, and then discard it."""
 
-OPTIONS = {"compression": COMPRESSION, **{f"parquet.enable.dictionary#{column}": "false" for column in UNLIKE}}
-"""For Spark."""
+SPARK_OPTIONS = {
+    "compression": COMPRESSION,
+    **{f"parquet.enable.dictionary#{column}": "false" for column in HIGH_CARDINALITY},
+}
 ROWS_PER_GROUP = 1 << 18
-"""What is held in memory before it is written, some fifty megabytes."""
+"""Rows held in memory before they are written, some fifty megabytes."""
 
 
 def write_stream(folder: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[str]:
-    """Write the rows into a file of their own as they come. Answers which; none for no rows."""
+    """Writes the rows into a new file as they come. Returns its path; nothing if there were no rows."""
     path, rows = _new_file(folder), 0
     with pq.ParquetWriter(path, schema, **_options(schema)) as writer:
-        for group in _groups(batches):
+        for group in _row_groups(batches):
             writer.write_table(pa.Table.from_batches(group).cast(schema))
             rows += sum(map(len, group))
     if not rows:
@@ -33,22 +37,11 @@ def write_stream(folder: str, schema: pa.Schema, batches: Iterable[pa.RecordBatc
     return [path]
 
 
-def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """So many that they are worth a group of rows in the file, and few enough to hold."""
-    group: list[pa.RecordBatch] = []
-    for batch in batches:
-        group.append(batch)
-        if sum(map(len, group)) >= ROWS_PER_GROUP:
-            yield group
-            group = []
-    if group:
-        yield group
+def write_by_state(folders: Mapping[str, bool], schema: pa.Schema, rows: pa.Table) -> list[str]:
+    """Writes open rows and closed rows into new files of their own folders. Returns the paths.
 
-
-def write_apart(folders: Mapping[str, bool], schema: pa.Schema, rows: pa.Table) -> list[str]:
-    """Write the rows into one folder or another by whether they are open, in files of their own. Answers which.
-
-    A task of Spark that is run twice writes twice, and only one of them is heard: what nobody names is no harm.
+    A Spark task that runs twice writes twice. Only the paths of one attempt are committed; the other files belong to no
+    table.
     """
     paths = []
     for folder, is_open in folders.items():
@@ -60,11 +53,23 @@ def write_apart(folders: Mapping[str, bool], schema: pa.Schema, rows: pa.Table) 
     return paths
 
 
+def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Collects batches until they have ROWS_PER_GROUP rows."""
+    group: list[pa.RecordBatch] = []
+    for batch in batches:
+        group.append(batch)
+        if sum(map(len, group)) >= ROWS_PER_GROUP:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
 def _new_file(folder: str) -> str:
     Path(folder).mkdir(parents=True, exist_ok=True)
     return str(Path(folder, f"{uuid.uuid4().hex}.parquet"))
 
 
 def _options(schema: pa.Schema) -> dict[str, Any]:
-    alike = [name for name in schema.names if name not in UNLIKE]
-    return {"compression": COMPRESSION, "use_dictionary": alike, "store_schema": False}
+    repetitive = [name for name in schema.names if name not in HIGH_CARDINALITY]
+    return {"compression": COMPRESSION, "use_dictionary": repetitive, "store_schema": False}

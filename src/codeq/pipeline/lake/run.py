@@ -1,67 +1,64 @@
-"""One run of the pipeline: take in what is new, carry the rows forward, add up the figures. Each step is one commit.
+"""One run of the pipeline: ingests new events into bronze, updates silver, updates gold. Each step is one commit.
 
-A table remembers the batch it has taken in. A run that dies leaves each table at some batch; the next run goes on from
-there. Two runs at once do no harm: the slower one's commit is refused.
+A table records its last batch. A run that dies leaves each table at some batch, and the next run continues from there.
+Two runs at once are safe: the commit of the slower one is refused.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 
 from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
 
 from codeq.domain.errors import CodeqError
-from codeq.pipeline.client import Calls, Connection, Span, Wanted
+from codeq.pipeline.client import EventFilter, LogBounds, PipelineClient, ServerOptions
 from codeq.pipeline.connector.offsets import Offsets, split
 from codeq.pipeline.connector.options import ReadOptions
 from codeq.pipeline.connector.schema import event_schema
 from codeq.pipeline.connector.source import DataLost, EventsReader
 from codeq.pipeline.lake import gold, partitions, silver
-from codeq.pipeline.lake.maintenance import check_complete, put_together
+from codeq.pipeline.lake.maintenance import Log, check_complete, compact
 from codeq.pipeline.lake.table import CLOSED, DAYS, EVENTS, OPEN, DataFile, Lake, LakeTable
-from codeq.pipeline.session import tasks_at_once
+from codeq.pipeline.session import parallelism_of
 
 EVENTS_PER_BATCH = 2_000_000
-"""What one commit of bronze takes in: bounds what a crash makes us read again."""
+"""Events in one commit of bronze: a crash makes the next run read at most these again."""
 SILVER_EVENTS, GOLD_EVENTS = 2_000_000, 5_000_000
-"""What each takes in at once, however many batches that is."""
+"""Events in one commit of silver and of gold, which may be several batches of bronze."""
 
-ROWS_PER_FILE = 500_000
-"""Of figures."""
+GOLD_ROWS_PER_FILE = 500_000
+TABLES_IN_PARALLEL = 3
+RETRY_S = 30
 
-AT_ONCE = 3
-
-Say = Callable[[str], None]
-Figures = tuple[gold.Gold, LakeTable]
+GoldPair = tuple[gold.GoldTable, LakeTable]
 
 
-class OtherLog(CodeqError):
-    """The lake was not made from this server's log."""
+class LogMismatch(CodeqError):
+    """The lake was made from the log of another server."""
 
     code = "other-log"
 
 
-class Summary(Struct):
-    """What a run has done."""
-
+class RunSummary(Struct):
     events: int = 0
     batches: int = 0
     seconds: dict[str, float] = {}
-    """By layer."""
+    """By layer, and `upkeep` for compaction."""
 
 
 def run_once(
-    spark: SparkSession, lake: Lake, connection: Connection, *, say: Say = lambda _: None, tenant: str | None = None
-) -> Summary:
-    """Bring every table of the lake up to what the server has now."""
-    summary = Summary()
+    spark: SparkSession, lake: Lake, server: ServerOptions, *, log: Log = lambda _: None, tenant: str | None = None
+) -> RunSummary:
+    """Brings every table of the lake up to the current end of the server's log."""
+    summary = RunSummary()
     steps: dict[str, Callable[[], object]] = {
-        "bronze": lambda: _take_in_all(spark, lake, connection, summary=summary, say=say, tenant=tenant),
-        "silver": lambda: carry_forward(spark, lake, say=say),
-        "gold": lambda: add_up(spark, lake, say=say),
-        "upkeep": lambda: put_together(spark, lake, say=say),
+        "bronze": lambda: _ingest_all(spark, lake, server, summary=summary, log=log, tenant=tenant),
+        "silver": lambda: update_silver(spark, lake, log=log),
+        "gold": lambda: update_gold(spark, lake, log=log),
+        "upkeep": lambda: compact(spark, lake, log=log),
     }
     for layer, step in steps.items():
         started_s = time.monotonic()
@@ -70,159 +67,167 @@ def run_once(
     return summary
 
 
-def _take_in_all(
-    spark: SparkSession, lake: Lake, connection: Connection, *, summary: Summary, say: Say, tenant: str | None
+def _ingest_all(
+    spark: SparkSession, lake: Lake, server: ServerOptions, *, summary: RunSummary, log: Log, tenant: str | None
 ) -> None:
-    # What comes in meanwhile is for the next run: under steady traffic this one would never get to silver.
-    up_to = {shard: span.end for shard, span in _spans(connection).items()}
-    while taken := take_in(spark, lake, connection, tenant=tenant, up_to=up_to):
-        summary.events += taken
+    # Events that come in meanwhile are left to the next run: under steady traffic this one would never reach silver.
+    up_to = {shard: bounds.end for shard, bounds in _log_bounds(server).items()}
+    while events := ingest(spark, lake, server, tenant=tenant, up_to=up_to):
+        summary.events += events
         summary.batches += 1
-        say(f"bronze: {summary.events:,} events")
+        log(f"bronze: {summary.events:,} events")
 
 
-def take_in(
+def ingest(
     spark: SparkSession,
     lake: Lake,
-    connection: Connection,
+    server: ServerOptions,
     *,
     tenant: str | None = None,
     events_max: int = EVENTS_PER_BATCH,
     up_to: Mapping[int, int] | None = None,
 ) -> int:
-    """Append the next batch of events to bronze, none of them past `up_to`. Answers how many offsets it covers; 0 when
-    there is nothing new."""
-    spans = _spans(connection)
-    starts = {shard: lake.bronze.offset(shard) or span.first for shard, span in spans.items()}
-    _check_reachable(starts, spans)
-    share = max(1, events_max // len(spans))
-    ends = {shard: min(span.end, starts[shard] + share) for shard, span in spans.items()}
+    """Appends the next batch of events to bronze, none of them past `up_to`. Returns the number of offsets that the
+    batch covers; 0 if there are no new events.
+    """
+    server_log = _log_bounds(server)
+    starts = {shard: lake.bronze.offset(shard) or bounds.first for shard, bounds in server_log.items()}
+    _check_continues(starts, server_log)
+    events_per_shard = max(1, events_max // len(server_log))
+    ends = {shard: min(bounds.end, starts[shard] + events_per_shard) for shard, bounds in server_log.items()}
     if up_to is not None:
         ends = {shard: max(starts[shard], min(end, up_to.get(shard, end))) for shard, end in ends.items()}
-    covered = sum(ends[shard] - starts[shard] for shard in spans)
+    covered = sum(ends[shard] - starts[shard] for shard in server_log)
     if covered <= 0:
         return 0
-    events = EventsReader(ReadOptions(connection=connection, wanted=Wanted(tenant=tenant)), event_schema())
-    pieces = split(_texts(starts), _texts(ends), partitions_min=tasks_at_once(spark))
+    events = EventsReader(ReadOptions(server=server, event_filter=EventFilter(tenant=tenant)), event_schema())
+    ranges = split(_offsets(starts), _offsets(ends), partitions_min=parallelism_of(spark))
     batch = lake.bronze.batch + 1
-    written = lake.bronze.write_read(spark, events.read_stretch, pieces, part=EVENTS, batch=batch)
-    lake.bronze.commit(written, batch=batch, offsets=ends)
+    files = lake.bronze.write_pieces(spark, events.read_range, ranges, part=EVENTS, batch=batch)
+    lake.bronze.commit(files, batch=batch, offsets=ends)
     return covered
 
 
-def _check_reachable(starts: Mapping[int, int], spans: Mapping[int, Span]) -> None:
-    for shard, span in spans.items():
-        if starts[shard] > span.end:
-            raise OtherLog(
-                f"the server's log of shard {shard} ends before event {span.end}, and the lake has events up to "
+def _check_continues(starts: Mapping[int, int], server_log: Mapping[int, LogBounds]) -> None:
+    """Raises an error unless the server's log has the event after the last one of the lake, in every shard."""
+    for shard, bounds in server_log.items():
+        if starts[shard] > bounds.end:
+            raise LogMismatch(
+                f"the server's log of shard {shard} ends before event {bounds.end}, and the lake has events up to "
                 f"{starts[shard]}: this is another server, or one restored from a backup; begin a new lake"
             )
-        if starts[shard] < span.first:
+        if starts[shard] < bounds.first:
             raise DataLost(
-                f"events {starts[shard]} to {span.first - 1} of shard {shard} were trimmed before they were taken in, "
-                "and tables with a gap would be wrong; begin a new lake, and let the server keep events for longer"
+                f"events {starts[shard]} to {bounds.first - 1} of shard {shard} were trimmed before they were "
+                "ingested, and a lake must not have gaps; begin a new lake, and let the server keep events for longer"
             )
 
 
-def carry_forward(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> None:
-    """Bring silver up to bronze: join new events with the rows that are open, append what has ended."""
-    carried: list[tuple[LakeTable, partitions.Carry]] = [(lake.attempts, silver.attempts), (lake.tasks, silver.tasks)]
-    _at_once([partial(_carry, spark, lake, table, carry=carry, say=say) for table, carry in carried])
+def update_silver(spark: SparkSession, lake: Lake, *, log: Log = lambda _: None) -> None:
+    """Brings silver up to bronze: updates open rows with new events, and appends the rows that are closed by them."""
+    updates: list[tuple[LakeTable, partitions.Update]] = [(lake.attempts, silver.attempts), (lake.tasks, silver.tasks)]
+    _in_parallel([partial(_update_silver, spark, lake, table, update=update, log=log) for table, update in updates])
 
 
-def _carry(spark: SparkSession, lake: Lake, table: LakeTable, *, carry: partitions.Carry, say: Say) -> None:
+def _update_silver(spark: SparkSession, lake: Lake, table: LakeTable, *, update: partitions.Update, log: Log) -> None:
     for files in _steps(lake.bronze.files(part=EVENTS, after_batch=table.batch), SILVER_EVENTS):
         batch = files[-1].batch
-        # Events that the table has seen are passed over: repeats do no harm.
-        events, was_open = lake.bronze.holding(files, since=table.offsets), table.files(part=OPEN)
-        # How far it goes, bronze itself says of its last batch only.
-        offsets = (lake.bronze.offsets if batch == lake.bronze.batch else {}) or events.ends()
-        written = table.write_carried(spark, carry, open_files=was_open, events=events, batch=batch)
-        table.commit(written, batch=batch, removed=was_open, offsets=offsets)
-        say(f"{table.folder.name}: batch {batch}")
+        # Events that the table has already are skipped, so repeated events in bronze change nothing.
+        events = lake.bronze.parquet_files(files, start_offsets=table.offsets)
+        open_files = table.files(part=OPEN)
+        # Bronze records the end offsets of its last batch only.
+        offsets = (lake.bronze.offsets if batch == lake.bronze.batch else {}) or events.end_offsets()
+        added = table.write_update(spark, update, open_files=open_files, events=events, batch=batch)
+        table.commit(added, batch=batch, removed=open_files, offsets=offsets)
+        log(f"{table.folder.name}: batch {batch}")
 
 
-def add_up(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> None:
-    """Bring gold up to silver: add the figures of what is new to the days that it touches."""
+def update_gold(spark: SparkSession, lake: Lake, *, log: Log = lambda _: None) -> None:
+    """Brings gold up to silver: adds the figures of new rows to the days that they belong to."""
     up_to = min(lake.attempts.batch, lake.tasks.batch)
-    standing: dict[int, list[Figures]] = {}
-    for figures, table in lake.gold:
-        standing.setdefault(table.batch, []).append((figures, table))
-    for since, together in standing.items():
-        _add_up(spark, lake, together, since=since, up_to=up_to, say=say)
+    by_batch: dict[int, list[GoldPair]] = {}
+    for definition, table in lake.gold:
+        by_batch.setdefault(table.batch, []).append((definition, table))
+    for after, pairs in by_batch.items():
+        _update_gold(spark, lake, pairs, after=after, up_to=up_to, log=log)
 
 
-def _add_up(spark: SparkSession, lake: Lake, together: Sequence[Figures], *, since: int, up_to: int, say: Say) -> None:
-    """Bring tables that stand at the same batch forward, so that they share the sums of what is new."""
-    for files in _steps(lake.bronze.files(part=EVENTS, after_batch=since, up_to_batch=up_to), GOLD_EVENTS):
+def _update_gold(
+    spark: SparkSession, lake: Lake, pairs: Sequence[GoldPair], *, after: int, up_to: int, log: Log
+) -> None:
+    """Updates tables that are at the same batch together, so that they share the sums of the new rows."""
+    for files in _steps(lake.bronze.files(part=EVENTS, after_batch=after, up_to_batch=up_to), GOLD_EVENTS):
         batch = files[-1].batch
-        new = gold.Batch(
+        new = gold.GoldBatch(
             events=lake.bronze.read(spark, files),
-            attempts=_closed(spark, lake.attempts, since, up_to=batch),
-            tasks=_closed(spark, lake.tasks, since, up_to=batch),
+            attempts=_closed(spark, lake.attempts, after, up_to=batch),
+            tasks=_closed(spark, lake.tasks, after, up_to=batch),
         )
-        partials = [figures.partials(new) for figures, _ in together]
-        with new.kept():
-            _at_once([
-                partial(_add, spark, of, partials=rows, events=files, say=say)
-                for of, rows in zip(together, partials, strict=True)
+        partials = [definition.partials(new) for definition, _ in pairs]
+        with new.cached():
+            _in_parallel([
+                partial(_merge_gold, spark, pair, partials=rows, events=files, log=log)
+                for pair, rows in zip(pairs, partials, strict=True)
             ])  # fmt: skip
-        since = batch
+        after = batch
 
 
-def _add(spark: SparkSession, of: Figures, *, partials: DataFrame, events: Sequence[DataFile], say: Say) -> None:
-    (figures, table), batch = of, events[-1].batch
-    touched = _touched(table.files(part=DAYS), events)
-    rows = figures.merged(table.read(spark, touched), partials)
-    # Few rows: more than one file of each day would be in everybody's way.
-    pieces = 1 + sum(file.rows for file in touched) // ROWS_PER_FILE
-    table.commit(table.write(rows.coalesce(pieces), part=DAYS, batch=batch, by_day=True), batch=batch, removed=touched)
-    say(f"{table.folder.name}: batch {batch}")
+def _merge_gold(
+    spark: SparkSession, pair: GoldPair, *, partials: DataFrame, events: Sequence[DataFile], log: Log
+) -> None:
+    (definition, table), batch = pair, events[-1].batch
+    replaced = _days_of(events, table.files(part=DAYS))
+    rows = definition.merged(table.read(spark, replaced), partials)
+    # There are few rows, so one file for each day is enough.
+    partitions = 1 + sum(file.rows for file in replaced) // GOLD_ROWS_PER_FILE
+    added = table.write(rows.coalesce(partitions), part=DAYS, batch=batch, by_day=True)
+    table.commit(added, batch=batch, removed=replaced)
+    log(f"{table.folder.name}: batch {batch}")
 
 
-def _touched(days: Sequence[DataFile], events: Sequence[DataFile]) -> list[DataFile]:
-    """The days that the events may change. All that a batch counts, it counts on the day of one of its events."""
-    starts, ends = [file.since for file in events if file.since], [file.until for file in events if file.until]
+def _days_of(events: Sequence[DataFile], days: Sequence[DataFile]) -> list[DataFile]:
+    """The files of days that the events may change. A batch counts everything on the day of one of its events."""
+    starts, ends = (
+        [file.first_at for file in events if file.first_at],
+        [file.last_at for file in events if file.last_at],
+    )
     if len(starts) < len(events) or len(ends) < len(events):
         return list(days)
     first, last = min(starts).date().isoformat(), max(ends).date().isoformat()
     return [file for file in days if file.day is not None and first <= file.day <= last]
 
 
-def rebuild(spark: SparkSession, lake: Lake, *, say: Say = lambda _: None) -> None:
-    """Make silver and gold anew from bronze. Refused where bronze has forgotten events.
+def rebuild(spark: SparkSession, lake: Lake, *, log: Log = lambda _: None) -> None:
+    """Rebuilds silver and gold from bronze. Raises EventsDeleted if bronze lacks events.
 
-    Gold goes first: silver made anew brings its rows in one batch, and gold that was still there would add them again.
+    Gold is deleted first: rebuilt silver has all its rows in one batch, and an old gold table would count them again.
     """
     check_complete(lake)
     for table in reversed(lake.all[1:]):
         table.drop()
-    fresh = Lake(lake.folder)
-    carry_forward(spark, fresh, say=say)
-    add_up(spark, fresh, say=say)
+    empty = Lake(lake.folder)
+    update_silver(spark, empty, log=log)
+    update_gold(spark, empty, log=log)
 
 
-def _at_once(works: Sequence[Callable[[], None]]) -> None:
-    """While Spark works on one, the next is planned. The first failure is raised, when none is under way any more."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for done in [pool.submit(work) for work in works]:
-            done.result()
+def _in_parallel(works: Sequence[Callable[[], None]]) -> None:
+    """Runs all, so that Spark plans one query while it executes another. Raises the first error when all have ended."""
+    with ThreadPoolExecutor(TABLES_IN_PARALLEL) as pool:
+        for future in [pool.submit(work) for work in works]:
+            future.result()
 
 
-def _spans(connection: Connection) -> dict[int, Span]:
-    calls = Calls(connection, retry_s=30)
-    try:
-        return calls.spans()
-    finally:
-        calls.close()
+def _log_bounds(server: ServerOptions) -> dict[int, LogBounds]:
+    with closing(PipelineClient(server, retry_s=RETRY_S)) as client:
+        return client.log_bounds()
 
 
-def _closed(spark: SparkSession, table: LakeTable, since: int, *, up_to: int) -> DataFrame:
-    return table.read(spark, table.files(part=CLOSED, after_batch=since, up_to_batch=up_to))
+def _closed(spark: SparkSession, table: LakeTable, after: int, *, up_to: int) -> DataFrame:
+    return table.read(spark, table.files(part=CLOSED, after_batch=after, up_to_batch=up_to))
 
 
 def _steps(files: Sequence[DataFile], events: int) -> Iterator[list[DataFile]]:
-    """The files in groups of whole batches, each of about so many events."""
+    """Groups the files into whole batches of about so many events."""
     step: list[DataFile] = []
     rows = 0
     for file in files:
@@ -235,5 +240,5 @@ def _steps(files: Sequence[DataFile], events: int) -> Iterator[list[DataFile]]:
         yield step
 
 
-def _texts(offsets: Mapping[int, int]) -> Offsets:
+def _offsets(offsets: Mapping[int, int]) -> Offsets:
     return {str(shard): offset for shard, offset in offsets.items()}

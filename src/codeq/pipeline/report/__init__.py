@@ -1,4 +1,7 @@
-"""One page for people: what the queue did, how long it took, what went wrong, and whether its promises held."""
+"""What the lake shows to people: one HTML page of load, latency, failures, usage, capacity and audit.
+
+Imports the lake for its gold tables and the audit for its verdicts; reads no files of the lake itself.
+"""
 
 import msgspec
 
@@ -10,5 +13,5 @@ __all__ = ["ReportData", "collect", "render", "to_json"]
 
 
 def to_json(data: ReportData) -> bytes:
-    """The same data as the page shows."""
+    """Returns the data of the page as JSON."""
     return msgspec.json.format(msgspec.json.encode(data), indent=2)

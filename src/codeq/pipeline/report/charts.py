@@ -1,4 +1,4 @@
-"""Plots as HTML and SVG by hand: shapes that stretch with the page, beside labels that do not."""
+"""Draws plots as HTML and SVG: shapes scale with the page, labels do not."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from html import escape
 from codeq.pipeline.report import formatting
 
 WIDTH, HEIGHT = 1000.0, 100.0
-"""Of the drawing, in units of its own; the page stretches it to what room there is."""
+"""The size of a drawing in SVG units; the page scales it to the available space."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Axis:
     ticks: tuple[float, ...]
     is_log: bool = False
 
-    def share(self, value: float) -> float:
-        """How far up the axis a value lies, from 0 to 1."""
+    def fraction(self, value: float) -> float:
+        """Returns the position of a value on the axis, from 0 to 1."""
         if self.is_log:
             span = math.log10(self.high / self.low)
             return min(1.0, max(0.0, math.log10(max(value, self.low) / self.low) / span))
@@ -38,7 +38,7 @@ class Axis:
 
 
 def linear(values: Sequence[float]) -> Axis:
-    """From none to the first round number above all values, in three to five steps."""
+    """Returns an axis from 0 to the first round number above all values, in three to five steps."""
     most = max([*values, 1])
     power = 10 ** math.floor(math.log10(most / 4))
     step = next(power * nice for nice in (1, 2, 2.5, 5, 10) if power * nice * 4 >= most)
@@ -48,23 +48,12 @@ def linear(values: Sequence[float]) -> Axis:
 
 
 _LOG_TICKS_MS = (
-    1,
-    10,
-    100,
-    1000,
-    10_000,
-    60_000,
-    600_000,
-    3_600_000,
-    36_000_000,
-    86_400_000,
-    864_000_000,
-    8_640_000_000,
-)
+    1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 86_400_000, 864_000_000, 8_640_000_000,
+)  # fmt: skip
 
 
 def logarithmic(values: Sequence[float]) -> Axis:
-    """From the round duration below all values to the one above, for milliseconds."""
+    """Returns an axis of milliseconds from the round duration below all values to the one above."""
     low = max([tick for tick in _LOG_TICKS_MS if tick <= min([*values, math.inf])], default=1)
     high = min([tick for tick in _LOG_TICKS_MS if tick >= max([*values, 1]) and tick > low], default=_LOG_TICKS_MS[-1])
     return Axis(low, high, tuple(tick for tick in _LOG_TICKS_MS if low <= tick <= high), is_log=True)
@@ -78,18 +67,18 @@ def time_plot(
     show: Callable[[float | None], str],
     is_log: bool = False,
 ) -> str:
-    """Lines and areas over time, the values under the pointer, and the same as a table."""
+    """Draws lines and areas over time, with the values under the pointer, and a table of them."""
     known = [value for one in series for value in one.values if value is not None]
     axis = logarithmic(known) if is_log else linear(known)
     shapes = "".join(_shape(one, axis) for one in series)
     grid = "".join(f'<line x1="0" x2="{WIDTH:.0f}" y1="{y:.2f}" y2="{y:.2f}"/>' for y in map(_y(axis), axis.ticks))
     ys = "".join(
-        f'<span style="top:{100 - 100 * axis.share(tick):.2f}%">{escape(show(tick))}</span>' for tick in axis.ticks
+        f'<span style="top:{100 - 100 * axis.fraction(tick):.2f}%">{escape(show(tick))}</span>' for tick in axis.ticks
     )
     labels = [formatting.day_and_time(at) for at in times]
-    told = [
+    tooltips = [
         {"name": one.name, "colour": one.colour, "values": [show(v) for v in one.values],
-         "heights": [None if v is None else round(100 * axis.share(v), 2) for v in one.values]}
+         "heights": [None if v is None else round(100 * axis.fraction(v), 2) for v in one.values]}
         for one in series
     ]  # fmt: skip
     drawn = (
@@ -97,7 +86,7 @@ def time_plot(
         f'<div class="ys" aria-hidden="true">{ys}</div><div class="canvas">'
         f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" preserveAspectRatio="none" aria-hidden="true">'
         f'<g class="rules">{grid}</g>{shapes}</svg></div><div class="xs" aria-hidden="true">{_xs(times)}</div></div>'
-        f'<script type="application/json">{_json({"labels": labels, "series": told})}</script>'
+        f'<script type="application/json">{_json({"labels": labels, "series": tooltips})}</script>'
     )
     rows = [[escape(cell) for cell in row] for row in zip(labels, *(map(show, s.values) for s in series), strict=True)]
     behind = table(["Time", *(one.name for one in series)], rows, caption=title)
@@ -105,11 +94,11 @@ def time_plot(
 
 
 def range_plot(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -> str:
-    """One track per row on a common logarithmic axis: a bar from the first mark to the last, and a dot at each."""
+    """Draws one track per row on a common logarithmic axis: a bar from the first mark to the last, a dot at each."""
     axis = logarithmic([value for _, marks in rows for _, value in marks])
     tracks = []
     for name, marks in rows:
-        places = [100 * axis.share(value) for _, value in marks]
+        places = [100 * axis.fraction(value) for _, value in marks]
         dots = "".join(
             f'<b class="d{i}" style="left:{place:.2f}%" title="{escape(label)}: {formatting.duration(value)}"></b>'
             for i, (place, (label, value)) in enumerate(zip(places, marks, strict=True))
@@ -121,14 +110,14 @@ def range_plot(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -> str:
             f'aria-label="{escape(name)}: {escape(values)}">{bar}{dots}</div></div>'
         )
     ticks = "".join(
-        f'<span style="left:{100 * axis.share(tick):.2f}%">{formatting.duration(tick)}</span>' for tick in axis.ticks
+        f'<span style="left:{100 * axis.fraction(tick):.2f}%">{formatting.duration(tick)}</span>' for tick in axis.ticks
     )
     axis_below = f'<div class="range axis" aria-hidden="true"><span></span><div class="ticks">{ticks}</div></div>'
     return f'<div class="ranges">{"".join(tracks)}{axis_below}</div>'
 
 
 def stacked_bar(parts: Sequence[tuple[str, int, str]]) -> str:
-    """One bar of shares: name, number, colour."""
+    """Draws one bar divided in proportion to numbers: name, number, colour."""
     total = sum(number for _, number, _ in parts) or 1
     inner = "".join(
         f'<i class="{colour}" style="flex-grow:{number / total:.5f}" title="{escape(name)}: {number:,} '
@@ -141,7 +130,7 @@ def stacked_bar(parts: Sequence[tuple[str, int, str]]) -> str:
 
 
 def columns(parts: Sequence[tuple[str, int]], *, colour: str = "blue") -> str:
-    """Upright bars with their numbers above."""
+    """Draws vertical bars with their numbers above."""
     most = max([number for _, number in parts] + [1])
     bars = "".join(
         f"<div><span>{formatting.count(number)}</span>"
@@ -152,27 +141,27 @@ def columns(parts: Sequence[tuple[str, int]], *, colour: str = "blue") -> str:
     return f'<div class="columns">{bars}</div>'
 
 
-def bar(share: float, colour: str = "blue", mark: float | None = None) -> str:
-    """A thin bar inside a cell of a table, with a mark where it is meant to reach."""
+def bar(fraction: float, colour: str = "blue", mark: float | None = None) -> str:
+    """Draws a thin bar inside a cell of a table, with a mark at the target."""
     marked = "" if mark is None else f'<b style="left:{100 * min(1, mark):.2f}%"></b>'
-    filled = f'<i class="{colour}" style="width:{100 * min(1.0, share):.2f}%"></i>'
+    filled = f'<i class="{colour}" style="width:{100 * min(1.0, fraction):.2f}%"></i>'
     return f'<div class="bar" aria-hidden="true">{filled}{marked}</div>'
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numbers_from: int = 1, caption: str = "") -> str:
-    """A table that can be sorted by its heads. Cells are HTML; those from `numbers_from` on are numbers."""
+    """Draws a table that can be sorted by its heads. Cells are HTML; those from `numbers_from` on are numbers."""
     head = "".join(f'<th scope="col"{_right(i, numbers_from)}>{escape(name)}</th>' for i, name in enumerate(heads))
     body = "".join(
         "<tr>" + "".join(f"<td{_right(i, numbers_from)}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>"
         for row in rows
     )
-    told = f"<caption>{escape(caption)}</caption>" if caption else ""
-    inner = f"{told}<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    inner = f"{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
     return f'<div class="scroll" tabindex="0"><table>{inner}</table></div>'
 
 
 def figure(title: str, drawn: str, *, legend: Mapping[str, str] | None = None, behind: str = "") -> str:
-    """A plot in its frame: what it is, what its colours mean, and the table behind it."""
+    """Draws a plot with its title, its legend, and the table of its values."""
     keys = "".join(f'<li><i class="key {colour}"></i>{escape(name)}</li>' for name, colour in (legend or {}).items())
     listed = f'<ul class="legend">{keys}</ul>' if keys else ""
     table_of_it = f"<details><summary>Table</summary>{behind}</details>" if behind else ""
@@ -186,16 +175,16 @@ def _right(i: int, numbers_from: int) -> str:
 
 
 def _y(axis: Axis) -> Callable[[float], float]:
-    return lambda value: HEIGHT - HEIGHT * axis.share(value)
+    return lambda value: HEIGHT - HEIGHT * axis.fraction(value)
 
 
 def _shape(one: Series, axis: Axis) -> str:
-    """Each stretch without a gap as one path; a single value as a short line."""
+    """Draws each run of values without a gap as one path; a single value as a short line."""
     y = _y(axis)
     last = max(1, len(one.values) - 1)
     made = []
-    for stretch in _stretches(one.values):
-        points = [(WIDTH * i / last, y(value)) for i, value in stretch]
+    for run in _runs(one.values):
+        points = [(WIDTH * i / last, y(value)) for i, value in run]
         if len(points) == 1:
             points = [(max(0, points[0][0] - 4), points[0][1]), (min(WIDTH, points[0][0] + 4), points[0][1])]
         line = "L".join(f"{x:.1f},{height:.2f}" for x, height in points)
@@ -207,21 +196,21 @@ def _shape(one: Series, axis: Axis) -> str:
     return "".join(made)
 
 
-def _stretches(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
+def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
     found: list[list[tuple[int, float]]] = [[]]
     for i, value in enumerate(values):
         if value is not None:
             found[-1].append((i, value))
         elif found[-1]:
             found.append([])
-    return [stretch for stretch in found if stretch]
+    return [run for run in found if run]
 
 
 _TICK_EVERY_S = (60, 300, 600, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400, 172_800, 604_800, 2_592_000)
 
 
 def _xs(times: Sequence[datetime]) -> str:
-    """Labels at round times, seven at most."""
+    """Draws labels at round times, seven at most."""
     last = max(1, len(times) - 1)
     span = (times[-1] - times[0]).total_seconds()
     every = next((step for step in _TICK_EVERY_S if span / step <= 7), _TICK_EVERY_S[-1])
@@ -233,10 +222,10 @@ def _xs(times: Sequence[datetime]) -> str:
 
 
 def _edge(place: float) -> str:
-    """Labels near an end are set inwards, so that none is cut off."""
+    """Aligns labels near an end inwards, so that none is cut off."""
     return ' class="first"' if place < 0.03 else ' class="last"' if place > 0.97 else ""
 
 
-def _json(told: object) -> str:
-    # Whatever is in the data, it cannot end the script element.
-    return json.dumps(told, separators=(",", ":")).replace("<", "\\u003c")
+def _json(value: object) -> str:
+    # No text in the data can end the script element.
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")

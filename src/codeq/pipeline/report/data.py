@@ -1,8 +1,8 @@
-"""What a report shows: plain values, which are also its JSON."""
+"""The data of a report. The fields are also the names in its JSON."""
 
 from datetime import datetime
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 
 class Totals(Struct, frozen=True, kw_only=True):
@@ -11,7 +11,7 @@ class Totals(Struct, frozen=True, kw_only=True):
     completed: int = 0
     failed: int = 0
     dead: int = 0
-    """Died and not replayed since."""
+    """In the dead-letter queue: died, and not replayed since."""
     cancelled: int = 0
     live: int = 0
     running: int = 0
@@ -19,8 +19,8 @@ class Totals(Struct, frozen=True, kw_only=True):
     payload_bytes: int = 0
 
 
-class Moment(Struct, frozen=True, kw_only=True):
-    """One step of the time line."""
+class TimelinePoint(Struct, frozen=True, kw_only=True):
+    """One step of the timeline."""
 
     at: datetime
     enqueued: int
@@ -28,9 +28,9 @@ class Moment(Struct, frozen=True, kw_only=True):
     failed: int
     dead: int
     backlog: int
-    """Live at its end."""
+    """Live tasks at the end of the step."""
     running: int
-    """In progress at its end."""
+    """Tasks in progress at the end of the step."""
 
 
 class Percentiles(Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class Percentiles(Struct, frozen=True, kw_only=True):
 
 
 class Latency(Struct, frozen=True, kw_only=True):
-    """Of one command, or of one step of time."""
+    """Latencies of one command, or of one step of time."""
 
     command: str | None = None
     at: datetime | None = None
@@ -73,7 +73,7 @@ class DeadLetter(Struct, frozen=True, kw_only=True):
     errors: list[str]
 
 
-class Tenant(Struct, frozen=True, kw_only=True):
+class TenantUsage(Struct, frozen=True, kw_only=True):
     tenant: str
     tasks: int
     completed: int
@@ -82,7 +82,7 @@ class Tenant(Struct, frozen=True, kw_only=True):
     run_seconds: float
 
 
-class Worker(Struct, frozen=True, kw_only=True):
+class WorkerUsage(Struct, frozen=True, kw_only=True):
     worker: str
     tenant: str
     deliveries: int
@@ -102,7 +102,7 @@ class Retries(Struct, frozen=True, kw_only=True):
     deaths: int
     retry_share: float | None
     took: list[int]
-    """Tasks that took 1, 2, 3, 4, 5, 6 to 10, and more deliveries."""
+    """The number of tasks that took 1, 2, 3, 4, 5, 6 to 10, and more deliveries."""
 
 
 class ServiceLevel(Struct, frozen=True, kw_only=True):
@@ -118,7 +118,7 @@ class ServiceLevel(Struct, frozen=True, kw_only=True):
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
-    """Of one command in its busiest hour."""
+    """The capacity that one command needed in its busiest hour."""
 
     command: str
     hour: datetime
@@ -131,12 +131,12 @@ class Capacity(Struct, frozen=True, kw_only=True):
     wait_target_ms: int
 
 
-class Judgement(Struct, frozen=True, kw_only=True):
-    """One rule of the audit."""
+class RuleResult(Struct, frozen=True, kw_only=True):
+    """The verdict of the audit on one rule."""
 
     rule: str
     text: str
-    word: str
+    label: str = field(name="word")
     checked: int
     violations: int
     examples: list[dict[str, str | int | None]] = []
@@ -149,14 +149,14 @@ class ReportData(Struct, frozen=True, kw_only=True):
     last_at: datetime | None
     step_seconds: int
     totals: Totals
-    audit: list[Judgement] = []
-    timeline: list[Moment] = []
+    audit: list[RuleResult] = []
+    timeline: list[TimelinePoint] = []
     latency_over_time: list[Latency] = []
     latency: list[Latency] = []
     outcomes: list[Outcomes] = []
     dead_letters: list[DeadLetter] = []
-    tenants: list[Tenant] = []
-    workers: list[Worker] = []
+    tenants: list[TenantUsage] = []
+    workers: list[WorkerUsage] = []
     retries: list[Retries] = []
     service_levels: list[ServiceLevel] = []
     capacity: list[Capacity] = []

@@ -1,4 +1,4 @@
-"""Numbers, durations and times as people read them."""
+"""Formats numbers, durations and times for people."""
 
 from datetime import datetime
 
@@ -6,7 +6,7 @@ UNKNOWN = "-"
 
 
 def count(number: float) -> str:
-    """Up to 9,999 in full, then 12.3 k and 1.23 M: three digits are what one takes in at a glance."""
+    """Formats up to 9,999 in full, then with three digits as 12.3 k and 1.23 M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= 10_000 and number >= size * 0.9995:
             value = number / size
@@ -42,7 +42,7 @@ def percent(share: float | None, digits: int = 1) -> str:
     if share is None:
         return UNKNOWN
     shown = f"{share * 100:.{digits}f}"
-    # All but one of a million is not all of them.
+    # A fraction below 1 must not be shown as 100 %.
     if share < 1 and float(shown) == 100:
         return f"> {100 - 10**-digits:.{digits}f} %"
     return f"{shown} %"

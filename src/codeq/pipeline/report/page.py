@@ -1,4 +1,4 @@
-"""The report as one page of HTML that needs nothing else: no network, and no script for what matters."""
+"""Renders the report as one HTML page that needs no other file and no network, and shows everything without scripts."""
 
 from collections.abc import Sequence
 from html import escape
@@ -20,7 +20,7 @@ _TOOK = ("1", "2", "3", "4", "5", "6-10", "more")
 
 
 def render(data: ReportData) -> str:
-    """The whole page."""
+    """Returns the whole page."""
     assets = files("codeq.pipeline.report") / "assets"
     style, script = ((assets / name).read_text("utf-8") for name in ("report.css", "report.js"))
     sections = [
@@ -40,7 +40,7 @@ def render(data: ReportData) -> str:
         f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{inner}</section>'
         for name, title, inner in sections
     )
-    # The policy lets nothing in from outside, whatever the data might say.
+    # The policy blocks everything from outside, whatever text is in the data.
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -63,7 +63,7 @@ def _header(data: ReportData) -> str:
 
 
 def _verdict(data: ReportData) -> str:
-    """The answer to the first question: was anything lost or broken?"""
+    """Shows first whether the audit found anything lost or broken."""
     broken = [rule for rule in data.audit if rule.violations]
     checked = [rule for rule in data.audit if rule.checked]
     if not checked:
@@ -273,7 +273,7 @@ def _audit(data: ReportData) -> str:
         return _nothing("This report was made without an audit.")
     rows = []
     for rule in data.audit:
-        badge = f'<span class="badge {_KINDS.get(rule.word, "none")}">{escape(rule.word)}</span>'
+        badge = f'<span class="badge {_KINDS.get(rule.label, "none")}">{escape(rule.label)}</span>'
         counts = [exact(number) for number in (rule.checked, rule.violations)]
         rows.append([badge, f"<code>{escape(rule.rule)}</code>", escape(rule.text), *counts])
     shown = table(["Verdict", "Rule", "What must hold", "Checked", "Violations"], rows, numbers_from=3)

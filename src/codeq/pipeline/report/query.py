@@ -1,6 +1,7 @@
-"""What a report shows, gathered from the gold tables: sums on Spark, and a few hundred rows brought here."""
+"""Queries the gold tables for a report: Spark computes the sums, and a few hundred rows are collected."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any
@@ -10,11 +11,11 @@ from pyspark.sql import functions as f
 
 from codeq.pipeline.audit import Verdict
 from codeq.pipeline.lake import gold
-from codeq.pipeline.lake.gold import Goals, Gold
+from codeq.pipeline.lake.gold import Goals, GoldTable
 from codeq.pipeline.report import data
 
 STEPS_MAX = 180
-"""Points in a plot: as many as a screen can tell apart, and a day in steps of ten minutes fits."""
+"""Points in a plot: as many as a screen can show apart, and enough for a day in steps of ten minutes."""
 WORKERS_MAX = 50
 SIGNATURES_MAX = 50
 _STEPS_S = (60, 300, 600, 900, 1800, 3600, 10_800, 21_600, 43_200, 86_400, 604_800, 2_592_000)
@@ -28,12 +29,12 @@ def collect(
     verdicts: Sequence[Verdict] = (),
     goals: Goals | None = None,
 ) -> data.ReportData:
-    """Read the gold tables, by name, and say what they show. Times come out in UTC."""
+    """Queries the gold tables, given by name. All times are in UTC."""
     rows = {table.table.name: tables[table.table.name] for table in gold.ALL}
     flow = rows[gold.THROUGHPUT.table.name]
-    first, last = _span(flow)
-    step_s = _step(first, last)
-    commands = _rolled(gold.THROUGHPUT, flow, "command")
+    first, last = _time_range(flow)
+    step_s = _step_s(first, last)
+    commands = _collect_by(gold.THROUGHPUT, flow, "command")
     timeline, backlog = _timeline(flow, step_s)
     return data.ReportData(
         title=title,
@@ -42,7 +43,7 @@ def collect(
         last_at=last,
         step_seconds=step_s,
         totals=_totals(commands, backlog),
-        audit=[_judgement(verdict) for verdict in verdicts],
+        audit=[data.RuleResult(**asdict(verdict), label=verdict.label) for verdict in verdicts],
         timeline=timeline,
         latency_over_time=_latency_over_time(rows[gold.LATENCY.table.name], first, last),
         latency=_latency_by_command(rows[gold.LATENCY.table.name]),
@@ -56,27 +57,27 @@ def collect(
     )
 
 
-def _rolled(table: Gold, rows: DataFrame, *keys: str) -> list[Row]:
-    # Sketches stay behind: what is read from them is in columns of its own.
+def _collect_by(table: GoldTable, rows: DataFrame, *keys: str) -> list[Row]:
+    # Sketches are not collected: their percentiles are in columns of their own.
     sketches = [column.name for column in table.table.columns if column.name.endswith("_sketch")]
-    return table.rolled_up(rows, *keys).drop(*sketches).collect()
+    return table.roll_up(rows, *keys).drop(*sketches).collect()
 
 
-def _span(flow: DataFrame) -> tuple[datetime | None, datetime | None]:
+def _time_range(flow: DataFrame) -> tuple[datetime | None, datetime | None]:
     found = flow.agg(
         f.unix_seconds(f.min("minute")).alias("first"), f.unix_seconds(f.max("minute")).alias("last")
     ).first()
     if found is None or found["first"] is None:
         return None, None
-    return _moment(found["first"]), _moment(found["last"] + 60)
+    return _utc(found["first"]), _utc(found["last"] + 60)
 
 
-def _step(first: datetime | None, last: datetime | None) -> int:
+def _step_s(first: datetime | None, last: datetime | None) -> int:
     seconds = (last - first).total_seconds() if first and last else 0
     return next((step for step in _STEPS_S if seconds / step <= STEPS_MAX), _STEPS_S[-1])
 
 
-def _timeline(flow: DataFrame, step_s: int) -> tuple[list[data.Moment], tuple[int, int]]:
+def _timeline(flow: DataFrame, step_s: int) -> tuple[list[data.TimelinePoint], tuple[int, int]]:
     step = f.expr(f"unix_seconds(minute) div {step_s} * {step_s}").alias("step")
     names = ["enqueues", "completes", "fails", "deaths", "entered", "left", "began", "stopped"]
     sums = flow.groupBy(step).agg(*(f.sum(name).alias(name) for name in names)).collect()
@@ -85,11 +86,11 @@ def _timeline(flow: DataFrame, step_s: int) -> tuple[list[data.Moment], tuple[in
         return [], (0, 0)
     steps = range(min(found), max(found) + step_s, step_s)
     counts = [{name: found[at][name] if at in found else 0 for name in names} for at in steps]
-    live = _level([row["entered"] - row["left"] for row in counts])
-    running = _level([row["began"] - row["stopped"] for row in counts])
+    live = _levels([row["entered"] - row["left"] for row in counts])
+    running = _levels([row["began"] - row["stopped"] for row in counts])
     moments = [
-        data.Moment(
-            at=_moment(at), enqueued=row["enqueues"], completed=row["completes"], failed=row["fails"],
+        data.TimelinePoint(
+            at=_utc(at), enqueued=row["enqueues"], completed=row["completes"], failed=row["fails"],
             dead=row["deaths"], backlog=live[i], running=running[i],
         )
         for i, (at, row) in enumerate(zip(steps, counts, strict=True))
@@ -97,8 +98,10 @@ def _timeline(flow: DataFrame, step_s: int) -> tuple[list[data.Moment], tuple[in
     return moments, (live[-1], running[-1])
 
 
-def _level(changes: Iterable[int]) -> list[int]:
-    """What the changes add up to. Where the log begins in the middle, it is lifted so that nothing is below none."""
+def _levels(changes: Iterable[int]) -> list[int]:
+    """Returns the running sum of the changes. A trimmed log may start below the true level, so it is raised until no
+    level is negative.
+    """
     levels = list(accumulate(changes))
     return [level - min(0, *levels) for level in levels]
 
@@ -140,12 +143,12 @@ def _latency_over_time(latency: DataFrame, first: datetime | None, last: datetim
     hours = (last - first).total_seconds() / 3600 if first and last else 0
     grain = "hour" if hours <= STEPS_MAX else "day"
     rows = latency.where(f.col("grain") == grain).withColumn("at", f.unix_seconds("start"))
-    found = sorted(_rolled(gold.LATENCY, rows, "at"), key=lambda row: int(row["at"]))
-    return [_latency(row, at=_moment(row["at"])) for row in found]
+    found = sorted(_collect_by(gold.LATENCY, rows, "at"), key=lambda row: int(row["at"]))
+    return [_latency(row, at=_utc(row["at"])) for row in found]
 
 
 def _latency_by_command(latency: DataFrame) -> list[data.Latency]:
-    rows = _rolled(gold.LATENCY, latency.where("grain = 'day'"), "command")
+    rows = _collect_by(gold.LATENCY, latency.where("grain = 'day'"), "command")
     return [_latency(row, command=row["command"]) for row in sorted(rows, key=lambda row: -row["runs"])]
 
 
@@ -161,19 +164,19 @@ def _latency(row: Row, **of: Any) -> data.Latency:
 
 def _dead_letters(rows: DataFrame) -> list[data.DeadLetter]:
     tenants = rows.groupBy("signature").agg(f.array_sort(f.collect_set("tenant")).alias("tenants"))
-    table = gold.DEAD_LETTERS.rolled_up(rows, "signature").join(tenants, "signature")
+    table = gold.DEAD_LETTERS.roll_up(rows, "signature").join(tenants, "signature")
     table = table.withColumns({name: f.unix_millis(name) for name in ("first_at", "last_at")})
     found = table.orderBy(f.desc("deaths"), "signature").limit(SIGNATURES_MAX).collect()
     return [
-        data.DeadLetter(**row.asDict() | {name: _moment(row[name] / 1000) for name in ("first_at", "last_at")})
+        data.DeadLetter(**row.asDict() | {name: _utc(row[name] / 1000) for name in ("first_at", "last_at")})
         for row in found
     ]
 
 
-def _tenants(rows: DataFrame) -> list[data.Tenant]:
-    found = _rolled(gold.USAGE, rows, "tenant")
+def _tenants(rows: DataFrame) -> list[data.TenantUsage]:
+    found = _collect_by(gold.USAGE, rows, "tenant")
     made = [
-        data.Tenant(
+        data.TenantUsage(
             tenant=row["tenant"], tasks=row["tasks"], completed=row["completes"], deliveries=row["deliveries"],
             payload_bytes=row["payload_bytes"], run_seconds=row["run_seconds"],
         )
@@ -182,11 +185,11 @@ def _tenants(rows: DataFrame) -> list[data.Tenant]:
     return sorted(made, key=lambda tenant: (-tenant.tasks, tenant.tenant))
 
 
-def _workers(rows: DataFrame) -> list[data.Worker]:
-    table = gold.WORKERS.rolled_up(rows, "tenant", "worker_id")
+def _workers(rows: DataFrame) -> list[data.WorkerUsage]:
+    table = gold.WORKERS.roll_up(rows, "tenant", "worker_id")
     found = table.orderBy(f.desc("deliveries"), "worker_id").limit(WORKERS_MAX).collect()
     return [
-        data.Worker(
+        data.WorkerUsage(
             worker=row["worker_id"], tenant=row["tenant"], deliveries=row["deliveries"], completed=row["completes"],
             failures=row["failures"], expiries=row["expiries"], busy_seconds=row["busy_seconds"],
             failure_share=row["failure_share"],
@@ -198,37 +201,26 @@ def _workers(rows: DataFrame) -> list[data.Worker]:
 def _retries(rows: DataFrame) -> list[data.Retries]:
     buckets = ["took_1", "took_2", "took_3", "took_4", "took_5", "took_6_to_10", "took_more"]
     plain = ("command", "deliveries", "nacks", "expiries", "abandons", "deaths", "retry_share")
-    found = sorted(_rolled(gold.RETRIES, rows, "command"), key=lambda row: -row["deliveries"])
+    found = sorted(_collect_by(gold.RETRIES, rows, "command"), key=lambda row: -row["deliveries"])
     return [data.Retries(**{name: row[name] for name in plain}, took=[row[name] for name in buckets]) for row in found]
 
 
 def _service_levels(rows: DataFrame) -> list[data.ServiceLevel]:
-    found = _rolled(gold.SERVICE_LEVELS, rows, "command", "target_ms", "objective")
+    found = _collect_by(gold.SERVICE_LEVELS, rows, "command", "target_ms", "objective")
     return [data.ServiceLevel(**row.asDict()) for row in sorted(found, key=lambda row: -(row["burn"] or 0))]
 
 
 def _capacity(rows: DataFrame, goals: Goals | None) -> list[data.Capacity]:
-    """Each command in the hour in which it needed most."""
-    hours = gold.CAPACITY.rolled_up(rows, "command", "hour", goals=goals).drop("worker_sketch")
+    """Returns for each command the hour in which it needed most workers."""
+    hours = gold.CAPACITY.roll_up(rows, "command", "hour", goals=goals).drop("worker_sketch")
     found = hours.withColumn("hour", f.unix_seconds("hour")).collect()
     names = data.Capacity.__struct_fields__
     made: dict[str, data.Capacity] = {}
     for row in sorted(found, key=lambda row: (row["workers_needed"] or 0, row["arrivals_per_second"] or 0)):
         values: dict[str, Any] = {name: row[name] for name in names}
-        made[row["command"]] = data.Capacity(**values | {"hour": _moment(row["hour"]), "workers": row["workers"] or 0})
+        made[row["command"]] = data.Capacity(**values | {"hour": _utc(row["hour"]), "workers": row["workers"] or 0})
     return sorted(made.values(), key=lambda capacity: -(capacity.workers_needed or 0))
 
 
-def _judgement(verdict: Verdict) -> data.Judgement:
-    return data.Judgement(
-        rule=verdict.rule,
-        text=verdict.text,
-        word=verdict.word,
-        checked=verdict.checked,
-        violations=verdict.violations,
-        examples=verdict.examples,
-    )
-
-
-def _moment(seconds: float) -> datetime:
+def _utc(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)

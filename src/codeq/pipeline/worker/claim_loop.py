@@ -1,9 +1,14 @@
-"""What a Spark task does with claimed tasks: take them, keep their leases alive, run a function, submit its answers."""
+"""The loop of one Spark task: claims tasks, extends their leases, runs a function on them, and submits the results.
+
+It uses the calls of the SDK's backend, but not the worker of the SDK, whose heartbeats and submits belong to an event
+loop and to single jobs. A Spark task has no event loop, and its unit is a batch: one function call, one thread for the
+heartbeats of all its tasks, one submit.
+"""
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import msgspec
@@ -14,137 +19,143 @@ from codeq.domain.limits import ERROR_CHARS_MAX
 from codeq.domain.requests import Claim, Outcome
 from codeq.domain.task import Holder, Status
 from codeq.errors import CodeqError, InvalidRequest
-from codeq.pipeline.client import TRANSIENT, Calls, Connection, say
+from codeq.pipeline.client import TRANSIENT, PipelineClient, ServerOptions, log_line
 from codeq.sdk.blocking import run_blocking
 from codeq.sdk.jobs import Job
 
-VISIBLE = pa.schema(
+FUNCTION_INPUT = pa.schema(
     [("id", pa.string()), ("command", pa.string()), ("payload", pa.string()), ("priority", pa.int32()),
      ("attempt", pa.int32())]
 )  # fmt: skip
-TASKS = VISIBLE.append(pa.field("lease_token", pa.int64())).append(pa.field("worker", pa.string()))
+"""The columns of a task that the user's function gets."""
+TASKS = FUNCTION_INPUT.append(pa.field("lease_token", pa.int64())).append(pa.field("worker", pa.string()))
 VERDICTS = pa.schema([("id", pa.string()), ("verdict", pa.string())])
 SUBMIT_BYTES_MAX = 8 << 20
 RETRY_S = 30.0
-NO_ANSWER = "the function gave no row for this task"
+HEARTBEATS_PER_LEASE = 3
+NO_RESULT = "the function gave no row for this task"
 
-Answer = tuple[Status, bytes | None, str | None]
+Result = tuple[Status, bytes | None, str | None]
+"""Status, result as JSON, and error."""
 
 
-class Report(Struct, frozen=True):
+class WorkCounts(Struct, frozen=True):
+    """The number of tasks by what happened to them."""
+
     claimed: int = 0
     completed: int = 0
     failed: int = 0
     returned: int = 0
     refused: int = 0
 
-    def as_batch(self) -> pa.RecordBatch:
-        return pa.record_batch([[number] for number in msgspec.structs.astuple(self)], schema=REPORT)
+    def __add__(self, other: "WorkCounts") -> "WorkCounts":
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return WorkCounts(*(a + b for a, b in pairs))
+
+    def to_batch(self) -> pa.RecordBatch:
+        return pa.record_batch([[number] for number in msgspec.structs.astuple(self)], schema=COUNTS)
 
 
-REPORT = pa.schema([(name, pa.int64()) for name in Report.__struct_fields__])
+COUNTS = pa.schema([(name, pa.int64()) for name in WorkCounts.__struct_fields__])
 
 
-def add(one: Report, other: Report) -> Report:
-    pairs = zip(msgspec.structs.astuple(one), msgspec.structs.astuple(other), strict=True)
-    return Report(*(a + b for a, b in pairs))
+def count_verdicts(verdicts: Sequence[str]) -> WorkCounts:
+    return WorkCounts(**{name: verdicts.count(name) for name in ("completed", "failed", "returned", "refused")})
 
 
-def counted(verdicts: Sequence[str]) -> Report:
-    return Report(**{name: verdicts.count(name) for name in ("completed", "failed", "returned", "refused")})
+class ClaimLoop(Struct, frozen=True, kw_only=True):
+    """Which tasks are claimed, how many at a time and for how long. Sent to executors."""
 
-
-class Claims(Struct, frozen=True, kw_only=True):
-    """Whose tasks are taken, how many at once and for how long. It travels to executors."""
-
-    connection: Connection
+    server: ServerOptions
     command: str
     batch: int
     lease_s: float
     wait_s: float
     round_s: float
 
-    def run(self, runner: "Runner") -> Report:
-        """Take, run and submit, until the time is over or there is nothing to take."""
-        calls = Calls(self.connection, retry_s=RETRY_S)
+    def run(self, function: "FunctionRunner") -> WorkCounts:
+        """Claims, runs and submits until the round is over or no task is ready."""
         deadline_s = time.monotonic() + self.round_s
-        total = Report()
-        while jobs := self.take(calls):
-            with self.kept_alive(jobs) as lost:
-                answers, reasons = runner.run(jobs)
-                held = [job for job in jobs if job.id not in lost]
-                verdicts = submit(calls, held, answers, reasons)
-            total = add(total, add(Report(claimed=len(jobs), refused=len(lost)), counted(list(verdicts.values()))))
-            if time.monotonic() >= deadline_s:
-                break
-        calls.close()
+        total = WorkCounts()
+        with closing(PipelineClient(self.server, retry_s=RETRY_S)) as client:
+            while jobs := self.claim(client):
+                with self.heartbeats(jobs) as lost:
+                    results, errors = function.run(jobs)
+                    held = [job for job in jobs if job.id not in lost]
+                    verdicts = submit(client, held, results, errors)
+                total += WorkCounts(claimed=len(jobs), refused=len(lost)) + count_verdicts(list(verdicts.values()))
+                if time.monotonic() >= deadline_s:
+                    break
         return total
 
-    def take(self, calls: Calls) -> list[Job]:
+    def claim(self, client: PipelineClient) -> list[Job]:
         lease_ms, wait_ms = round(self.lease_s * 1000), round(self.wait_s * 1000)
-        wanted = Claim(worker="spark", commands=(self.command,), limit=self.batch, lease_ms=lease_ms, wait_ms=wait_ms)
-        return run_blocking(calls.backend.claim(wanted))
+        request = Claim(worker="spark", commands=(self.command,), limit=self.batch, lease_ms=lease_ms, wait_ms=wait_ms)
+        return run_blocking(client.backend.claim(request))
 
     @contextmanager
-    def kept_alive(self, jobs: Sequence[Job]) -> Iterator[set[str]]:
-        """Heartbeats from a thread while the block runs. Gives the ids of tasks that were lost meanwhile."""
+    def heartbeats(self, jobs: Sequence[Job]) -> Iterator[set[str]]:
+        """Extends the leases from a thread while the block runs. Yields the ids of tasks whose lease was lost."""
         lost: set[str] = set()
         done = threading.Event()
-        heart = threading.Thread(target=self._beat, args=(jobs, lost, done), name="codeq-heart", daemon=True)
-        heart.start()
+        thread = threading.Thread(
+            target=self._send_heartbeats, args=(jobs, lost, done), name="codeq-heartbeat", daemon=True
+        )
+        thread.start()
         try:
             yield lost
         finally:
             done.set()
-            heart.join()
+            thread.join()
 
-    def _beat(self, jobs: Sequence[Job], lost: set[str], done: threading.Event) -> None:
-        calls = Calls(self.connection, retry_s=self.lease_s / 3)
-        while not done.wait(self.lease_s / 3):
-            for job in jobs:
-                if done.is_set():
-                    return
-                if job.id not in lost:
-                    try:
-                        run_blocking(calls.backend.heartbeat(job, round(self.lease_s * 1000)))
-                    except TRANSIENT as fault:
-                        say(f"no heartbeat: {fault}")
-                    except CodeqError as refusal:  # given to another, or cancelled
-                        say(f"task {job.id} was lost: {refusal}")
-                        lost.add(job.id)
+    def _send_heartbeats(self, jobs: Sequence[Job], lost: set[str], done: threading.Event) -> None:
+        interval_s = self.lease_s / HEARTBEATS_PER_LEASE
+        with closing(PipelineClient(self.server, retry_s=interval_s)) as client:
+            while not done.wait(interval_s):
+                for job in jobs:
+                    if done.is_set():
+                        return
+                    if job.id not in lost:
+                        try:
+                            run_blocking(client.backend.heartbeat(job, round(self.lease_s * 1000)))
+                        except TRANSIENT as fault:
+                            log_line(f"no heartbeat: {fault}")
+                        except CodeqError as refusal:  # claimed by another worker, or cancelled
+                            log_line(f"task {job.id} was lost: {refusal}")
+                            lost.add(job.id)
 
 
-class Runner:
-    """A user's function on claimed tasks, whichever kind of table it likes."""
+class FunctionRunner:
+    """Runs the user's function on claimed tasks, as pandas or as Arrow."""
 
     def __init__(self, fn: Callable[..., Any], *, kind: str) -> None:
         self._fn = fn
         self._kind = kind
 
-    def run(self, jobs: Sequence[Job]) -> tuple[dict[str, Answer], dict[str, str]]:
-        """The answers by task, and why there is none for the others.
+    def run(self, jobs: Sequence[Job]) -> tuple[dict[str, Result], dict[str, str]]:
+        """Returns the results by task id, and by task id the errors of the others.
 
-        Where the function raises, halves are tried until the tasks that it raises on stand alone: one bad task must
-        not take a thousand good ones with it to the dead letters.
+        If the function raises, the batch is halved until the tasks that it raises on are alone, so that one bad task
+        does not send a thousand good ones to the dead-letter queue.
         """
         try:
-            rows = self._call(table_of(jobs, VISIBLE))
+            rows = self._call(task_batch(jobs, FUNCTION_INPUT))
         except Exception as fault:  # noqa: BLE001 - a user's function may raise anything
             if len(jobs) == 1:
                 return {}, {jobs[0].id: f"{type(fault).__name__}: {fault}"[:ERROR_CHARS_MAX]}
             middle = len(jobs) // 2
-            (answers, reasons), (more, others) = self.run(jobs[:middle]), self.run(jobs[middle:])
-            return {**answers, **more}, {**reasons, **others}
-        return _understood(rows, {job.id for job in jobs})
+            (results, errors), (more_results, more_errors) = self.run(jobs[:middle]), self.run(jobs[middle:])
+            return {**results, **more_results}, {**errors, **more_errors}
+        return _parse_rows(rows, {job.id for job in jobs})
 
     def _call(self, tasks: pa.RecordBatch) -> list[dict[str, Any]]:
         if self._kind == "pandas":
-            made = self._fn(tasks.to_pandas())
-            return made.to_dict("records")  # type: ignore[no-any-return]
+            frame = self._fn(tasks.to_pandas())
+            return frame.to_dict("records")  # type: ignore[no-any-return]
         return [row for batch in self._fn(iter([tasks])) for row in batch.to_pylist(maps_as_pydicts="lossy")]
 
 
-def table_of(jobs: Sequence[Job], schema: pa.Schema) -> pa.RecordBatch:
+def task_batch(jobs: Sequence[Job], schema: pa.Schema) -> pa.RecordBatch:
     columns = {
         "id": [job.id for job in jobs],
         "command": [job.command for job in jobs],
@@ -157,46 +168,47 @@ def table_of(jobs: Sequence[Job], schema: pa.Schema) -> pa.RecordBatch:
     return pa.record_batch([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
 
 
-def held_by(rows: Sequence[Any]) -> list[Job]:
-    """The leases that rows of `TASKS` stand for."""
+def leases_of(rows: Sequence[Any]) -> list[Job]:
+    """Returns jobs with id and lease alone, from rows with the columns of `TASKS`."""
     return [Job(row["id"], "", b"", Holder(row["worker"], row["lease_token"])) for row in rows]
 
 
-def submit_rows(connection: Connection, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Submit answers that carry their lease, and tell what became of each."""
-    calls = Calls(connection, retry_s=RETRY_S)
-    for batch in batches:
-        rows = batch.to_pylist(maps_as_pydicts="lossy")
-        answers, reasons = _understood(rows, {row["id"] for row in rows})
-        verdicts = submit(calls, held_by(rows), answers, reasons)
-        yield pa.record_batch([list(verdicts), list(verdicts.values())], schema=VERDICTS)
-    calls.close()
+def submit_rows(server: ServerOptions, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Submits result rows that have the columns of their lease, and yields a verdict for each."""
+    with closing(PipelineClient(server, retry_s=RETRY_S)) as client:
+        for batch in batches:
+            rows = batch.to_pylist(maps_as_pydicts="lossy")
+            results, errors = _parse_rows(rows, {row["id"] for row in rows})
+            verdicts = submit(client, leases_of(rows), results, errors)
+            yield pa.record_batch([list(verdicts), list(verdicts.values())], schema=VERDICTS)
 
 
-def submit(calls: Calls, jobs: Sequence[Job], answers: dict[str, Answer], reasons: dict[str, str]) -> dict[str, str]:
-    """What became of each task: completed, failed, returned or refused."""
+def submit(
+    client: PipelineClient, jobs: Sequence[Job], results: dict[str, Result], errors: dict[str, str]
+) -> dict[str, str]:
+    """Submits the results, and nacks jobs without one. Returns by task id: completed, failed, returned or refused."""
     verdicts: dict[str, str] = {}
-    for chunk in _chunks([job for job in jobs if job.id in answers], answers):
+    for chunk in _chunks([job for job in jobs if job.id in results], results):
         outcomes = []
         for job in chunk:
-            status, result, error = answers[job.id]
+            status, result, error = results[job.id]
             outcomes.append(Outcome(task_id=job.id, holder=job.holder, status=status, result=result, error=error))
-        for job, refusal in zip(chunk, run_blocking(calls.backend.submit(outcomes)), strict=True):
+        for job, refusal in zip(chunk, run_blocking(client.backend.submit(outcomes)), strict=True):
             if isinstance(refusal, InvalidRequest):
-                reasons[job.id] = f"the result was refused: {refusal}"
+                errors[job.id] = f"the result was refused: {refusal}"
             else:
-                ended = "completed" if answers[job.id][0] is Status.COMPLETED else "failed"
-                verdicts[job.id] = ended if refusal is None else "refused"
+                accepted = "completed" if results[job.id][0] is Status.COMPLETED else "failed"
+                verdicts[job.id] = accepted if refusal is None else "refused"
     for job in jobs:
         if job.id not in verdicts:
-            verdicts[job.id] = give_back(calls, job, reasons.get(job.id, NO_ANSWER))
+            verdicts[job.id] = nack(client, job, errors.get(job.id, NO_RESULT))
     return verdicts
 
 
-def give_back(calls: Calls, job: Job, reason: str) -> str:
-    """Report a failed try; what that came to."""
+def nack(client: PipelineClient, job: Job, reason: str) -> str:
+    """Reports a failed attempt. Returns the verdict: `returned`, or `refused` if the lease was lost."""
     try:
-        run_blocking(calls.backend.nack(job, None, reason))
+        run_blocking(client.backend.nack(job, None, reason))
     except TRANSIENT:
         raise
     except CodeqError:
@@ -204,33 +216,33 @@ def give_back(calls: Calls, job: Job, reason: str) -> str:
     return "returned"
 
 
-def _understood(rows: list[dict[str, Any]], known: set[str]) -> tuple[dict[str, Answer], dict[str, str]]:
-    answers: dict[str, Answer] = {}
-    reasons: dict[str, str] = {}
+def _parse_rows(rows: list[dict[str, Any]], known: set[str]) -> tuple[dict[str, Result], dict[str, str]]:
+    """Returns the results by task id, and by task id the errors of rows that are not a result."""
+    results: dict[str, Result] = {}
+    errors: dict[str, str] = {}
     for row in rows:
         task_id = row.get("id")
         if task_id not in known:
-            say(f"the function answered for {task_id!r}, which it was not given")
+            log_line(f"the function gave a row for {task_id!r}, which is not among its tasks")
             continue
         try:
-            answers[task_id] = _answer(row)
+            results[task_id] = _parse_row(row)
         except InvalidRequest as fault:
-            reasons[task_id] = str(fault)
-    return answers, reasons
+            errors[task_id] = str(fault)
+    return results, errors
 
 
-def _answer(row: dict[str, Any]) -> Answer:
+def _parse_row(row: dict[str, Any]) -> Result:
     status, error = row.get("status"), row.get("error")
     if status not in (None, "COMPLETED", "FAILED"):
         raise InvalidRequest(f"status is COMPLETED or FAILED, not {status!r}")
-    said = error if isinstance(error, str) else None
     if status == "FAILED":
-        return Status.FAILED, _json(row.get("result")), said or "failed"
+        return Status.FAILED, _json(row.get("result")), (error if isinstance(error, str) else None) or "failed"
     return Status.COMPLETED, _json(row.get("result")), None
 
 
 def _json(value: Any) -> bytes | None:
-    """Text is taken as JSON, anything else is written as JSON; what pandas calls missing is null."""
+    """Text must be JSON, any other value is encoded as JSON, and missing values of pandas become null."""
     if value is None or value != value:  # noqa: PLR0124 - NaN alone differs from itself
         return b"null"
     try:
@@ -242,14 +254,14 @@ def _json(value: Any) -> bytes | None:
         raise InvalidRequest(f"the result is not JSON: {fault}") from None
 
 
-def _chunks(jobs: Sequence[Job], answers: dict[str, Answer]) -> Iterator[list[Job]]:
+def _chunks(jobs: Sequence[Job], results: dict[str, Result]) -> Iterator[list[Job]]:
     chunk: list[Job] = []
-    size = 0
+    size_bytes = 0
     for job in jobs:
         chunk.append(job)
-        size += len(answers[job.id][1] or b"")
-        if size >= SUBMIT_BYTES_MAX:
+        size_bytes += len(results[job.id][1] or b"")
+        if size_bytes >= SUBMIT_BYTES_MAX:
             yield chunk
-            chunk, size = [], 0
+            chunk, size_bytes = [], 0
     if chunk:
         yield chunk

@@ -1,4 +1,7 @@
-"""Workers: functions that tasks are handed to, and the process that hands them out."""
+"""How a process works on tasks: it registers functions for commands, claims, runs them and reports their results.
+
+Imports the rest of sdk, domain and wire.
+"""
 
 from codeq.sdk.worker.execution import Fail, Interrupted, Retry
 from codeq.sdk.worker.running_job import RunningJob, current_job

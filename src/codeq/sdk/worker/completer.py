@@ -1,112 +1,203 @@
-"""What the queue is told of jobs that ended: results together, the rest one by one, again and again until it hears."""
+"""Reports ended jobs to the queue: results in batches, the others one by one, repeated until the queue answers."""
 
 import asyncio
+import contextlib
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound, Refused
+from codeq.domain.limits import BATCH_TASKS_MAX
 from codeq.domain.requests import Outcome
 from codeq.domain.task import Status
 from codeq.sdk.backend import Backend
-from codeq.sdk.worker.execution import JobOutcome, OutcomeKind
+from codeq.sdk.worker.execution import JobOutcome, OutcomeKind, outcome_of_error
 from codeq.sdk.worker.health import Counts
+from codeq.sdk.worker.heartbeat import Heartbeater
+from codeq.sdk.worker.pool import InFlightJob
 from codeq.wire.errors import Forbidden, NoRoute, TooLarge, Unexpected, WrongMedia, WrongMethod
 
 log = logging.getLogger("codeq.worker")
 
-GIVING_BACK_AT_ONCE = 16
-AGAIN_S = 1.0
-ODD_MAX = 5
-"""So often an answer that nobody foresaw is asked for again: it must not keep the results of other tasks waiting."""
+RESULT_BYTES_AT_ONCE = 8 << 20
+RELEASES_AT_ONCE = 16
+RETRY_S = 1.0
+UNEXPECTED_MAX = 5
+"""So often a call is repeated after an unexpected answer: it must not delay the results of other jobs for ever."""
 
 _COMPLETE, _FAIL, _RETRY, _ABANDON = OutcomeKind.COMPLETE, OutcomeKind.FAIL, OutcomeKind.RETRY, OutcomeKind.ABANDON
+_DROP = OutcomeKind.DROP
 _STATUS = {_COMPLETE: Status.COMPLETED, _FAIL: Status.FAILED}
 _FINAL = (InvalidRequest, TooLarge, Refused, NotFound, Forbidden, NoRoute, WrongMethod, WrongMedia)
-"""Asking again would be answered the same."""
+"""A repeated call would be answered the same."""
 
-Answer = TypeVar("Answer")
+EndedJob = tuple[InFlightJob, JobOutcome]
+T = TypeVar("T")
 
 
 class Completer:
-    def __init__(self, backend: Backend, counts: Counts) -> None:
+    """Takes jobs from the end of their handler to the acknowledgement of the queue."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        heartbeater: Heartbeater,
+        in_flight: dict[str, InFlightJob],
+        changed: asyncio.Event,
+    ) -> None:
+        """A job leaves `in_flight` when its handler has ended. `changed` is set then, and again when jobs have been
+        reported."""
         self._backend = backend
-        self._counts = counts
+        self._heartbeater = heartbeater
+        self._in_flight = in_flight
+        self._changed = changed
+        self._ended: deque[EndedJob] = deque()
+        self._has_ended = asyncio.Event()
+        self._is_woken = False
+        self._reporting = 0
+        self._reports: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self.ended_jobs = 0
+        self.counts = Counts()
+        self.running = self._loop.create_task(self._run())
+        """Ends only with an error."""
 
-    async def tell(self, batch: Sequence[JobOutcome]) -> None:
-        """Returns once the queue has heard of all, or has said that it does not want to."""
-        results = [ended for ended in batch if ended.end is _COMPLETE or ended.end is _FAIL]
-        others = [ended for ended in batch if ended.end is _RETRY or ended.end is _ABANDON]
-        if results:
-            await self._submit(results)
-        for start in range(0, len(others), GIVING_BACK_AT_ONCE):
-            await asyncio.gather(*[self._give_back(ended) for ended in others[start : start + GIVING_BACK_AT_ONCE]])
+    def ended(self, entry: InFlightJob, outcome: JobOutcome) -> None:
+        """Reports the job with the next batch, unless its outcome has been decided. May be called from any thread."""
+        entry.is_ended = True
+        self._ended.append((entry, outcome))
+        if not self._is_woken:
+            self._is_woken = True
+            with contextlib.suppress(RuntimeError):  # the event loop has ended, and the worker with it
+                self._loop.call_soon_threadsafe(self._wake)
 
-    async def _submit(self, results: Sequence[JobOutcome]) -> None:
+    def report_now(self, batch: Sequence[EndedJob]) -> None:
+        """Reports jobs whose outcome has been decided, without waiting for their handlers or for the current batch."""
+        task = self._loop.create_task(self._report(batch))
+        self._reports.add(task)
+        task.add_done_callback(self._reports.discard)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every ended job has been reported."""
+        return not self._ended and not self._reporting
+
+    async def close(self) -> None:
+        """Ends without reporting what is left."""
+        tasks = [self.running, *self._reports]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _wake(self) -> None:
+        self._is_woken = False
+        self._has_ended.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._has_ended.wait()
+            self._has_ended.clear()
+            while self._ended:
+                await self._report(self._next_batch())
+
+    def _next_batch(self) -> list[EndedJob]:
+        batch: list[EndedJob] = []
+        size = 0
+        while self._ended and len(batch) < BATCH_TASKS_MAX and size < RESULT_BYTES_AT_ONCE:
+            entry, outcome = self._ended.popleft()
+            self.ended_jobs += 1
+            self._in_flight.pop(entry.key, None)
+            if entry.decided_s:
+                continue
+            if outcome.kind is _DROP:  # nobody interrupted it
+                fault = InterruptedError("the handler interrupted itself")
+                outcome = outcome_of_error(entry.handler, entry.job, fault)
+            batch.append((entry, outcome))
+            size += len(outcome.result or b"")
+        self._changed.set()
+        return batch
+
+    async def _report(self, batch: Sequence[EndedJob]) -> None:
+        """Returns once the queue has accepted or refused every outcome."""
+        self._reporting += 1
+        try:
+            results = [ended for ended in batch if ended[1].kind is _COMPLETE or ended[1].kind is _FAIL]
+            others = [ended for ended in batch if ended[1].kind is _RETRY or ended[1].kind is _ABANDON]
+            if results:
+                await self._submit(results)
+            for start in range(0, len(others), RELEASES_AT_ONCE):
+                await asyncio.gather(*[self._release(*ended) for ended in others[start : start + RELEASES_AT_ONCE]])
+        finally:
+            self._reporting -= 1
+            self._heartbeater.release([entry.key for entry, _ in batch])
+            self._changed.set()
+
+    async def _submit(self, results: Sequence[EndedJob]) -> None:
         outcomes = [
             Outcome(
-                task_id=ended.job.id,
-                holder=ended.job.holder,
-                status=_STATUS[ended.end],
-                result=ended.result,
-                error=ended.error,
+                task_id=entry.job.id,
+                holder=entry.job.holder,
+                status=_STATUS[outcome.kind],
+                result=outcome.result,
+                error=outcome.error,
             )
-            for ended in results
+            for entry, outcome in results
         ]
         refusals: Sequence[CodeqError | None]
         try:
-            refusals = await _insist(lambda: self._backend.submit(outcomes))
+            refusals = await _until_answered(lambda: self._backend.submit(outcomes))
         except CodeqError as fault:
             if len(results) > 1:  # one bad result must not take the others with it
                 for ended in results:
                     await self._submit([ended])
                 return
             refusals = [fault]
-        for ended, refusal in zip(results, refusals, strict=True):
+        for (entry, outcome), refusal in zip(results, refusals, strict=True):
             if refusal is None:
-                self._counts.completed += ended.end is _COMPLETE
-                self._counts.failed += ended.end is _FAIL
+                self.counts.completed += outcome.kind is _COMPLETE
+                self.counts.failed += outcome.kind is _FAIL
             else:
-                await self._refused(ended, refusal)
+                await self._refused(entry, outcome, refusal)
 
-    async def _refused(self, ended: JobOutcome, refusal: CodeqError) -> None:
-        if isinstance(refusal, (InvalidRequest, TooLarge)) and ended.result is not None:
-            # Without the result the end can still be told.
-            await self._submit([JobOutcome(ended.job, _FAIL, None, f"the result was refused: {refusal}")])
+    async def _refused(self, entry: InFlightJob, outcome: JobOutcome, refusal: CodeqError) -> None:
+        if isinstance(refusal, (InvalidRequest, TooLarge)) and outcome.result is not None:
+            # The task can still be ended without the result.
+            await self._submit([(entry, JobOutcome(_FAIL, None, f"the result was refused: {refusal}"))])
             return
-        self._counts.refused += 1
+        self.counts.refused += 1
         if isinstance(refusal, (Refused, NotFound)):
-            log.warning("the result of task %s came too late: %s", ended.job.id, refusal)
+            log.warning("the result of task %s came too late: %s", entry.job.id, refusal)
         else:
-            log.error("the end of task %s cannot be told: %s", ended.job.id, refusal)
+            log.error("the result of task %s cannot be reported: %s", entry.job.id, refusal)
 
-    async def _give_back(self, ended: JobOutcome) -> None:
-        backend, job = self._backend, ended.job
+    async def _release(self, entry: InFlightJob, outcome: JobOutcome) -> None:
+        backend, job = self._backend, entry.job
         try:
-            if ended.end is _RETRY:
-                reason = ended.error or ""
-                await _insist(lambda: backend.nack(job, ended.delay_ms, reason, dead=ended.is_last))
-                self._counts.retried += 1
+            if outcome.kind is _RETRY:
+                reason = outcome.error or ""
+                await _until_answered(lambda: backend.nack(job, outcome.delay_ms, reason, dead=outcome.is_last))
+                self.counts.retried += 1
                 log.info("a try of task %s failed: %s", job.id, reason)
             else:
-                await _insist(lambda: backend.abandon(job))
-                self._counts.abandoned += 1
+                await _until_answered(lambda: backend.abandon(job))
+                self.counts.abandoned += 1
         except CodeqError as refusal:
-            self._counts.refused += 1
-            log.warning("task %s cannot be given back: %s", job.id, refusal)
+            self.counts.refused += 1
+            log.warning("task %s cannot be released: %s", job.id, refusal)
 
 
-async def _insist(call: Callable[[], Awaitable[Answer]]) -> Answer:
-    """Call until there is an answer. While the queue is away the jobs stay held, and others may get them."""
-    odd = 0
+async def _until_answered(call: Callable[[], Awaitable[T]]) -> T:
+    """Repeats the call until the queue answers. While it is unreachable, leases may expire and others get the tasks."""
+    unexpected = 0
     while True:
         try:
             return await call()
         except _FINAL:
             raise
         except CodeqError as fault:
-            odd += isinstance(fault, Unexpected)
-            if odd >= ODD_MAX:
+            unexpected += isinstance(fault, Unexpected)
+            if unexpected >= UNEXPECTED_MAX:
                 raise
-            log.warning("the queue cannot be told yet: %s", fault)
-            await asyncio.sleep(AGAIN_S)
+            log.warning("the queue cannot be reached to report jobs: %s", fault)
+            await asyncio.sleep(RETRY_S)

@@ -1,86 +1,80 @@
-"""Async handlers on the worker's own event loop."""
+"""Executes async handlers on the worker's event loop, where cancellation interrupts them."""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from time import monotonic
 
-from codeq.sdk.jobs import Job
-from codeq.sdk.worker.execution import InFlightJob, JobOutcome, OutcomeKind, run_handler_async
+from codeq.sdk.worker.execution import DROPPED, JobOutcome, run_handler_async
+from codeq.sdk.worker.pool import Ended, InFlightJob, Report
 from codeq.sdk.worker.running_job import RunningJob
 
 
 class EventLoopPool:
-    def __init__(self, size: int, done: Callable[[JobOutcome], None], report: Callable[[Job, str], None]) -> None:
+    """A `Pool` of asyncio tasks."""
+
+    def __init__(self, size: int, ended: Ended, report: Report) -> None:
         self._size = size
-        self._done = done
+        self._ended = ended
         self._report = report
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[InFlightJob] = deque()
-        self._running: dict[InFlightJob, tuple[asyncio.Task[None], RunningJob, float]] = {}
-        self._stuck: set[asyncio.Task[None]] = set()
+        self._running: dict[InFlightJob, tuple[asyncio.Task[None], RunningJob]] = {}
+        self._discarded: set[asyncio.Task[None]] = set()
 
-    def give(self, held: InFlightJob) -> None:
-        self._waiting.append(held)
-        self._feed()
+    def submit(self, entry: InFlightJob) -> None:
+        self._waiting.append(entry)
+        self._start_waiting()
 
-    def interrupt(self, held: InFlightJob) -> None:
-        """Cancel the handler: CancelledError is raised where it awaits."""
-        if held in self._running:
-            task, running, _ = self._running[held]
+    def drain(self) -> list[InFlightJob]:
+        entries = list(self._waiting)
+        self._waiting.clear()
+        return entries
+
+    def interrupt(self, entry: InFlightJob) -> None:
+        if entry in self._running:
+            task, running = self._running[entry]
             running.is_cancelled = True
-            task.add_done_callback(
-                lambda _: self._left(held, JobOutcome(held.job, OutcomeKind.DROP))
-            )  # it may not even have begun
+            task.add_done_callback(lambda _: self._leave(entry, DROPPED))  # a task may be cancelled before it began
             task.cancel()
 
-    def write_off(self, held: InFlightJob) -> None:
-        """Let another job begin in the place of one that does not heed its cancellation."""
-        found = self._running.pop(held, None)
+    def discard(self, entry: InFlightJob) -> None:
+        found = self._running.pop(entry, None)
         if found is not None:
-            self._stuck.add(found[0])
-            found[0].add_done_callback(self._stuck.discard)
-            self._feed()
+            self._discarded.add(found[0])
+            found[0].add_done_callback(self._discarded.discard)
+            self._start_waiting()
 
     @property
     def fault(self) -> str | None:
-        return None if len(self._stuck) <= self._size else "too many async handlers do not heed their cancellation"
-
-    def take_back(self) -> list[InFlightJob]:
-        """The jobs that have not begun, which will not begin any more."""
-        jobs = list(self._waiting)
-        self._waiting.clear()
-        return jobs
-
-    def running(self) -> list[tuple[InFlightJob, float]]:
-        return [(held, started_s) for held, (_, _, started_s) in self._running.items()]
+        return None if len(self._discarded) <= self._size else "too many async handlers ignore their cancellation"
 
     def close(self) -> None:
-        for task, running, _ in self._running.values():
+        for task, running in self._running.values():
             running.is_cancelled = True
             task.cancel()
 
-    def _feed(self) -> None:
+    def _start_waiting(self) -> None:
         while self._waiting and len(self._running) < self._size:
-            held = self._waiting.popleft()
-            if held.is_settled:
-                self._done(JobOutcome(held.job, OutcomeKind.DROP))
+            entry = self._waiting.popleft()
+            if entry.decided_s:
+                self._ended(entry, DROPPED)
                 continue
-            running = RunningJob(held.job, self._report)
-            task = self._loop.create_task(self._perform(held, running))
-            self._running[held] = task, running, monotonic()
+            running = RunningJob(entry.job, self._report)
+            task = self._loop.create_task(self._run(entry, running))
+            self._running[entry] = task, running
+            entry.started_s = monotonic()
 
-    async def _perform(self, held: InFlightJob, running: RunningJob) -> None:
-        ended = JobOutcome(held.job, OutcomeKind.DROP)
+    async def _run(self, entry: InFlightJob, running: RunningJob) -> None:
+        outcome = DROPPED
         try:
-            ended = await run_handler_async(held.handler, running)
+            outcome = await run_handler_async(entry.handler, running)
         except BaseException:
             if not running.is_cancelled:
                 raise
         finally:
-            self._left(held, ended)
+            self._leave(entry, outcome)
 
-    def _left(self, held: InFlightJob, ended: JobOutcome) -> None:
-        if self._running.pop(held, None) is not None:
-            self._done(ended)
-            self._feed()
+    def _leave(self, entry: InFlightJob, outcome: JobOutcome) -> None:
+        if self._running.pop(entry, None) is not None:
+            self._ended(entry, outcome)
+            self._start_waiting()

@@ -1,29 +1,26 @@
-"""One delivery, from calling the handler to what the queue is told: the same in threads, processes and on the loop."""
+"""Calls the handler of a job and turns what it returns or raises into an outcome: the same in every pool."""
 
 import inspect
 import random
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
 from typing import Any
 
 from msgspec import Struct
 
-from codeq.domain.backoff import Backoff
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import BACKOFF_MS_MAX, ERROR_CHARS_MAX, RESULT_BYTES_MAX
+from codeq.sdk.durations import Seconds, milliseconds
 from codeq.sdk.jobs import Job, encode_json
-from codeq.sdk.tracing import handling as tracing
-from codeq.sdk.verbs import Seconds, milliseconds
-from codeq.sdk.worker.running_job import RunningJob
-from codeq.sdk.worker.running_job import handling as as_current
-
-NULL = b"null"
+from codeq.sdk.tracing import job_span
+from codeq.sdk.worker.handler import Handler
+from codeq.sdk.worker.running_job import RunningJob, as_current
 
 
 class Retry(Exception):
-    """Raise or return it to have the task tried again: after `delay` seconds, or after its backoff."""
+    """Raised or returned by a handler to have the task tried again: after `delay` seconds, or after its backoff."""
 
     def __init__(self, delay: Seconds | None = None, reason: str = "") -> None:
         super().__init__(reason or "retry asked for")
@@ -33,7 +30,7 @@ class Retry(Exception):
 
 
 class Fail(Exception):
-    """Raise or return it to end the task as FAILED for good: trying again would not help."""
+    """Raised or returned by a handler to end the task as FAILED, without another try."""
 
     def __init__(self, error: str, result: Any = None) -> None:
         super().__init__(error)
@@ -41,20 +38,12 @@ class Fail(Exception):
 
 
 class Interrupted(BaseException):
-    """Raised inside a handler whose work is not wanted any more. Not an Exception, so that `except Exception` lets it
-    pass; clean up and let it go on."""
+    """Raised inside a handler whose result is no longer needed. It is not an Exception, so that `except Exception` does
+    not catch it; clean up and let it pass."""
 
 
 class TimedOut(Exception):
-    """The handler took longer than it may."""
-
-
-class Place(StrEnum):
-    """Where a handler runs."""
-
-    LOOP = "loop"
-    THREAD = "thread"
-    PROCESS = "process"
+    """The handler ran longer than its timeout."""
 
 
 class OutcomeKind(StrEnum):
@@ -63,148 +52,104 @@ class OutcomeKind(StrEnum):
     RETRY = "retry"
     ABANDON = "abandon"
     DROP = "drop"
-    """Nothing is told: the lease was lost, so nobody would listen."""
+    """Nothing is reported: the lease was lost, so the report would be refused."""
 
 
-class JobOutcome(Struct, gc=False, eq=False):
-    """How a delivery ended, as the queue will be told."""
+class JobOutcome(Struct, frozen=True, array_like=True, gc=False):
+    """How a delivery ended. Beyond the domain's `Outcome` it can be a retry or an abandon, which are not results."""
 
-    job: Job
-    end: OutcomeKind
+    kind: OutcomeKind
     result: bytes | None = None
     error: str | None = None
     delay_ms: int | None = None
     is_last: bool = False
+    """A retry that goes to the dead-letter queue, because the handler allows no more attempts."""
 
 
-_COMPLETE, _FAIL, _RETRY = OutcomeKind.COMPLETE, OutcomeKind.FAIL, OutcomeKind.RETRY
-
-Middleware = Callable[[RunningJob, Callable[[], Any]], Any]
-
-
-class Handler(Struct, frozen=True, kw_only=True):
-    command: str
-    function: Callable[..., Any]
-    place: Place
-    lease_ms: int
-    timeout_s: float | None = None
-    max_attempts: int | None = None
-    backoff: Backoff | None = None
-    wants_job: bool = False
-    around: Sequence[Middleware] = ()
-
-
-class InFlightJob(Struct, gc=False, eq=False):
-    """A job between its claim and the moment its handler is done with it."""
-
-    job: Job
-    handler: Handler
-    is_settled: bool = False
-    """What becomes of it has been decided without the handler: it took too long, or the lease was lost. A handler that
-    has not begun by then never does."""
-    settled_s: float = 0.0
-    progress: str = ""
-    """What the queue was told last, and when."""
-    progress_s: float = 0.0
+ABANDONED = JobOutcome(OutcomeKind.ABANDON)
+DROPPED = JobOutcome(OutcomeKind.DROP)
+_RETURNED_NONE = JobOutcome(OutcomeKind.COMPLETE, b"null")
 
 
 def run_handler(handler: Handler, running: RunningJob) -> JobOutcome:
-    """Call the handler and wait for it. Interrupted goes through; every other error is the task's own."""
-    job = running.job
+    """Calls the handler and waits for it. Interrupted passes through; every other error is an outcome of the job."""
     try:
-        with as_current(running), tracing(job):
-            return value_of(handler, job, _call(handler, running)())
+        with as_current(running), job_span(running.job):
+            return _outcome_of_value(handler, running.job, _call(handler, running)())
     except Interrupted:
         raise
-    except BaseException as fault:  # noqa: BLE001 - the top of every handler: whatever it raises, the worker goes on
-        return fault_of(handler, job, fault)
+    except BaseException as fault:  # noqa: BLE001 - the top of every handler: no error of its may end the worker
+        return outcome_of_error(handler, running.job, fault)
 
 
 async def run_handler_async(handler: Handler, running: RunningJob) -> JobOutcome:
-    """As `run_handler`, for a coroutine function on the event loop. A CancelledError that ends the job goes through."""
-    job = running.job
+    """As `run_handler`, for a coroutine function. The CancelledError of an interrupted job passes through."""
     try:
-        with as_current(running), tracing(job):
-            return value_of(handler, job, await _call(handler, running)())
+        with as_current(running), job_span(running.job):
+            return _outcome_of_value(handler, running.job, await _call(handler, running)())
     except BaseException as fault:
         if running.is_cancelled or isinstance(fault, GeneratorExit):
             raise
-        return fault_of(handler, job, fault)
+        return outcome_of_error(handler, running.job, fault)
 
 
-def value_of(handler: Handler, job: Job, value: Any) -> JobOutcome:
+def outcome_of_error(handler: Handler, job: Job, fault: BaseException) -> JobOutcome:
+    if isinstance(fault, Fail):
+        error = _line(_text_of(fault)) or "failed"
+        try:
+            return JobOutcome(OutcomeKind.FAIL, _encoded(fault.result), error=error)
+        except InvalidRequest:
+            return JobOutcome(OutcomeKind.FAIL, error=error)
+    is_last = handler.max_attempts is not None and job.attempt >= handler.max_attempts
+    delay_ms = fault.delay_ms if isinstance(fault, Retry) else None
+    if delay_ms is None and handler.backoff is not None:
+        delay_ms = handler.backoff.delay_ms(job.attempt, random.random)
+    error = _line(_text_of(fault)) if isinstance(fault, Retry) else _described(fault)
+    return JobOutcome(OutcomeKind.RETRY, error=error, delay_ms=delay_ms, is_last=is_last)
+
+
+def _outcome_of_value(handler: Handler, job: Job, value: Any) -> JobOutcome:
     if value is None:
-        return JobOutcome(job, _COMPLETE, NULL)
+        return _RETURNED_NONE
     if isinstance(value, (Retry, Fail)):
-        return fault_of(handler, job, value)
+        return outcome_of_error(handler, job, value)
     try:
-        return JobOutcome(job, _COMPLETE, _result(value))
+        return JobOutcome(OutcomeKind.COMPLETE, _encoded(value))
     except InvalidRequest as fault:
         if inspect.iscoroutine(value):
             value.close()
-        return JobOutcome(job, _FAIL, error=_line(f"the handler's return value {fault}"))
-
-
-def fault_of(handler: Handler, job: Job, fault: BaseException) -> JobOutcome:
-    if isinstance(fault, Fail):
-        error = _line(_said(fault)) or "failed"
-        try:
-            return JobOutcome(job, _FAIL, _result(fault.result), error=error)
-        except InvalidRequest:
-            return JobOutcome(job, _FAIL, error=error)
-    is_last = handler.max_attempts is not None and job.attempt >= handler.max_attempts
-    if isinstance(fault, Retry) and fault.delay_ms is not None:
-        return JobOutcome(job, _RETRY, error=_line(_said(fault)), delay_ms=fault.delay_ms, is_last=is_last)
-    delay_ms = handler.backoff.delay_ms(job.attempt, random.random) if handler.backoff else None
-    error = _line(_said(fault)) if isinstance(fault, Retry) else _told(fault)
-    return JobOutcome(job, _RETRY, error=error, delay_ms=delay_ms, is_last=is_last)
-
-
-def wants_job(function: Callable[..., Any]) -> bool:
-    """Whether the handler takes the job besides the payload."""
-    name = getattr(function, "__qualname__", repr(function))
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InvalidRequest(f"a handler returns its result; {name} yields")
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError) as fault:
-        raise InvalidRequest(f"a handler is a function whose parameters can be read; {name} is not: {fault}") from None
-    by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    needed = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    if not 1 <= len(by_place) <= 2 or needed:
-        raise InvalidRequest(f"a handler takes the payload, and the job if it wants it; {name} does not")
-    return len(by_place) == 2 and by_place[1].default is inspect.Parameter.empty
+        return JobOutcome(OutcomeKind.FAIL, error=_line(f"the handler's return value {fault}"))
 
 
 def _call(handler: Handler, running: RunningJob) -> Callable[[], Any]:
     function, payload = handler.function, running.payload
     call: Callable[[], Any] = partial(function, payload, running) if handler.wants_job else partial(function, payload)
-    for middleware in reversed(handler.around):
+    for middleware in reversed(handler.middleware):
         call = partial(middleware, running, call)
     return call
 
 
-def _result(value: Any) -> bytes:
-    result = encode_json(value)
-    if len(result) > RESULT_BYTES_MAX:
-        raise InvalidRequest(f"is larger than {RESULT_BYTES_MAX} bytes as JSON: {len(result)}")
-    return result
+def _encoded(result: Any) -> bytes:
+    encoded = encode_json(result)
+    if len(encoded) > RESULT_BYTES_MAX:
+        raise InvalidRequest(f"is larger than {RESULT_BYTES_MAX} bytes as JSON: {len(encoded)}")
+    return encoded
 
 
-def _told(fault: BaseException) -> str:
-    """The error in one line, and where it came from."""
-    where = traceback.extract_tb(fault.__traceback__, limit=-1)
-    last = f" (at {where[-1].filename.rsplit('/', 1)[-1]}:{where[-1].lineno} in {where[-1].name})" if where else ""
-    return _line(f"{type(fault).__name__}: {_said(fault)}"[: ERROR_CHARS_MAX - 500] + last)
+def _described(fault: BaseException) -> str:
+    """The error in one line, with the place where it was raised."""
+    frames = traceback.extract_tb(fault.__traceback__, limit=-1)
+    place = f" (at {frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+    return _line(f"{type(fault).__name__}: {_text_of(fault)}"[: ERROR_CHARS_MAX - 500] + place)
 
 
-def _said(fault: BaseException) -> str:
+def _text_of(fault: BaseException) -> str:
     try:
         return str(fault)
-    except Exception:  # noqa: BLE001 - an error that cannot even say what it is must not become a second one
+    except Exception:  # noqa: BLE001 - an error whose `__str__` fails must not become a second error
         return "(it cannot say what is wrong)"
 
 
 def _line(text: str) -> str:
-    """As the queue takes it: names of files may hold what is not text."""
+    """The text as the queue accepts it: names of files may hold bytes that are not text."""
     return text[:ERROR_CHARS_MAX].encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""A page for probes: whether this worker really takes tasks and gets them done."""
+"""A page for probes: whether this worker claims and completes tasks."""
 
 import asyncio
 import contextlib
@@ -13,20 +13,20 @@ _REQUEST_S_MAX = 5.0
 
 
 class Counts(msgspec.Struct):
-    """What the worker has done since it started."""
+    """What happened to the jobs of the worker since it started."""
 
     completed: int = 0
     failed: int = 0
     retried: int = 0
     abandoned: int = 0
     lost: int = 0
-    """Jobs whose lease was lost, or that were cancelled, while they were held."""
+    """Jobs whose lease was lost, or that were cancelled, while the worker held them."""
     refused: int = 0
-    """Results that came too late."""
+    """Jobs whose outcome was refused, mostly because it came too late."""
 
 
 async def serve_health(address: str, state: Callable[[], tuple[bool, dict[str, Any]]]) -> asyncio.Server:
-    """Answer every request with the state: 200 while it is good, 503 while it is not; `/metrics` for Prometheus."""
+    """Answers every request with the state: 200 while it is good, 503 while it is not; `/metrics` for Prometheus."""
     host, _, port = address.rpartition(":")
     if not port.isdigit():
         raise InvalidRequest(f"health is host:port, not {address!r}")

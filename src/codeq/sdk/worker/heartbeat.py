@@ -1,88 +1,73 @@
-"""Heartbeats for the jobs that a worker holds, and word of those that were lost.
-
-A handler that holds the interpreter lock (native code, a long loop) stops every thread and coroutine of its process. So
-on a server the heart is a process of its own: it is told which jobs are held before any of them starts, and needs
-nothing more from the worker. When the worker dies, its end of the pipe closes, and the heart stops beating with it.
-"""
+"""Renews the leases of the jobs that a worker holds, reports their progress, and notices lost leases."""
 
 import asyncio
-import contextlib
-import fcntl
 import logging
-import os
-import signal
-import sys
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-import msgspec
+from msgspec import Struct
 
 from codeq.domain.errors import CodeqError, NotFound, Refused
-from codeq.domain.task import Holder
 from codeq.sdk.backend import Backend
-from codeq.sdk.client import AsyncClient
 from codeq.sdk.jobs import Job
-from codeq.sdk.verbs import milliseconds
 from codeq.wire.errors import Unauthenticated
 
 log = logging.getLogger("codeq.worker")
 
 BEATS_PER_LEASE = 3
 TICK_S = 0.25
+PROGRESS_S = 1.0
+"""How often the progress of one job is sent at most."""
 BEATS_AT_ONCE = 32
 ANSWER_S_MIN = 1.0
-RESTART_S_MAX = 5.0
-LISTEN_S = 0.05
-PIPE_BYTES = 1 << 20
-"""Room for more than is told in that time, so that it gets through even if the worker does nothing more for it."""
-_UP = "up"
 
-
-class Lost(Protocol):
-    """Told the key of a job that is no longer ours, and the code of why."""
-
-    def __call__(self, key: str, code: str, /) -> None: ...
-
-
-class LeaseRef(msgspec.Struct, array_like=True, gc=False):
-    """A job to keep: all that a heartbeat needs."""
-
-    id: str
-    worker: str
-    token: int
-    lease_ms: int
-    claimed_ms: int
-    """The lease it came with, which may be shorter: a claim for several commands asks for the shortest of theirs."""
-
-    @property
-    def key(self) -> str:
-        """As `Job.key`."""
-        return f"{self.id} {self.token}"
+Lost = Callable[[str, str], None]
+"""Called with the key of a job whose lease was lost, and the code of the refusal."""
 
 
 class Heartbeater(Protocol):
+    """Sends all heartbeats of a worker. All methods are called on the event loop."""
+
     async def ready(self) -> None:
-        """Returns once a job that is held would be kept whatever its handler does to this process."""
+        """Returns once the leases of held jobs are renewed whatever their handlers do to this process."""
 
-    def hold(self, pulses: Sequence[LeaseRef]) -> None: ...
+    def hold(self, jobs: Sequence[Job]) -> None:
+        """Renews the leases of these jobs from now on."""
 
-    def release(self, keys: Sequence[str]) -> None: ...
+    def release(self, keys: Sequence[str]) -> None:
+        """Stops renewing the leases of these jobs, which may have been lost or released already."""
+
+    def report(self, progress: Mapping[str, str]) -> None:
+        """Sends progress texts, by the key of their job, within about a second. Ignores jobs that are not held."""
 
     async def close(self) -> None: ...
 
     @property
     def running(self) -> "asyncio.Task[None]":
-        """Ends only if it fails."""
+        """Ends only with an error."""
+
+
+class _HeldLease(Struct):
+    job: Job
+    lease_ms: int
+    due_s: float
+    progress: str = ""
+    sent_progress: str = ""
+    sent_s: float = 0.0
+
+    def is_due(self, now_s: float) -> bool:
+        return self.due_s <= now_s or (self.progress != self.sent_progress and now_s - self.sent_s >= PROGRESS_S)
 
 
 class LoopHeartbeater:
-    """Beats for what it is told to hold, on the running event loop."""
+    """Sends heartbeats from the running event loop. `leases_ms` has the lease of each command."""
 
-    def __init__(self, backend: Backend, lost: Lost) -> None:
+    def __init__(self, backend: Backend, leases_ms: Mapping[str, int], lost: Lost) -> None:
         self._backend = backend
+        self._leases_ms = leases_ms
         self._lost = lost
-        self._held: dict[str, tuple[LeaseRef, float]] = {}
+        self._held: dict[str, _HeldLease] = {}
         self._due: deque[str] = deque()
         self._beating: dict[str, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
@@ -91,53 +76,60 @@ class LoopHeartbeater:
     async def ready(self) -> None:
         pass
 
-    def hold(self, pulses: Sequence[LeaseRef], *, at_once: bool = False) -> None:
-        """With `at_once` the first beats are due now: nobody knows when the last were."""
-        now_s = self._loop.time()
-        for pulse in pulses:
-            first_s = 0.0 if at_once else min(pulse.lease_ms, pulse.claimed_ms) / 1000 / BEATS_PER_LEASE
-            self._held[pulse.key] = pulse, now_s + first_s
+    def hold(self, jobs: Sequence[Job], *, at_once: bool = False) -> None:
+        """With `at_once` the first heartbeats are sent now, because it is not known when the last ones were."""
+        # A claim for several commands asks for the shortest of their leases.
+        first_s = 0.0 if at_once else min(self._leases_ms.values()) / 1000 / BEATS_PER_LEASE
+        due_s = self._loop.time() + first_s
+        for job in jobs:
+            self._held[job.key] = _HeldLease(job, self._leases_ms[job.command], due_s)
         if at_once:
-            self._look()
+            self._send_due()
 
     def release(self, keys: Sequence[str]) -> None:
         for key in keys:
             self._held.pop(key, None)
 
+    def report(self, progress: Mapping[str, str]) -> None:
+        for key in progress.keys() & self._held.keys():
+            self._held[key].progress = progress[key]
+
     async def close(self) -> None:
         self._held.clear()
         self._due.clear()
-        under_way = [self.running, *self._beating.values()]
-        for task in under_way:
+        tasks = [self.running, *self._beating.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._look()
+            self._send_due()
 
-    def _look(self) -> None:
-        """Those that wait longest come first, so that with too many to serve none is always passed over."""
+    def _send_due(self) -> None:
+        """The longest overdue come first, so that none is passed over for ever when there are too many."""
         now_s = self._loop.time()
-        due = sorted([(due_s, key) for key, (_, due_s) in self._held.items() if due_s <= now_s])
+        due = sorted([(lease.due_s, key) for key, lease in self._held.items() if lease.is_due(now_s)])
         self._due = deque([key for _, key in due])
-        self._feed()
+        self._start_beats()
 
-    def _feed(self) -> None:
+    def _start_beats(self) -> None:
         while self._due and len(self._beating) < BEATS_AT_ONCE:
             key = self._due.popleft()
             if key in self._held and key not in self._beating:
-                self._beating[key] = self._loop.create_task(self._beat(key, self._held[key][0]))
+                self._beating[key] = self._loop.create_task(self._beat(key, self._held[key]))
 
-    async def _beat(self, key: str, pulse: LeaseRef) -> None:
-        lease_s = pulse.lease_ms / 1000
-        # Should it not come through, the next try is soon: a lease has room for several.
+    async def _beat(self, key: str, lease: _HeldLease) -> None:
+        lease_s = lease.lease_ms / 1000
+        # If this one fails, the next is soon: several fit into a lease.
         next_s = lease_s / (BEATS_PER_LEASE * 4)
+        progress, lease.sent_s = lease.progress, self._loop.time()
         try:
             async with asyncio.timeout(max(ANSWER_S_MIN, lease_s / BEATS_PER_LEASE)):
-                job = Job(pulse.id, "", b"null", Holder(pulse.worker, pulse.token))
-                await self._backend.heartbeat(job, pulse.lease_ms)
+                changed = progress if progress != lease.sent_progress else None
+                await self._backend.heartbeat(lease.job, lease.lease_ms, changed)
+            lease.sent_progress = progress
             next_s = lease_s / BEATS_PER_LEASE
         except (Refused, NotFound) as refusal:
             if self._held.pop(key, None) is not None:
@@ -149,188 +141,5 @@ class LoopHeartbeater:
             log.warning("a heartbeat did not come through: %s", fault or "no answer")
         finally:
             del self._beating[key]
-            if key in self._held:
-                self._held[key] = pulse, self._loop.time() + next_s
-            self._feed()
-
-
-class Told(msgspec.Struct, array_like=True, gc=False):
-    """One line to the heart's process: where to beat, what to hold, what to let go."""
-
-    url: str = ""
-    options: dict[str, Any] = {}
-    hold: list[LeaseRef] = []
-    release: list[str] = []
-
-
-class HeartbeatProcess:
-    """A `LoopHeartbeater` in a process of its own. It is restarted, and sent all leases again, if it ends; until it is
-    up, the worker sends the heartbeats itself."""
-
-    def __init__(self, client: AsyncClient, lost: Lost) -> None:
-        self._client = client
-        self._lost = lost
-        self._held: dict[str, LeaseRef] = {}
-        self._pipe: asyncio.StreamWriter | None = None
-        self._is_up = asyncio.Event()
-        self._stand_in: LoopHeartbeater | None = None
-        self.running = asyncio.get_running_loop().create_task(self._run())
-
-    async def ready(self) -> None:
-        await self._is_up.wait()
-
-    def hold(self, pulses: Sequence[LeaseRef]) -> None:
-        for pulse in pulses:
-            self._held[pulse.key] = pulse
-        self._tell(Told(hold=list(pulses)))
-        if self._stand_in is not None:
-            self._stand_in.hold(pulses)
-
-    def release(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self._held.pop(key, None)
-        self._tell(Told(release=list(keys)))
-        if self._stand_in is not None:
-            self._stand_in.release(keys)
-
-    async def close(self) -> None:
-        self.running.cancel()
-        await asyncio.gather(self.running, return_exceptions=True)
-
-    def _tell(self, told: Told) -> None:
-        if self._pipe is not None and not self._pipe.is_closing():
-            self._pipe.write(_encode(told) + b"\n")
-
-    async def _run(self) -> None:
-        pause_s = 0.0
-        while True:
-            self._stand_in = LoopHeartbeater(self._client.backend, self._gone)
-            self._stand_in.hold(list(self._held.values()), at_once=True)
-            try:
-                await self._live()
-                pause_s = 0.0
-            except OSError as fault:
-                pause_s = min(pause_s + 0.5, RESTART_S_MAX)
-                log.warning("the heart of this worker cannot start, trying again in %.1f s: %s", pause_s, fault)
-                await asyncio.sleep(pause_s)
-            finally:
-                await self._stand_down()
-
-    async def _live(self) -> None:
-        """One process, from its start to its end. Raises OSError if it never came up."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "codeq.sdk.worker.heartbeat", str(os.getpid()),
-            stdin=-1, stdout=-1, start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        )  # fmt: skip
-        try:
-            self._pipe = process.stdin
-            self._tell(Told(self._client.url, self._known(), list(self._held.values())))
-            await self._listen(process)
-        finally:
-            was_up = self._is_up.is_set()
-            self._is_up.clear()
-            self._pipe = None
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-        if not was_up:
-            raise ChildProcessError(f"it ended with {process.returncode} before it was up")
-        log.warning("the heart of this worker stopped and is started again")
-
-    async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        """Until it ends."""
-        if process.stdout is None:
-            return
-        async for line in process.stdout:
-            key, _, code = line.decode().strip().rpartition(" ")
-            if code == _UP:
-                self._is_up.set()
-                await self._stand_down()
-            elif code == Unauthenticated.code:
-                if callable(self._client.options["token"]):
-                    return  # started anew, with a new token
-            else:
-                self._gone(key, code)
-
-    async def _stand_down(self) -> None:
-        if self._stand_in is not None:
-            stand_in, self._stand_in = self._stand_in, None
-            await stand_in.close()
-
-    def _gone(self, key: str, code: str) -> None:
-        if self._held.pop(key, None) is not None:
-            self._lost(key, code)
-
-    def _known(self) -> dict[str, Any]:
-        given = self._client.options
-        token, timeout, retry_for = given["token"], given["timeout"], given["retry_for"]
-        return {
-            "token": token() if callable(token) else token,
-            "timeout": milliseconds(timeout) / 1000,
-            "retry_for": milliseconds(retry_for) / 1000,
-            "ca_file": None if given["ca_file"] is None else str(given["ca_file"]),
-        }
-
-
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Told).decode
-
-
-async def live(parent: int) -> None:
-    """The process: told what to do on its standard input, tells key and code of what was lost, ends with its parent."""
-    loop = asyncio.get_running_loop()
-    _end_with(parent, loop)
-    heart: LoopHeartbeater | None = None
-    async for line in _lines(sys.stdin.fileno()):
-        told = _decode(line)
-        if heart is None:
-            client = AsyncClient(told.url, **{**told.options, "retry_for": 2})
-            heart = LoopHeartbeater(client.backend, _say)
-            heart.hold(told.hold, at_once=True)
-            _say("", _UP)
-        else:
-            heart.hold(told.hold)
-            heart.release(told.release)
-    if heart is not None:
-        await heart.close()
-
-
-async def _lines(pipe: int) -> AsyncIterator[bytes]:
-    """Looked for now and then: being woken by every job would take a processor from the handler that just begins."""
-    os.set_blocking(pipe, False)
-    with contextlib.suppress(AttributeError, OSError):  # not everywhere, and not without bound
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    rest = b""
-    while True:
-        try:
-            data = os.read(pipe, PIPE_BYTES)
-        except BlockingIOError:
-            await asyncio.sleep(LISTEN_S)
-            continue
-        if not data:
-            return
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield line
-        await asyncio.sleep(0)  # however much there is to hear, beats come in between
-
-
-def _end_with(parent: int, loop: asyncio.AbstractEventLoop) -> None:
-    """A handler may have forked, and its child hold the other end of the pipe open."""
-    if os.getppid() != parent:
-        os._exit(0)
-    loop.call_later(TICK_S, _end_with, parent, loop)
-
-
-def _say(key: str, code: str) -> None:
-    sys.stdout.write(f"{key} {code}\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    # The worker decides when to stop, also when everyone is sent the signal.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(BrokenPipeError):
-        asyncio.run(live(int(sys.argv[1])))
+            lease.due_s = self._loop.time() + next_s
+            self._start_beats()

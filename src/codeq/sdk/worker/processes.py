@@ -1,8 +1,7 @@
-"""Handlers in child processes: one that crashes, hangs or eats all memory costs its task one try, and nothing else."""
+"""Executes handlers in child processes: one that crashes, hangs or uses up memory costs its task one try, no more."""
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import multiprocessing
 import os
@@ -11,182 +10,154 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from time import monotonic
-from typing import Any
 
 import msgspec
 
 from codeq.domain.errors import InvalidRequest
 from codeq.sdk.jobs import Job
-from codeq.sdk.worker.execution import Handler, InFlightJob, Interrupted, JobOutcome, OutcomeKind, fault_of, run_handler
+from codeq.sdk.worker.execution import DROPPED, Interrupted, JobOutcome, outcome_of_error, run_handler
+from codeq.sdk.worker.handler import Handler
+from codeq.sdk.worker.parent_death import die_with_parent
+from codeq.sdk.worker.pool import Ended, InFlightJob, Report
 from codeq.sdk.worker.running_job import RunningJob, name_tasks_in_logs
 
 log = logging.getLogger("codeq.worker")
 
 STARTS_MAX = 5
-"""So many children in a row that end before they are ready, and the worker says that it cannot work."""
+"""After so many children in a row that end before they are ready, the pool has a fault."""
 _RESTART_S_MAX = 5.0
-_PR_SET_PDEATHSIG = 1
+_JOIN_S = 2.0
 
-_pack = msgspec.msgpack.Encoder().encode
-_job = msgspec.msgpack.Decoder(Job).decode
+ChildMessage = str | JobOutcome
+"""What a child sends: one text when it is ready; then, for each job, progress texts and finally the outcome."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_job = msgspec.msgpack.Decoder(Job).decode
+_decode_message = msgspec.msgpack.Decoder(ChildMessage).decode
 
 
 class Crash(Exception):
-    """The process that worked on the task is gone."""
-
-
-class Told(msgspec.Struct, array_like=True):
-    """What a child says: first that it is ready, then how its job ended, or (with no end) how far it is."""
-
-    end: OutcomeKind | None
-    result: bytes | None = None
-    error: str | None = None
-    delay_ms: int | None = None
-    is_last: bool = False
-
-
-_told = msgspec.msgpack.Decoder(Told).decode
+    """The process that executed the handler has ended."""
 
 
 class ProcessPool:
-    """A bounded number of children, each with one job at a time. Lives on the event loop."""
+    """A `Pool` of child processes, each with one job at a time. They are started when jobs need them."""
 
-    def __init__(
-        self,
-        size: int,
-        handlers: Mapping[str, Handler],
-        done: Callable[[JobOutcome], None],
-        report: Callable[[Job, str], None],
-    ) -> None:
+    def __init__(self, size: int, handlers: Mapping[str, Handler], ended: Ended, report: Report) -> None:
+        """Raises InvalidRequest if a handler cannot be sent to another process."""
         try:
-            self.handlers = pickle.dumps(dict(handlers))
+            self.pickled_handlers = pickle.dumps(dict(handlers))
         except (pickle.PicklingError, AttributeError, TypeError) as fault:
             raise InvalidRequest(f"a handler for processes must be a function of a module: {fault}") from None
-        self._done = done
-        self._report = report
+        self.ended = ended
+        self.report = report
         self._waiting: deque[InFlightJob] = deque()
         self._size = size
         self._children: list[_Child] = []
         self.failed_starts = 0
         self.is_closing = False
 
-    def give(self, held: InFlightJob) -> None:
-        self._waiting.append(held)
-        self.feed()
+    def submit(self, entry: InFlightJob) -> None:
+        self._waiting.append(entry)
+        self.start_waiting()
 
-    def feed(self) -> None:
-        """Hand out what waits, and start children for the rest: each takes a while to start, so only as needed."""
-        for child in self._children:
-            if child.is_free:
-                held = self._next()
-                if held is None:
-                    return
-                child.give(held)
-        starting = sum(not child.is_ready for child in self._children)
-        for _ in range(min(len(self._waiting) - starting, self._size - len(self._children))):
-            self._children.append(_Child(self))
+    def drain(self) -> list[InFlightJob]:
+        entries = list(self._waiting)
+        self._waiting.clear()
+        return entries
 
-    def interrupt(self, held: InFlightJob) -> None:
-        """End the process that works on the job, at once."""
+    def interrupt(self, entry: InFlightJob) -> None:
         for child in self._children:
-            if child.held is held:
+            if child.current is entry:
                 child.kill()
 
-    def write_off(self, held: InFlightJob) -> None:
-        """Nothing to do: no process can help being ended."""
+    def discard(self, entry: InFlightJob) -> None:
+        """Does nothing: no process can ignore SIGKILL."""
 
     @property
     def fault(self) -> str | None:
         return None if self.failed_starts < STARTS_MAX else "the processes for the handlers end before they are ready"
-
-    def take_back(self) -> list[InFlightJob]:
-        """The jobs that have not begun, which will not begin any more."""
-        jobs = list(self._waiting)
-        self._waiting.clear()
-        return jobs
-
-    def running(self) -> list[tuple[InFlightJob, float]]:
-        return [(child.held, child.started_s) for child in self._children if child.held is not None]
 
     def close(self) -> None:
         self.is_closing = True
         for child in self._children:
             child.kill()
         for child in self._children:
-            child.bury()
+            child.join()
 
-    # What children tell.
-
-    def told(self, held: InFlightJob, told: Told) -> None:
-        if told.end is None:
-            self._report(held.job, told.error or "")
-            return
-        self._done(JobOutcome(held.job, told.end, told.result, told.error, told.delay_ms, told.is_last))
-        self.feed()
-
-    def crashed(self, held: InFlightJob, why: str) -> None:
-        log.warning("task %s: %s", held.job.id, why)
-        self._done(fault_of(held.handler, held.job, Crash(why)))
-
-    def put_back(self, held: InFlightJob) -> None:
-        self._waiting.appendleft(held)
+    def start_waiting(self) -> None:
+        """Gives the waiting jobs to free children, and starts as many more children as the rest of them needs."""
+        for child in self._children:
+            if child.is_free:
+                entry = self._next()
+                if entry is None:
+                    return
+                if not child.start_job(entry):
+                    self._waiting.appendleft(entry)
+        starting = sum(not child.is_ready for child in self._children)
+        for _ in range(min(len(self._waiting) - starting, self._size - len(self._children))):
+            self._children.append(_Child(self))
 
     def _next(self) -> InFlightJob | None:
         while self._waiting:
-            held = self._waiting.popleft()
-            if not held.is_settled:
-                return held
-            self._done(JobOutcome(held.job, OutcomeKind.DROP))
+            entry = self._waiting.popleft()
+            if not entry.decided_s:
+                return entry
+            self.ended(entry, DROPPED)
         return None
 
 
 class _Child:
-    """One slot of the crew, and the process in it: another one whenever the last has ended."""
+    """One slot of the pool and the process in it, which is replaced whenever it has ended."""
 
-    def __init__(self, crew: ProcessPool) -> None:
-        self._crew = crew
+    def __init__(self, pool: ProcessPool) -> None:
+        self._pool = pool
         self._loop = asyncio.get_running_loop()
-        self._link: Connection | None = None
-        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._process: SpawnProcess | None = None
         self._pause_s = 0.0
         self.is_ready = False
-        self.held: InFlightJob | None = None
-        self.started_s = 0.0
+        self.current: InFlightJob | None = None
         self._start()
 
     @property
     def is_free(self) -> bool:
-        return self.is_ready and self.held is None
+        return self.is_ready and self.current is None
 
-    def give(self, held: InFlightJob) -> None:
-        if self._link is None:
-            return self._crew.put_back(held)
+    def start_job(self, entry: InFlightJob) -> bool:
+        """False if the process has ended meanwhile."""
+        if self._pipe is None:
+            return False
         try:
-            self._link.send_bytes(_pack(held.job))
-        except OSError:  # it died idle: its end of the pipe is read next
+            self._pipe.send_bytes(_encode(entry.job))
+        except OSError:  # the end of the pipe is read next
             self.is_ready = False
-            return self._crew.put_back(held)
-        self.held, self.started_s = held, monotonic()
-        return None
+            return False
+        self.current = entry
+        entry.started_s = monotonic()
+        return True
 
     def kill(self) -> None:
         if self._process is not None and self._process.is_alive():
             self._process.kill()
 
-    def bury(self) -> None:
-        self._drop()
+    def join(self) -> None:
+        self._close_pipe()
         if self._process is not None:
-            self._process.join(2)
+            self._process.join(_JOIN_S)
 
     def _start(self) -> None:
-        if self._crew.is_closing:
+        if self._pool.is_closing:
             return
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=_live, args=(theirs, self._crew.handlers, os.getpid()), daemon=True)
+        process = context.Process(
+            target=_run_jobs, args=(theirs, self._pool.pickled_handlers, os.getpid()), daemon=True
+        )
         try:
             process.start()
         except OSError as fault:
@@ -195,59 +166,62 @@ class _Child:
             return
         finally:
             theirs.close()
-        self._process, self._link = process, ours
+        self._process, self._pipe = process, ours
         self._loop.add_reader(ours.fileno(), self._readable)
 
     def _readable(self) -> None:
-        if self._link is None:
+        if self._pipe is None:
             return
         try:
-            told = _told(self._link.recv_bytes())
+            message = _decode_message(self._pipe.recv_bytes())
         except (EOFError, OSError, msgspec.DecodeError):
-            self._ended()
+            self._process_ended()
             return
         if not self.is_ready:
             self.is_ready = True
             self._pause_s = 0.0
-            self._crew.failed_starts = 0
-            self._crew.feed()
-        elif self.held is not None:
-            held = self.held
-            if told.end is not None:
-                self.held = None
-            self._crew.told(held, told)
+            self._pool.failed_starts = 0
+            self._pool.start_waiting()
+        elif self.current is not None:
+            if isinstance(message, str):
+                self._pool.report(self.current.key, message)
+            else:
+                entry, self.current = self.current, None
+                self._pool.ended(entry, message)
+                self._pool.start_waiting()
 
-    def _ended(self) -> None:
-        self._drop()
-        held, self.held = self.held, None
+    def _process_ended(self) -> None:
+        entry, self.current = self.current, None
         was_ready, self.is_ready = self.is_ready, False
-        if self._crew.is_closing:
+        self._close_pipe()
+        if self._pool.is_closing:
             return
         self.kill()  # it may have closed the pipe and live on; one that is ending keeps its exit code
-        self._process.join(2)
-        why = _how(self._process.exitcode)
-        if held is not None:
-            self._crew.crashed(held, why)
+        self.join()
+        reason = _exit_reason(None if self._process is None else self._process.exitcode)
+        if entry is not None:
+            log.warning("task %s: %s", entry.job.id, reason)
+            self._pool.ended(entry, outcome_of_error(entry.handler, entry.job, Crash(reason)))
         if was_ready:
             self._loop.call_soon(self._start)
         else:
-            self._start_later(why)
+            self._start_later(reason)
 
-    def _start_later(self, why: str) -> None:
-        """A module that cannot be imported, or a machine that is full, must not turn this into a busy loop."""
-        self._crew.failed_starts += 1
+    def _start_later(self, reason: str) -> None:
+        """Pauses: a module that cannot be imported, or a full machine, must not turn this into a busy loop."""
+        self._pool.failed_starts += 1
         self._pause_s = min(self._pause_s + 0.5, _RESTART_S_MAX)
-        log.warning("a process for handlers could not start, trying again in %.1f s: %s", self._pause_s, why)
+        log.warning("a process for handlers could not start, trying again in %.1f s: %s", self._pause_s, reason)
         self._loop.call_later(self._pause_s, self._start)
 
-    def _drop(self) -> None:
-        if self._link is not None:
-            self._loop.remove_reader(self._link.fileno())
-            self._link.close()
-            self._link = None
+    def _close_pipe(self) -> None:
+        if self._pipe is not None:
+            self._loop.remove_reader(self._pipe.fileno())
+            self._pipe.close()
+            self._pipe = None
 
 
-def _how(code: int | None) -> str:
+def _exit_reason(code: int | None) -> str:
     if code is None or code >= 0:
         return f"the handler's process ended with exit code {code}"
     name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
@@ -255,39 +229,32 @@ def _how(code: int | None) -> str:
     return f"the handler's process was ended by {name}{hint}"
 
 
-def _live(link: Connection, handlers: bytes, parent: int) -> None:
-    """A child's whole life: take a job, do it, say how it ended."""
-    # The parent decides when to stop, also when everyone is sent the signal. A handler that does nothing is, unlike
-    # SIG_IGN, not inherited by programs that are started from here.
+def _run_jobs(pipe: Connection, pickled_handlers: bytes, parent: int) -> None:
+    """The main function of a child: receives a job, runs its handler, sends the outcome, and so on."""
+    # The parent decides when to stop, also if the whole process group gets the signal. A handler that does nothing is,
+    # unlike SIG_IGN, not inherited by programs that are started from here.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    _die_with_parent(parent)
+    die_with_parent(parent)
     name_tasks_in_logs()
-    known: dict[str, Handler] = pickle.loads(handlers)  # noqa: S301 - made by the parent
-    turn = threading.Lock()
+    handlers: dict[str, Handler] = pickle.loads(pickled_handlers)  # noqa: S301 - made by the parent
+    lock = threading.Lock()
 
-    def say(told: Told) -> None:
-        with turn:
-            link.send_bytes(_pack(told))
+    def send(message: ChildMessage) -> None:
+        with lock:
+            pipe.send_bytes(_encode(message))
 
-    def report(_: Job, text: str) -> None:
+    def report(_: str, text: str) -> None:
         with contextlib.suppress(OSError):
-            say(Told(None, error=text))
+            send(text)
 
     with contextlib.suppress(EOFError, OSError):
-        say(Told(None))
+        send("ready")
         while True:
-            job = _job(link.recv_bytes())
-            ended = JobOutcome(job, OutcomeKind.DROP)
-            with contextlib.suppress(Interrupted):  # the handler's own: this process is ended, not interrupted
-                ended = run_handler(known[job.command], RunningJob(job, report))
+            job = _decode_job(pipe.recv_bytes())
+            outcome = DROPPED
+            with contextlib.suppress(Interrupted):  # raised by the handler itself: the parent interrupts with SIGKILL
+                outcome = run_handler(handlers[job.command], RunningJob(job, report))
             with contextlib.suppress(AttributeError, ValueError, OSError):
                 sys.stdout.flush()
-            say(Told(ended.end, ended.result, ended.error, ended.delay_ms, ended.is_last))
-
-
-def _die_with_parent(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)  # it was gone before the wish could be made
+            send(outcome)

@@ -1,4 +1,4 @@
-"""The job as its handler sees it: what to do, how far it is, whether it is still wanted."""
+"""The job as its handler sees it: its payload, a way to report progress, and whether it was cancelled."""
 
 import logging
 import re
@@ -18,14 +18,14 @@ _current: "ContextVar[RunningJob | None]" = ContextVar("codeq_job", default=None
 
 
 class RunningJob:
-    """A handler that takes a second argument gets this one; others find it with `codeq.current_job()`.
+    """The second argument of a handler that takes one; other handlers get it from `codeq.current_job()`.
 
     It has `id`, `command`, `payload`, `attempt` (1 for the first try) and `max_attempts`.
     """
 
     __slots__ = ("_payload", "_report", "attempt", "command", "id", "is_cancelled", "job", "max_attempts")
 
-    def __init__(self, job: Job, report: "Callable[[Job, str], None] | None" = None) -> None:
+    def __init__(self, job: Job, report: "Callable[[str, str], None] | None" = None) -> None:
         self.job = job
         self.id = job.id
         self.command = job.command
@@ -33,7 +33,7 @@ class RunningJob:
         self.max_attempts = job.max_attempts
         self._payload = _NOT_READ
         self.is_cancelled = False
-        """The lease was lost or the task was cancelled: whatever comes of the work will be refused."""
+        """The lease was lost or the task was cancelled: the result will be refused."""
         self._report = report
 
     @property
@@ -45,22 +45,22 @@ class RunningJob:
 
     @property
     def log(self) -> logging.Logger:
-        """A logger for the command. The records of any logger say `codeq_task_id` and `codeq_command`."""
+        """A logger for the command. Records of every logger have `codeq_task_id` and `codeq_command`."""
         return logging.getLogger(f"codeq.task.{self.command}")
 
     def progress(self, fraction: float | None = None, note: str = "") -> None:
-        """Say how far the work is: shown with the task wherever it is looked at."""
-        share = "" if fraction is None else f"{min(max(fraction, 0.0), 1.0):.0%}"
+        """Reports how far the work is; the API, the dashboard and the command line show it with the task."""
+        percent = "" if fraction is None else f"{min(max(fraction, 0.0), 1.0):.0%}"
         if self._report is not None:
-            text = _NOT_SHOWN.sub(" ", f"{share} {note}").strip()[:PROGRESS_CHARS_MAX]
-            self._report(self.job, text.encode("utf-8", "replace").decode())
+            text = _NOT_SHOWN.sub(" ", f"{percent} {note}").strip()[:PROGRESS_CHARS_MAX]
+            self._report(self.job.key, text.encode("utf-8", "replace").decode())
 
     def __repr__(self) -> str:
         return f"RunningJob({self.command} {self.id} attempt={self.attempt})"
 
 
 def current_job() -> RunningJob:
-    """The job that the calling handler works on. Raises LookupError outside of a handler."""
+    """The job of the calling handler. Raises LookupError outside of a handler."""
     job = _current.get()
     if job is None:
         raise LookupError("no job is being handled here")
@@ -68,7 +68,8 @@ def current_job() -> RunningJob:
 
 
 @contextmanager
-def handling(job: RunningJob) -> Iterator[None]:
+def as_current(job: RunningJob) -> Iterator[None]:
+    """Makes the job the current one of this thread or coroutine."""
     before = _current.set(job)
     try:
         yield
@@ -77,9 +78,9 @@ def handling(job: RunningJob) -> Iterator[None]:
 
 
 def name_tasks_in_logs() -> None:
-    """From now on every log record says `codeq_task_id` and `codeq_command`, empty outside of a handler.
+    """Adds `codeq_task_id` and `codeq_command` to every log record from now on, empty outside of a handler.
 
-    Plainer names would clash with what programs pass as `extra`, and logging refuses such a clash with an error."""
+    Shorter names could clash with the `extra` of programs, which makes logging raise an error."""
     make = logging.getLogRecordFactory()
     if getattr(make, "names_tasks", False):
         return

@@ -1,132 +1,122 @@
-"""Handlers in threads of this process: cheap to hand a job to, and interrupted when the job is no longer wanted."""
+"""Executes handlers in threads of the worker's process, where an exception interrupts them."""
 
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from time import monotonic
 
-from codeq.sdk.jobs import Job
-from codeq.sdk.worker.execution import InFlightJob, Interrupted, JobOutcome, OutcomeKind, run_handler
+from codeq.sdk.worker.execution import DROPPED, Interrupted, run_handler
+from codeq.sdk.worker.pool import Ended, InFlightJob, Report
 from codeq.sdk.worker.running_job import RunningJob
-
-Done = Callable[[JobOutcome], None]
-"""Told of every end, from the thread in which it happened."""
-Report = Callable[[Job, str], None]
 
 
 class ThreadPool:
-    def __init__(self, size: int, done: Done, report: Report) -> None:
+    """A `Pool` of threads, all started at once."""
+
+    def __init__(self, size: int, ended: Ended, report: Report) -> None:
         self._inbox: SimpleQueue[InFlightJob | None] = SimpleQueue()
         self._size = size
-        self._done = done
+        self._ended = ended
         self._report = report
-        self._hands = [self._make(number) for number in range(size)]
-        self._stuck: list[_Hand] = []
+        self._threads = [self._start_thread(number) for number in range(size)]
+        self._discarded: list[_WorkerThread] = []
 
-    def give(self, held: InFlightJob) -> None:
-        self._inbox.put(held)
+    def submit(self, entry: InFlightJob) -> None:
+        self._inbox.put(entry)
 
-    def interrupt(self, held: InFlightJob) -> None:
-        """Raise Interrupted in the thread that works on the job, at the next step it takes in Python."""
-        for hand in self._hands:
-            if hand.interrupt(held):
+    def drain(self) -> list[InFlightJob]:
+        entries = []
+        with contextlib.suppress(Empty):
+            while (entry := self._inbox.get_nowait()) is not None:
+                entries.append(entry)
+        return entries
+
+    def interrupt(self, entry: InFlightJob) -> None:
+        for thread in self._threads:
+            if thread.interrupt(entry):
                 return
 
-    def write_off(self, held: InFlightJob) -> None:
-        """Put another thread in the place of one that does not heed its interruption. It ends when its handler does."""
-        for hand in self._hands:
-            if hand.write_off(held):
-                self._hands.remove(hand)
-                self._stuck = [stuck for stuck in self._stuck if stuck.is_alive()]
-                self._stuck.append(hand)
-                if len(self._stuck) <= self._size:
-                    self._hands.append(self._make(len(self._hands)))
+    def discard(self, entry: InFlightJob) -> None:
+        for thread in self._threads:
+            if thread.discard(entry):
+                self._threads.remove(thread)
+                self._discarded = [each for each in self._discarded if each.is_alive()]
+                self._discarded.append(thread)
+                if len(self._discarded) <= self._size:
+                    self._threads.append(self._start_thread(len(self._threads)))
                 return
 
     @property
     def fault(self) -> str | None:
-        return None if self._hands else "every thread is stuck in a handler that does not heed its interruption"
-
-    def take_back(self) -> list[InFlightJob]:
-        """The jobs that have not begun, which will not begin any more."""
-        jobs = []
-        with contextlib.suppress(Empty):
-            while (held := self._inbox.get_nowait()) is not None:
-                jobs.append(held)
-        return jobs
-
-    def running(self) -> list[tuple[InFlightJob, float]]:
-        found = [(hand.current, hand.started_s) for hand in self._hands]
-        return [(held, started_s) for held, started_s in found if held is not None]
+        return None if self._threads else "every thread is stuck in a handler that ignores its interruption"
 
     def close(self) -> None:
-        """Let the threads end when they have nothing more to do; does not wait for them."""
-        for _ in self._hands:
+        for _ in self._threads:
             self._inbox.put(None)
 
-    def _make(self, number: int) -> "_Hand":
-        return _Hand(self._inbox, self._done, self._report, number)
+    def _start_thread(self, number: int) -> "_WorkerThread":
+        return _WorkerThread(self._inbox, self._ended, self._report, number)
 
 
-class _Hand(threading.Thread):
-    def __init__(self, inbox: "SimpleQueue[InFlightJob | None]", done: Done, report: Report, number: int) -> None:
+class _WorkerThread(threading.Thread):
+    def __init__(self, inbox: "SimpleQueue[InFlightJob | None]", ended: Ended, report: Report, number: int) -> None:
         super().__init__(name=f"codeq-worker-{number}", daemon=True)
         self._inbox = inbox
-        self._done = done
+        self._ended = ended
         self._report = report
-        self._turn = threading.Lock()
-        self.current: InFlightJob | None = None
-        self.started_s = 0.0
+        self._lock = threading.Lock()
+        self._current: InFlightJob | None = None
         self._running: RunningJob | None = None
         self._is_interrupted = False
-        self._is_written_off = False
+        self._is_discarded = False
         self.start()
 
     def run(self) -> None:
-        while not self._is_written_off and (held := self._inbox.get()) is not None:
-            ended = JobOutcome(held.job, OutcomeKind.DROP)
+        while not self._is_discarded and (entry := self._inbox.get()) is not None:
+            outcome = DROPPED
             try:
                 try:
-                    running = self._begin(held)
-                    if not held.is_settled:
-                        ended = run_handler(held.handler, running)
+                    running = self._begin(entry)
+                    if not entry.decided_s:
+                        outcome = run_handler(entry.handler, running)
                 finally:
                     self._leave()
             except Interrupted:
-                self._leave()  # each job is interrupted once at most, so nothing can reach into this
-            self._done(ended)
+                self._leave()  # a job is interrupted at most once, so this call is not interrupted
+            self._ended(entry, outcome)
 
-    def interrupt(self, held: InFlightJob) -> bool:
-        with self._turn:
-            if self.current is not held or self._running is None:
+    def interrupt(self, entry: InFlightJob) -> bool:
+        """Raises Interrupted in this thread, at the next step it takes in Python, if it works on the job."""
+        with self._lock:
+            if self._current is not entry or self._running is None:
                 return False
             self._running.is_cancelled = True
             self._is_interrupted = True
-            _raise_in(self.ident, Interrupted)
+            _set_async_exception(self.ident, Interrupted)
             return True
 
-    def write_off(self, held: InFlightJob) -> bool:
-        with self._turn:
-            self._is_written_off = self.current is held
-            return self._is_written_off
+    def discard(self, entry: InFlightJob) -> bool:
+        """Has this thread end after the job, if it works on it."""
+        with self._lock:
+            self._is_discarded = self._current is entry
+            return self._is_discarded
 
-    def _begin(self, held: InFlightJob) -> RunningJob:
-        running = self._running = RunningJob(held.job, self._report)
-        self.started_s = monotonic()
-        self.current = held  # from here on it can be interrupted; what was settled before is seen next
+    def _begin(self, entry: InFlightJob) -> RunningJob:
+        running = self._running = RunningJob(entry.job, self._report)
+        entry.started_s = monotonic()
+        self._current = entry  # from here on it can be interrupted; `decided_s` is looked at next
         return running
 
     def _leave(self) -> None:
-        """From here on no interruption is meant for this thread; one that is on its way is called back."""
-        with self._turn:
-            self.current = None
+        """From here on nobody interrupts this thread; an exception that is set but not yet raised is cleared."""
+        with self._lock:
+            self._current = None
             if self._is_interrupted:
                 self._is_interrupted = False
-                _raise_in(self.ident, None)
+                _set_async_exception(self.ident, None)
 
 
-def _raise_in(thread_id: int | None, kind: type[BaseException] | None) -> None:
-    given = ctypes.py_object(kind) if kind is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id or 0), given)
+def _set_async_exception(thread_id: int | None, kind: type[BaseException] | None) -> None:
+    exception = ctypes.py_object(kind) if kind is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id or 0), exception)

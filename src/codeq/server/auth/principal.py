@@ -33,14 +33,14 @@ class Kind(StrEnum):
 
 
 class Principal(Struct, frozen=True, kw_only=True, gc=False):
-    tenant: str
-    subject: str
-    scopes: frozenset[str]
-    commands: frozenset[str]
+    tenant: str = ""
+    subject: str = ""
+    scopes: frozenset[str] = frozenset()
+    commands: frozenset[str] = frozenset()
     """The token's `eventTypes`: the commands that a worker may access."""
-    is_worker: bool
-    is_admin: bool
-    is_platform: bool
+    is_worker: bool = False
+    is_admin: bool = False
+    is_platform: bool = False
     """An admin of the platform, with access to every tenant."""
 
     def may_see(self, command: str) -> bool:

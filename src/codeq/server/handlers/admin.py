@@ -7,7 +7,7 @@ from codeq.domain.errors import InvalidRequest, NotFound
 from codeq.domain.limits import LIST_TASKS_MAX
 from codeq.domain.queue import Index, QueueKey
 from codeq.domain.requests import Filter
-from codeq.server.handlers.queries import page_of, queue_view
+from codeq.server.handlers.queries import page_of
 from codeq.server.request import HttpRequest, HttpResponse, Parser, whole_number
 from codeq.server.state import AppState
 from codeq.usecases import policies, purge, queries, replay
@@ -35,7 +35,7 @@ async def all_queues(state: AppState, request: HttpRequest) -> HttpResponse:
 
 async def one_queue(state: AppState, request: HttpRequest) -> HttpResponse:
     status = await queries.queue(state.core, _queue_key(request))
-    return request.respond(200, queue_view(status))
+    return request.respond(200, wire.queue_view(status))
 
 
 async def pause(state: AppState, request: HttpRequest) -> HttpResponse:
@@ -73,7 +73,7 @@ async def delete_topic(state: AppState, request: HttpRequest) -> HttpResponse:
     if request.query(("deletionPolicy",)).get("deletionPolicy", "Delete") != "Delete":
         raise InvalidRequest("deletionPolicy must be Delete")
     key = _topic_key(request)
-    await policies.delete_policy(state.core, key)
+    await policies.set_policy(state.core, key, None)
     return HttpResponse(204)
 
 
@@ -90,11 +90,11 @@ async def list_dead(state: AppState, request: HttpRequest) -> HttpResponse:
 
 
 async def replay_dead(state: AppState, request: HttpRequest) -> HttpResponse:
-    return await _move_dead(state, request, replay.replay, replay.replay_matching)
+    return await _move_dead(state, request, replay.replay)
 
 
 async def purge_dead(state: AppState, request: HttpRequest) -> HttpResponse:
-    return await _move_dead(state, request, purge.purge, purge.purge_matching)
+    return await _move_dead(state, request, purge.purge)
 
 
 async def cleanup(state: AppState, request: HttpRequest) -> HttpResponse:
@@ -109,16 +109,13 @@ async def cleanup(state: AppState, request: HttpRequest) -> HttpResponse:
     return request.respond(200, wire.Cleaned(deleted=deleted, before=times.text(before_ms), limit=message.limit))
 
 
-async def _move_dead(state: AppState, request: HttpRequest, named: Any, matching: Any) -> HttpResponse:
+async def _move_dead(state: AppState, request: HttpRequest, move: Any) -> HttpResponse:
     message = request.parse(SELECTION)
     chosen = [message.ids is not None, message.command is not None or message.error is not None, message.all]
     if sum(chosen) != 1:
         raise InvalidRequest("say which dead tasks: ids, or command and error, or all: true; one of these")
-    if message.ids is not None:
-        result = await named(state.core, request.tenant, message.ids, dry_run=message.dry_run)
-    else:
-        wanted = Filter(command=message.command, error=message.error)
-        result = await matching(state.core, request.tenant, wanted, limit=message.limit, dry_run=message.dry_run)
+    selection = message.ids or Filter(command=message.command, error=message.error)
+    result = await move(state.core, request.tenant, selection, limit=message.limit, dry_run=message.dry_run)
     answer = wire.Selected(
         matched=result.matched, changed=result.changed, dry_run=message.dry_run, ids=result.ids, refused=result.refused
     )

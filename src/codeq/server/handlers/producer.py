@@ -41,17 +41,18 @@ def _respond_created(request: HttpRequest, answer: Enqueued) -> HttpResponse:
     return response
 
 
-def _create_span(request: HttpRequest, task: NewTask) -> tuple[str, dict[str, Any]]:
-    return "create", {"command": task.command, "tenant_id": request.tenant, "priority": task.priority}
-
-
 create = BatchedHandler(
     name="create",
     parse=_parse_create,
     execute=enqueue,
     respond=_respond_created,
     item_bytes=lambda task: len(task.payload),
-    span=_create_span,
+    span="create",
+    attributes=lambda request, task: {
+        "command": task.command,
+        "tenant_id": request.tenant,
+        "priority": task.priority,
+    },
 )
 
 

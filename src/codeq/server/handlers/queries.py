@@ -72,12 +72,8 @@ async def page_of(
 
 async def list_queues(state: AppState, request: HttpRequest) -> HttpResponse:
     found = await queries.queues(state.core, request.tenant)
-    views = [queue_view(status) for status in found if request.principal.may_see(status.key.command)]
+    views = [wire_queues.queue_view(status) for status in found if request.principal.may_see(status.key.command)]
     return request.respond(200, wire_queues.QueueViews(queues=views))
-
-
-def queue_view(status: queries.QueueStatus) -> wire_queues.QueueView:
-    return wire_queues.queue_view(status.key, status.counts, oldest_age_ms=status.oldest_age_ms, paused=status.paused)
 
 
 async def _visible(state: AppState, request: HttpRequest, wait_ms: int) -> Record:

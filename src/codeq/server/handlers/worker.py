@@ -1,12 +1,12 @@
 """Routes for workers: claim, heartbeat, abandon, nack, result."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.limits import BACKOFF_MS_MAX, CLAIM_WAIT_MS_MAX, LEASE_MS_MIN
 from codeq.domain.requests import Claim, Outcome
-from codeq.domain.task import Holder, Status
+from codeq.domain.task import Holder, Status, Task
 from codeq.server.auth.principal import EVERY_COMMAND
 from codeq.server.microbatch import BatchedHandler
 from codeq.server.request import BatchParser, HttpRequest, HttpResponse, Parser, json_value
@@ -59,47 +59,38 @@ async def claim_many(state: AppState, request: HttpRequest) -> HttpResponse:
 
 async def heartbeat(state: AppState, request: HttpRequest) -> HttpResponse:
     message = request.parse(HEARTBEAT)
-    task_id = request.params["id"]
-    await _check_commands(state, request, [task_id])
-    with state.tracing.verb("heartbeat", task_id=task_id, worker_id=request.principal.subject):
-        task = await extend_lease(
-            state.core,
-            request.tenant,
-            task_id,
-            _holder(request, message),
-            extend_ms=_ms(message.extend_seconds) or None,
-            progress=message.progress,
-        )
+    extend_ms = _ms(message.extend_seconds) or None
+    task = await _on_lease(state, request, message, extend_lease, extend_ms=extend_ms, progress=message.progress)
     return request.respond(200, wire.HeartbeatAnswer(ok=True, lease_until=times.text(task.lease_until_ms)))
 
 
 async def abandon(state: AppState, request: HttpRequest) -> HttpResponse:
-    message = request.parse(LEASE_CALL)
-    task_id = request.params["id"]
-    await _check_commands(state, request, [task_id])
-    with state.tracing.verb("abandon", task_id=task_id, worker_id=request.principal.subject):
-        task = await abandon_task(state.core, request.tenant, task_id, _holder(request, message))
-    return request.respond(200, wire.GiveBackAnswer(status="dlq" if task.is_dead else "requeued"))
+    task = await _on_lease(state, request, request.parse(LEASE_CALL), abandon_task)
+    return request.respond(200, wire.GiveBackAnswer(status=_new_place(task)))
 
 
 async def nack(state: AppState, request: HttpRequest) -> HttpResponse:
     message = request.parse(NACK)
+    delay_ms = None if message.delay_seconds is None else min(_ms(message.delay_seconds), BACKOFF_MS_MAX)
+    task = await _on_lease(
+        state, request, message, nack_task, delay_ms=delay_ms, reason=message.reason, is_last=message.dead
+    )
+    waits_ms = task.visible_ms - task.updated_ms if task.visible_ms else 0
+    return request.respond(200, wire.GiveBackAnswer(status=_new_place(task), delay_seconds=waits_ms / 1000))
+
+
+async def _on_lease(
+    state: AppState, request: HttpRequest, message: Any, verb: Callable[..., Awaitable[Task]], **options: Any
+) -> Task:
+    """Calls a use case on the task of the path, as the holder of its lease."""
     task_id = request.params["id"]
     await _check_commands(state, request, [task_id])
-    delay_ms = None if message.delay_seconds is None else min(_ms(message.delay_seconds), BACKOFF_MS_MAX)
-    with state.tracing.verb("nack", task_id=task_id, worker_id=request.principal.subject):
-        task = await nack_task(
-            state.core,
-            request.tenant,
-            task_id,
-            _holder(request, message),
-            delay_ms=delay_ms,
-            reason=message.reason,
-            is_last=message.dead,
-        )
-    waits_ms = task.visible_ms - task.updated_ms if task.visible_ms else 0
-    status = "dlq" if task.is_dead else "requeued"
-    return request.respond(200, wire.GiveBackAnswer(status=status, delay_seconds=waits_ms / 1000))
+    with state.tracing.verb(verb.__name__, task_id=task_id, worker_id=request.principal.subject):
+        return await verb(state.core, request.tenant, task_id, _holder(request, message), **options)
+
+
+def _new_place(task: Task) -> str:
+    return "dlq" if task.is_dead else "requeued"
 
 
 def _parse_submit(_: AppState, request: HttpRequest) -> Outcome:
@@ -114,10 +105,6 @@ def _respond_submitted(request: HttpRequest, answer: Submitted) -> HttpResponse:
     return request.respond(200, wire.result_view(answer.task, answer.result, packed=request.wants_packed))
 
 
-def _submit_span(request: HttpRequest, outcome: Outcome) -> tuple[str, dict[str, Any]]:
-    return "submit_result", {"task_id": outcome.task_id, "worker_id": request.principal.subject}
-
-
 submit_one = BatchedHandler(
     name="submit_one",
     parse=_parse_submit,
@@ -126,7 +113,8 @@ submit_one = BatchedHandler(
     execute=submit,
     respond=_respond_submitted,
     item_bytes=lambda outcome: len(outcome.result or b""),
-    span=_submit_span,
+    span="submit_result",
+    attributes=lambda _, outcome: {"task_id": outcome.task_id, "worker_id": outcome.holder.worker},
 )
 
 

@@ -46,7 +46,7 @@ class RocksShard:
         recover: bool = False,
         grace_ms: int = RESTART_GRACE_MS,
     ) -> None:
-        self.listeners = listeners
+        self._listeners = listeners
         self._clock = clock
         self._last_ms = 0
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -280,18 +280,18 @@ class RocksShard:
         if self._ready:
             ready, self._ready = self._ready, defaultdict(int)
             for queue, tasks in ready.items():
-                for listener in self.listeners:
+                for listener in self._listeners:
                     listener.ready(queue.key, tasks)
         if self._moved:
             moved, self._moved = self._moved, []
             self._report_moved(moved)
 
     def _report_moved(self, tasks: Sequence[Task]) -> None:
-        for listener in self.listeners:
+        for listener in self._listeners:
             listener.moved(tasks)
 
     def _report_flushed(self, calls: int, seconds: float) -> None:
-        for listener in self.listeners:
+        for listener in self._listeners:
             listener.flushed(calls, seconds)
 
     # -- claims --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a batch brings to gold, and the sums of it that several tables add up, each computed in one pass."""
+"""The input of gold: the new rows of a batch, and sums of them that several tables share, each computed in one pass."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from pyspark.sql import functions as f
 
 @dataclass(frozen=True)
 class Target:
-    """What a command promises: this share of its tasks completed within this time."""
+    """A service level of a command: the fraction of its tasks that is to complete within a time."""
 
     within_ms: int
     objective: float
@@ -19,33 +19,36 @@ class Target:
 
 @dataclass(frozen=True)
 class Goals:
+    """The targets that gold compares with."""
+
     targets: Mapping[str, Target] = field(default_factory=dict)
     """By command."""
     default: Target = Target(within_ms=60_000, objective=0.99)
-    """For commands that are not named."""
+    """For commands without a target of their own."""
     wait_ms: int = 1000
-    """Mean wait for which capacity is planned."""
+    """The mean wait for which capacity is computed."""
 
     @property
     def target_ms(self) -> Column:
         within_ms = {command: target.within_ms for command, target in self.targets.items()}
-        return _of_command(within_ms, f.lit(self.default.within_ms).cast("bigint"))
+        return _by_command(within_ms, f.lit(self.default.within_ms).cast("bigint"))
 
     @property
     def objective(self) -> Column:
         objectives = {command: target.objective for command, target in self.targets.items()}
-        return _of_command(objectives, f.lit(self.default.objective))
+        return _by_command(objectives, f.lit(self.default.objective))
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What one run has learned: new events, each once, and the rows that silver made of them.
+class GoldBatch:
+    """New events, each once, and the silver rows that they closed.
 
-    Open rows may be among them; only closed ones count, so that each counts once, in the run that closed it.
+    Open rows may be among the silver rows. Only closed rows count, so that each counts once: in the batch that closed
+    it.
 
-    Sums are grouped by all that a condition may ask for, so that a pass counts each row once, and conditions are
-    decided on the few rows that come out. All values in them are numbers and times: Spark hashes those, and would sort
-    the rows for others.
+    Sums are grouped by every column that a condition may use. So one pass counts each row once, and conditions are
+    evaluated on the few rows of the result. Their values are numbers and times alone, because for other types Spark
+    would sort the rows instead of hashing them.
     """
 
     events: DataFrame
@@ -59,7 +62,7 @@ class Batch:
 
     @property
     def finished_tasks(self) -> DataFrame:
-        """Those that a worker completed or failed. Dead ones count where they die, which may be more than once."""
+        """Tasks that a worker completed or failed. Dead tasks are counted by deliveries: a task may die repeatedly."""
         return self.tasks.where("not is_open and outcome in ('completed', 'failed')")
 
     @cached_property
@@ -76,7 +79,7 @@ class Batch:
 
     @cached_property
     def delivery_sums(self) -> DataFrame:
-        """Closed attempts by hour, worker and end; `is_timed` where the run is known."""
+        """Closed attempts by hour, worker and end; `is_timed` if the run time is known."""
         kind = ("tenant", "command", "worker_id", "ended_by", "is_dead")
         is_timed = f.col("run_ms").isNotNull().alias("is_timed")
         sums = self.closed_attempts.groupBy(*kind, is_timed, start_of("ended_at", 3600).alias("hour")).agg(
@@ -100,16 +103,16 @@ class Batch:
         return sums.withColumn("day", day_of("hour"))
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Compute the sums that tables have asked for so far, and keep them until the block ends."""
+    def cached(self) -> Iterator[None]:
+        """Computes the sums that tables have used so far, and caches them until the block ends."""
         sums = [vars(self)[name] for name in ("move_sums", "delivery_sums", "task_sums") if name in vars(self)]
         try:
             for rows in sums:
                 rows.persist()
             if sums:
-                # At once and beforehand: two tables that come to the same sums together would both compute them.
-                every = reduce(DataFrame.union, [rows.select(f.lit(1)) for rows in sums])
-                every.write.format("noop").mode("append").save()
+                # In one job before the tables: two of them at the same time would both compute the same sums.
+                all_sums = reduce(DataFrame.union, [rows.select(f.lit(1)) for rows in sums])
+                all_sums.write.format("noop").mode("append").save()
             yield
         finally:
             for rows in sums:
@@ -117,17 +120,17 @@ class Batch:
 
 
 def start_of(column: str, seconds: int) -> Column:
-    """The start of the minute or hour, in UTC."""
+    """Returns the start of the minute or hour in UTC."""
     micros = seconds * 1_000_000
     return f.expr(f"timestamp_micros((unix_micros({column}) div {micros}) * {micros})")
 
 
 def day_of(column: str) -> Column:
-    """The day in UTC, whatever the session's time zone."""
+    """Returns the day in UTC, whatever the time zone of the session."""
     return f.expr(f"date_from_unix_date(cast(unix_micros({column}) div 86400000000 as int))")
 
 
-def _of_command(values: Mapping[str, float], default: Column) -> Column:
+def _by_command(values: Mapping[str, float], default: Column) -> Column:
     if not values:
         return default
     known = f.create_map(*(f.lit(x) for pair in values.items() for x in pair))

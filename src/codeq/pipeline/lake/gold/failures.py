@@ -1,15 +1,15 @@
-"""Gold of what went wrong: retries, and what tasks died of."""
+"""Gold tables about failures: retries and dead letters."""
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from codeq.pipeline.lake.gold.batch import Batch, Goals, day_of
-from codeq.pipeline.lake.gold.merge import Gold, number_when
+from codeq.pipeline.lake.gold.batch import Goals, GoldBatch, day_of
+from codeq.pipeline.lake.gold.merge import GoldTable, number_when
 from codeq.pipeline.lake.tables import GOLD_DEAD_LETTERS, GOLD_RETRIES
 
 _SIGNATURE_CHARS_MAX = 200
 
-_ALIKE = (
+_PATTERNS = (
     (r"(?s)[\r\n].*", ""),
     (r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+", "<url>"),
     (r"[\w.+-]+@[\w-]+\.[\w.-]+", "<mail>"),
@@ -20,18 +20,20 @@ _ALIKE = (
     (r"(?<![A-Za-z_])[+-]?\d+(?:[.,:]\d+)*", "<n>"),
     (r"\s+", " "),
 )
-"""In this order: what is quoted may hold paths, paths hold numbers, and hexadecimal numbers hold decimal ones."""
+"""Applied in this order: quotes may contain paths, paths contain numbers, and hexadecimal numbers contain decimals."""
 
 
 def signature(error: Column) -> Column:
-    """An error without what differs from task to task: its first line, with numbers, ids, quotes and paths replaced."""
+    """Returns the part of an error that is the same for many tasks: the first line, with numbers, ids, quotes and paths
+    replaced.
+    """
     text = f.trim(error)
-    for pattern, alike in _ALIKE:
-        text = f.regexp_replace(text, pattern, alike)
+    for pattern, replacement in _PATTERNS:
+        text = f.regexp_replace(text, pattern, replacement)
     return f.coalesce(f.nullif(f.substring(f.trim(text), 1, _SIGNATURE_CHARS_MAX), f.lit("")), f.lit("unknown"))
 
 
-def _retries(batch: Batch) -> DataFrame:
+def _retries(batch: GoldBatch) -> DataFrame:
     keys = ("tenant", "command", "hour", "day")
     ended = batch.delivery_sums.select(
         *keys,
@@ -58,11 +60,11 @@ def _retries(batch: Batch) -> DataFrame:
 
 
 def _with_retry_share(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG001
-    again = f.col("nacks") + f.col("expiries") + f.col("abandons")
-    return rows.withColumn("retry_share", f.try_divide(again.cast("double"), f.col("deliveries").cast("double")))
+    retried = f.col("nacks") + f.col("expiries") + f.col("abandons")
+    return rows.withColumn("retry_share", f.try_divide(retried.cast("double"), f.col("deliveries").cast("double")))
 
 
-def _dead_letters(batch: Batch) -> DataFrame:
+def _dead_letters(batch: GoldBatch) -> DataFrame:
     dead = batch.closed_attempts.where("is_dead").withColumn("signature", signature(f.col("error")))
     few = {
         "commands": "command", "workers": "worker_id", "task_ids": "task_id", "errors": "error",
@@ -76,5 +78,5 @@ def _dead_letters(batch: Batch) -> DataFrame:
     )
 
 
-RETRIES = Gold(GOLD_RETRIES, _retries, _with_retry_share)
-DEAD_LETTERS = Gold(GOLD_DEAD_LETTERS, _dead_letters)
+RETRIES = GoldTable(GOLD_RETRIES, _retries, _with_retry_share)
+DEAD_LETTERS = GoldTable(GOLD_DEAD_LETTERS, _dead_letters)

@@ -1,17 +1,17 @@
-"""Gold of what flows through: throughput, use by tenant and by worker, and the capacity that it takes."""
+"""Gold tables about load: throughput, usage by tenant and by worker, and the capacity needed."""
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from codeq.pipeline.lake.gold.batch import Batch, Goals, start_of
-from codeq.pipeline.lake.gold.merge import Gold, number_when, share
+from codeq.pipeline.lake.gold.batch import Goals, GoldBatch, start_of
+from codeq.pipeline.lake.gold.merge import GoldTable, number_when, ratio
 from codeq.pipeline.lake.tables import GOLD_CAPACITY, GOLD_THROUGHPUT, GOLD_USAGE, GOLD_WORKERS
 
 _DEATH = "status_after = 'FAILED' and move in ('nack', 'expire', 'abandon')"
 _LIVE = "('PENDING', 'IN_PROGRESS')"
 
 
-def _throughput(batch: Batch) -> DataFrame:
+def _throughput(batch: GoldBatch) -> DataFrame:
     return batch.move_sums.select(
         "tenant", "command", "priority", "minute", "day",
         *number_when(
@@ -36,7 +36,7 @@ def _throughput(batch: Batch) -> DataFrame:
     )  # fmt: skip
 
 
-def _usage(batch: Batch) -> DataFrame:
+def _usage(batch: GoldBatch) -> DataFrame:
     enqueued = batch.move_sums.where("move = 'enqueue'")
     return enqueued.select("tenant", "day", f.col("number").alias("tasks"), "payload_bytes").unionByName(
         batch.delivery_sums.select(
@@ -50,11 +50,11 @@ def _usage(batch: Batch) -> DataFrame:
     )
 
 
-def _usage_in_seconds(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG001
+def _with_run_seconds(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG001
     return rows.withColumn("run_seconds", f.col("run_ms") / 1000)
 
 
-def _workers(batch: Batch) -> DataFrame:
+def _workers(batch: GoldBatch) -> DataFrame:
     return batch.delivery_sums.where("worker_id is not null").select(
         "tenant", "worker_id", "hour", "day",
         f.col("number").alias("deliveries"),
@@ -70,14 +70,14 @@ def _workers(batch: Batch) -> DataFrame:
     )  # fmt: skip
 
 
-def _workers_in_shares(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG001
+def _with_failure_share(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG001
     bad = f.col("failures") + f.col("expiries")
     return rows.withColumns(
         {"busy_seconds": f.col("busy_ms") / 1000, "failure_share": f.try_divide(bad.cast("double"), "deliveries")}
     )
 
 
-def _capacity(batch: Batch) -> DataFrame:
+def _capacity(batch: GoldBatch) -> DataFrame:
     arrived = batch.move_sums.where("status_after = 'PENDING' and move <> 'promote'")
     arrivals = arrived.select(
         "tenant", "command", start_of("minute", 3600).alias("hour"), "day",
@@ -96,12 +96,12 @@ def _capacity(batch: Batch) -> DataFrame:
     )
 
 
-def _plan(rows: DataFrame, goals: Goals) -> DataFrame:
+def _with_workers_needed(rows: DataFrame, goals: Goals) -> DataFrame:
     span = (f.unix_millis("last_at") - f.unix_millis("first_at")) / 1000
     rows = rows.withColumns({
         "workers": f.hll_sketch_estimate("worker_sketch"),
         "seconds": f.greatest(f.lit(60.0), span),
-        "service_ms": share("run_ms", "deliveries"),
+        "service_ms": ratio("run_ms", "deliveries"),
         "wait_target_ms": f.lit(goals.wait_ms),
     })  # fmt: skip
     rows = rows.withColumn("arrivals_per_second", f.col("arrivals") / f.col("seconds"))
@@ -114,9 +114,9 @@ def _plan(rows: DataFrame, goals: Goals) -> DataFrame:
 
 
 def workers_needed(load: str, service_ms: str, wait_ms: int) -> Column:
-    """Fewest servers with a mean wait of at most `wait_ms` in an M/M/c queue; null where the load is not known.
+    """Returns the fewest servers of an M/M/c queue with a mean wait of at most `wait_ms`; null if the load is unknown.
 
-    Erlang B is computed up from one server, B(c) = a B(c-1) / (c + a B(c-1)); Erlang C follows from it,
+    Erlang B is computed from one server up, B(c) = a B(c-1) / (c + a B(c-1)); Erlang C follows from it,
     C = B / (1 - (a/c)(1 - B)), and the mean wait is C s / (c - a). Five deviations above the load is always enough.
     """
     most = f"cast(least(ceil({load} + 5 * sqrt({load}) + 10), 100000) as int)"
@@ -129,7 +129,7 @@ def workers_needed(load: str, service_ms: str, wait_ms: int) -> Column:
     return f.expr(f"case when {load} is null then null when {load} = 0 then 0 else {found} end").cast("bigint")
 
 
-THROUGHPUT = Gold(GOLD_THROUGHPUT, _throughput)
-USAGE = Gold(GOLD_USAGE, _usage, _usage_in_seconds)
-WORKERS = Gold(GOLD_WORKERS, _workers, _workers_in_shares)
-CAPACITY = Gold(GOLD_CAPACITY, _capacity, _plan)
+THROUGHPUT = GoldTable(GOLD_THROUGHPUT, _throughput)
+USAGE = GoldTable(GOLD_USAGE, _usage, _with_run_seconds)
+WORKERS = GoldTable(GOLD_WORKERS, _workers, _with_failure_share)
+CAPACITY = GoldTable(GOLD_CAPACITY, _capacity, _with_workers_needed)

@@ -1,20 +1,20 @@
-"""Gold of how long things took: percentiles of waits, runs and whole tasks, and the share that met its target."""
+"""Gold tables about durations: percentiles of waits, runs and whole tasks, and service levels."""
 
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as f
 
-from codeq.pipeline.lake.gold.batch import Batch, Goals, day_of, start_of
-from codeq.pipeline.lake.gold.merge import Gold, number_when, share
+from codeq.pipeline.lake.gold.batch import Goals, GoldBatch, day_of, start_of
+from codeq.pipeline.lake.gold.merge import GoldTable, number_when, ratio
 from codeq.pipeline.lake.tables import GOLD_LATENCY, GOLD_SERVICE_LEVELS
 
 _MEASURES = {"waits": "wait", "runs": "run", "ends": "end_to_end"}
 
 
-def _latency(batch: Batch) -> DataFrame:
+def _latency(batch: GoldBatch) -> DataFrame:
     attempts, tasks = (_per_hour(rows) for rows in (batch.closed_attempts, batch.finished_tasks))
     delivered = attempts.agg(*_measured("waits", "wait"), *_measured("runs", "run"))
     hours = delivered.unionByName(tasks.agg(*_measured("ends", "end_to_end")), allowMissingColumns=True)
-    # A day is made of its hours' sketches, which is far cheaper than sketching every row twice.
+    # The sketch of a day is merged from those of its hours, which is far cheaper than sketching every row twice.
     days = hours.groupBy("tenant", "command", "priority", "day").agg(
         *(f.sum(name).alias(name) for name in (*_MEASURES, *(f"{measure}_ms" for measure in _MEASURES.values()))),
         *(f.kll_merge_agg_double(f"{measure}_sketch").alias(f"{measure}_sketch") for measure in _MEASURES.values()),
@@ -38,7 +38,7 @@ def _measured(count: str, measure: str) -> list[Column]:
 
 
 def _with_percentiles(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG001
-    # An empty sketch has no quantiles, and asking it for one is an error.
+    # Reading a quantile of an empty sketch is an error.
     return rows.withColumns(
         {
             f"{measure}_p{p}_ms": f.when(
@@ -50,8 +50,8 @@ def _with_percentiles(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG0
     )
 
 
-def _service_levels(batch: Batch) -> DataFrame:
-    """Tasks count where they are completed or failed, and deliveries where they make their task dead."""
+def _service_levels(batch: GoldBatch) -> DataFrame:
+    """Counts tasks that were completed or failed, and deliveries that made their task dead."""
     keys = ("tenant", "command", "hour", "day")
     finished = batch.task_sums.select(
         *keys,
@@ -70,9 +70,9 @@ def _service_levels(batch: Batch) -> DataFrame:
 
 
 def _with_burn(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG001
-    rows = rows.withColumn("share", share("good", "tasks"))
+    rows = rows.withColumn("share", ratio("good", "tasks"))
     return rows.withColumn("burn", f.try_divide(1 - f.col("share"), 1 - f.col("objective")))
 
 
-LATENCY = Gold(GOLD_LATENCY, _latency, _with_percentiles)
-SERVICE_LEVELS = Gold(GOLD_SERVICE_LEVELS, _service_levels, _with_burn)
+LATENCY = GoldTable(GOLD_LATENCY, _latency, _with_percentiles)
+SERVICE_LEVELS = GoldTable(GOLD_SERVICE_LEVELS, _service_levels, _with_burn)

@@ -1,8 +1,9 @@
-"""The tables of the lake: names, keys, columns and what they mean. `docs/reference/lake.md` is made from them."""
+"""Which tables the lake has: names, keys, columns and their meaning. `docs/reference/lake.md` is made of it.
 
-from pyspark.sql import types as t
+Imports the wire and the types of PySpark alone.
+"""
 
-from codeq.pipeline.lake.tables.bronze_silver import BRONZE_EVENTS, PAYLOAD, SILVER_ATTEMPTS, SILVER_TASKS
+from codeq.pipeline.lake.tables.bronze_silver import BRONZE_EVENTS, SILVER_ATTEMPTS, SILVER_TASKS
 from codeq.pipeline.lake.tables.gold import (
     GOLD,
     GOLD_CAPACITY,
@@ -18,7 +19,7 @@ from codeq.pipeline.lake.tables.table import Column, Merge, Table
 
 __all__ = [
     "ALL", "BRONZE_EVENTS", "GOLD", "GOLD_CAPACITY", "GOLD_DEAD_LETTERS", "GOLD_LATENCY", "GOLD_RETRIES",
-    "GOLD_SERVICE_LEVELS", "GOLD_THROUGHPUT", "GOLD_USAGE", "GOLD_WORKERS", "PAYLOAD", "SILVER_ATTEMPTS",
+    "GOLD_SERVICE_LEVELS", "GOLD_THROUGHPUT", "GOLD_USAGE", "GOLD_WORKERS", "SILVER_ATTEMPTS",
     "SILVER_TASKS", "Column", "Merge", "Table", "reference",
 ]  # fmt: skip
 
@@ -34,7 +35,7 @@ This page is made from `codeq.pipeline.lake.tables`.
 
 
 def reference() -> str:
-    """The page of all tables, in Markdown."""
+    """Returns the reference page of all tables, in Markdown."""
     return _HEAD + "".join(_section(table) for table in ALL)
 
 
@@ -47,9 +48,5 @@ def _section(table: Table) -> str:
     lines.append("|---|---|---|" + ("---|" if adds_up else ""))
     for column in table.columns:
         more = f" {column.merge or ''} |" if adds_up else ""
-        lines.append(f"| `{column.name}` | {_kind(column.kind)} | {column.text} |{more}")
+        lines.append(f"| `{column.name}` | {column.kind.simpleString()} | {column.text} |{more}")
     return "\n".join(lines) + "\n"
-
-
-def _kind(kind: t.DataType) -> str:
-    return kind.simpleString()

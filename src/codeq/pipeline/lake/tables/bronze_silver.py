@@ -1,4 +1,4 @@
-"""Bronze and silver: what happened, event by event, delivery by delivery and task by task."""
+"""Describes bronze and silver: one row per event, per delivery and per task."""
 
 from codeq.pipeline.lake.tables.table import BOOL, INT, LONG, STRING, TIME, Column, Table
 from codeq.wire import events
@@ -34,8 +34,6 @@ BRONZE_EVENTS = Table(
     None,
     tuple(Column(name, _KINDS[kind], _EVENT_TEXTS[name]) for name, kind, _ in events.COLUMNS),
 )
-
-PAYLOAD = Column("payload", STRING, "The payload as JSON, for lakes that keep it.")
 
 SILVER_ATTEMPTS = Table(
     "silver_attempts",

@@ -1,4 +1,4 @@
-"""Gold: figures per hour, day or minute that add up, so that a run touches only the days it has news of."""
+"""Describes gold: figures per minute, hour or day that add up, so that a run rewrites only days with new events."""
 
 from codeq.pipeline.lake.tables.table import (
     BINARY,

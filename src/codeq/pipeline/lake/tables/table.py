@@ -1,4 +1,4 @@
-"""How a table of the lake is described: its name, its keys, and what each column means."""
+"""Types that describe a table of the lake: its name, its keys, and the meaning of each column."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,7 +7,7 @@ from pyspark.sql import types as t
 
 
 class Merge(StrEnum):
-    """How two partial values of a gold column become one. Each way is associative, so any grouping gives the same."""
+    """How two partial values of a gold column are merged. Each way is associative: the grouping does not matter."""
 
     SUM = "sum"
     MIN = "earliest"
@@ -23,7 +23,7 @@ class Column:
     kind: t.DataType
     text: str
     merge: Merge | None = None
-    """For gold: None means a key, or a value computed from the merged ones."""
+    """In gold, None means a key, or a value computed from merged columns."""
     few: int = 0
     """How many values `Merge.FEW` keeps."""
 
@@ -33,14 +33,14 @@ class Table:
     name: str
     text: str
     keys: tuple[str, ...]
-    """What tells two rows apart."""
+    """The columns that identify a row."""
     partition: str | None
-    """The column by which its files are split. It is kept in the files too."""
+    """The column by which files are split. The files contain it too."""
     columns: tuple[Column, ...]
 
     @property
     def schema(self) -> t.StructType:
-        """Every column may be null here: Parquet files written by Spark promise no more."""
+        """Every column is nullable: Spark writes Parquet files without that constraint."""
         return t.StructType([t.StructField(column.name, column.kind) for column in self.columns])
 
     @property

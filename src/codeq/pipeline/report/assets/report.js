@@ -3,19 +3,19 @@
 for (const chart of document.querySelectorAll(".chart")) {
   const source = chart.querySelector('script[type="application/json"]');
   if (!source) continue;
-  const told = JSON.parse(source.textContent);
+  const data = JSON.parse(source.textContent);
   const plot = chart.querySelector(".plot"), canvas = chart.querySelector(".canvas");
   const cursor = canvas.appendChild(element("div", "cursor")), tip = canvas.appendChild(element("div", "tip"));
-  const dots = told.series.map(one => canvas.appendChild(element("b", "dot " + one.colour)));
-  const last = told.labels.length - 1;
+  const dots = data.series.map(one => canvas.appendChild(element("b", "dot " + one.colour)));
+  const last = data.labels.length - 1;
   let at = -1;
 
   const show = next => {
     at = Math.max(0, Math.min(last, next));
     const left = 100 * at / Math.max(1, last);
     cursor.style.left = left + "%";
-    tip.replaceChildren(element("strong", "", told.labels[at]));
-    told.series.forEach((one, i) => {
+    tip.replaceChildren(element("strong", "", data.labels[at]));
+    data.series.forEach((one, i) => {
       const row = tip.appendChild(element("div", ""));
       row.append(element("i", "key " + one.colour), element("span", "", one.name), element("em", "", one.values[at]));
       const height = one.heights[at];

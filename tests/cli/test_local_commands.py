@@ -1,0 +1,173 @@
+"""`codeq doctor`, `bench`, `stats`, `backup` and `restore`: this machine and its directories."""
+
+import contextlib
+import resource
+import signal
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.cli.shell import Cli
+from tests.server.server_process import eventually
+
+import codeq
+from codeq.cli import bench, machine_checks, server_checks
+
+
+def states(done: Any) -> dict[str, str]:
+    return {check["name"]: check["state"] for check in done.json["checks"]}
+
+
+def test_doctor_finds_this_machine_and_server_in_order(cli: Cli, tmp_path: Path) -> None:
+    done = cli.ok("doctor", "--data", str(tmp_path / "to" / "be" / "made"), "--json")
+    seen = states(done)
+    for name in ("python", "rocksdb", "disk space", "clock", "server", "ready", "server clock", "token"):
+        assert seen[name] == "ok", done.json
+    assert {"fsync", "open files", "java"} <= set(seen)
+    assert done.json["problems"] == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_doctor_speaks_plainly_and_says_what_to_do(cli: Cli, tmp_path: Path) -> None:
+    done = cli("doctor", "--data", str(tmp_path), "--url", "http://127.0.0.1:1")
+    assert done.code == 1
+    assert "✗ problem  server" in done.out
+    assert "→ start it with `codeq serve`" in done.out
+    assert "1 problem" in done.out.splitlines()[-1]
+
+
+def test_doctor_does_not_look_for_a_server_that_nobody_named(cli: Cli, tmp_path: Path) -> None:
+    done = cli.ok("doctor", "--data", str(tmp_path), "--json", env={"CODEQ_URL": "", "CODEQ_TOKEN": ""})
+    assert "server" not in states(done)
+
+
+def test_doctor_finds_a_token_that_is_not_accepted(cli: Cli, tmp_path: Path) -> None:
+    done = cli("doctor", "--data", str(tmp_path), "--token", "wrong", "--json")
+    assert (done.code, states(done)["token"], states(done)["server"]) == (1, "problem", "ok")
+
+
+def test_doctor_says_when_redis_cannot_be_looked_at(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis", None)
+    done = cli.ok("doctor", "--data", str(tmp_path), "--redis", "redis://127.0.0.1:1", "--json")
+    assert states(done)["redis"] == "warning"
+
+
+def test_doctor_never_shows_the_password_of_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Link:
+        def info(self, _: str) -> Any:
+            raise OSError("refused")
+
+    library: Any = ModuleType("redis")
+    library.RedisError = RuntimeError
+    library.Redis = type("Redis", (), {"from_url": staticmethod(lambda *_, **__: Link())})
+    monkeypatch.setitem(sys.modules, "redis", library)
+    [result] = server_checks.redis("redis://:hunter2@127.0.0.1:1/0")
+    assert (result.state, "hunter2" in result.detail, "127.0.0.1:1/0" in result.detail) == ("problem", False, True)
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "expected"),
+    [
+        ("7.2.4", {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}, ["ok", "ok", "ok"]),
+        ("7.2.4", {"appendonly": "yes", "appendfsync": "everysec"}, ["ok", "warning", "ok"]),
+        ("6.0.1", {"appendonly": "no", "maxmemory-policy": "allkeys-lru"}, ["problem", "problem", "problem"]),
+    ],
+)
+def test_doctor_knows_what_settings_of_redis_mean(version: str, settings: dict[str, str], expected: list[str]) -> None:
+    assert [result.state for result in server_checks.redis_settings(version, settings)] == expected
+
+
+def test_doctor_notices_clocks_that_differ() -> None:
+    assert server_checks._clock("Thu, 01 Jan 2015 00:00:00 GMT").state == "problem"
+    assert server_checks._clock("noon").state == "warning"
+
+
+def test_doctor_notices_few_files_memory_disks_and_slow_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
+    assert machine_checks.open_files().state == "problem"
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    assert machine_checks.open_files().state == "warning"
+    monkeypatch.setattr(machine_checks, "_filesystem", lambda _: "tmpfs")
+    assert machine_checks.disk_sync(tmp_path).state == "warning"
+    monkeypatch.setattr(machine_checks, "_filesystem", lambda _: "ext4")
+    monkeypatch.setattr(machine_checks, "_sync_times", lambda _: [0.2])
+    assert "faster disk" in (machine_checks.disk_sync(tmp_path).advice or "")
+    monkeypatch.setattr(machine_checks, "_sync_times", lambda _: [0.000_001])
+    assert "too fast" in (machine_checks.disk_sync(tmp_path).advice or "")
+
+
+def test_doctor_finds_java_or_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.setattr("codeq.pipeline.java._from_package", lambda: None)
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    for version, state in (
+        ('openjdk version "21.0.1"', "ok"),
+        ('java version "1.8.0_292"', "warning"),
+        ("?", "warning"),
+    ):
+        java.write_text(f"#!/bin/sh\necho '{version}' >&2\n")
+        java.chmod(0o755)
+        assert machine_checks.java().state == state
+        assert (machine_checks.java().advice is None) == (state == "ok")
+
+
+def test_bench_measures_three_ways_and_leaves_nothing_behind(cli: Cli) -> None:
+    done = cli.ok("bench", "--tasks", "60", "--batch", "20", "--payload-bytes", "50", "--json").json
+    assert [run["tasks"] for run in done["runs"]] == [60, 60, 120]
+    assert all(run["tasksPerSecond"] > 0 and run["p50Ms"] <= run["p99Ms"] for run in done["runs"])
+    assert done["forgotten"] is True
+    assert cli.ok("queue", "list", "--json").json == {"queues": []}
+    assert cli.ok("queue", "policy", done["command"], "--json").json["policy"] is None
+
+
+def test_bench_without_an_admin_completes_what_it_made(cli: Cli) -> None:
+    scopes = ["codeq:claim", "codeq:result"]
+    token = {"CODEQ_TOKEN": cli.server.token(cli.tenant, "worker", scopes=scopes)}
+    done = cli.ok("bench", "--tasks", "10", "--batch", "5", "--json", env=token).json
+    assert done["forgotten"] is False
+    assert {task["status"] for task in cli.ok("task", "list", "--json").json["tasks"]} == {"COMPLETED"}
+
+
+def test_an_interrupted_bench_leaves_nothing_to_do(cli: Cli) -> None:
+    process = cli.start("bench", "--tasks", "100000", "--json")
+    eventually(lambda: cli.ok("queue", "list", "--json").json["queues"])
+    process.send_signal(signal.SIGINT)
+    assert (process.communicate(timeout=30), process.returncode) == (("", ""), 130)
+    assert cli.ok("queue", "list", "--json").json == {"queues": []}
+
+
+def test_a_bench_interrupted_while_it_claims_leaves_nothing_to_do(cli: Cli) -> None:
+    with codeq.Client(cli.server.base, cli.env["CODEQ_TOKEN"]) as client:
+        with contextlib.suppress(KeyboardInterrupt), bench._cleanup(client, "bench-1"):
+            client.enqueue("bench-1", 1)
+            assert client.claim("bench-1")
+            raise KeyboardInterrupt
+        assert client.queues() == {}
+
+
+def test_bench_spares_other_peoples_servers(cli: Cli) -> None:
+    done = cli("bench", "--url", "https://codeq.example.org")
+    assert (done.code, "--yes-this-is-my-server" in done.err) == (2, True)
+
+
+def test_a_directory_is_counted_copied_and_put_back(cli: Cli, tmp_path: Path) -> None:
+    data, copy, again = (str(tmp_path / name) for name in ("data", "copy", "again"))
+    with codeq.open(data) as queue:
+        queue.enqueue("work", 1)
+    assert cli.ok("stats", data, "--json").json["queues"][0]["ready"] == 1
+    assert cli.ok("backup", data, copy).out == f"copied {data} to {copy}\n"
+    assert cli.ok("restore", copy, again, "--json").json == {"from": copy, "to": again}
+    assert cli.ok("stats", again).out.splitlines()[1].split()[:2] == ["work", "1"]
+    assert "has no queues with tasks" in cli.ok("stats", again, "--tenant", "other").out
+
+
+def test_a_directory_that_is_none_or_is_open_is_said_so(cli: Cli, tmp_path: Path) -> None:
+    done = cli("stats", str(tmp_path))
+    assert (done.code, "is not a codeQ data directory" in done.err) == (3, True)
+    assert cli("backup", str(tmp_path), str(tmp_path / "x")).code == 3
+    locked = cli("stats", str(cli.server.data), "--json")
+    assert (locked.code, locked.error["code"]) == (1, "locked")

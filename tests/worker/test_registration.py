@@ -1,0 +1,165 @@
+"""Declaring tasks: what the decorator and the settings take, and what they refuse, with words that help."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.worker import handlers
+
+import codeq
+from codeq.errors import InvalidRequest
+
+
+def no_parameter() -> None: ...
+def three(payload: object, job: object, more: object) -> None: ...
+def only_named(*, payload: object) -> None: ...
+def needs_named(payload: object, *, region: str) -> None: ...
+def gathers(*payload: object) -> None: ...
+def yields(payload: object) -> Any:
+    yield payload
+
+
+async def yields_async(payload: object) -> Any:
+    yield payload
+
+
+@pytest.mark.parametrize(
+    "function", [no_parameter, three, only_named, needs_named, gathers, yields, yields_async, print, 5]
+)
+def test_a_function_that_cannot_be_a_handler_is_refused_where_it_is_declared(function: Callable[..., Any]) -> None:
+    with pytest.raises(InvalidRequest, match="a handler"):
+        codeq.Worker().task("work")(function)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"concurrency": 0}, "concurrency"),
+        ({"concurrency": 1001}, "concurrency"),
+        ({"concurrency": 2.5}, "concurrency"),
+        ({"concurrency": True}, "concurrency"),
+        ({"prefetch": 3}, "prefetch"),
+        ({"prefetch": 1001}, "prefetch"),
+        ({"lease": 0.5}, "lease"),
+        ({"lease": 13 * 3600}, "lease"),
+        ({"lease": "soon"}, "a time is"),
+        ({"grace": -1}, "grace"),
+        ({"grace": float("nan")}, "a time is"),
+        ({"silence": 0}, "silence"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        codeq.Worker(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"lease": 0.1}, "lease"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": -3}, "timeout"),
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"max_attempts": 101}, "max_attempts"),
+        ({"max_attempts": 1.5}, "max_attempts"),
+    ],
+)
+def test_care_that_makes_no_sense_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        codeq.Worker().task("work", **settings)(handlers.echo)
+
+
+@pytest.mark.parametrize("command", ["", "two words", "a/b", "..", "x" * 65, 7])
+def test_a_command_that_no_task_can_have_is_refused(command: str) -> None:
+    with pytest.raises(InvalidRequest, match="command must be"):
+        codeq.Worker().task(command)
+
+
+def test_a_command_has_one_function() -> None:
+    worker = codeq.Worker()
+    worker.task("work")(handlers.echo)
+    with pytest.raises(InvalidRequest, match="two functions for the command 'work'"):
+        worker.task("work")
+
+
+def test_a_worker_does_a_bounded_number_of_commands() -> None:
+    worker = codeq.Worker()
+    for number in range(64):
+        worker.task(f"work-{number}")(handlers.echo)
+    with pytest.raises(InvalidRequest, match="at most 64"):
+        worker.task("one-more")
+
+
+def test_an_async_function_has_no_place_in_a_process() -> None:
+    with pytest.raises(InvalidRequest, match="event loop"):
+        codeq.Worker().task("work", process=True)(handlers.echo_async)
+
+
+def test_a_function_of_no_module_has_no_place_in_a_process(embedded: codeq.Queue) -> None:
+    worker = codeq.Worker(processes=True)
+    worker.task("work")(lambda payload: payload)
+    with pytest.raises(InvalidRequest, match="must be a function of a module"):
+        worker.run(embedded, until_idle=True)
+
+
+def test_the_function_is_left_as_it_was() -> None:
+    worker = codeq.Worker()
+    assert worker.task("work")(handlers.echo) is handlers.echo
+    assert worker.commands == ("work",)
+
+
+def test_a_worker_without_a_queue_or_without_tasks_says_so(embedded: codeq.Queue) -> None:
+    worker = codeq.Worker()
+    with pytest.raises(InvalidRequest, match="no functions"):
+        worker.run(embedded)
+    worker.task("work")(handlers.echo)
+    with pytest.raises(InvalidRequest, match="no queue"):
+        worker.run()
+
+
+class Callable2:
+    async def __call__(self, payload: int) -> int:
+        return payload + 1
+
+
+def plus(amount: int, payload: int) -> int:
+    return payload + amount
+
+
+def test_partial_functions_and_callable_objects_are_handlers_too(embedded: codeq.Queue) -> None:
+    queue = embedded.for_tenant("callables")
+    worker = codeq.Worker()
+    worker.task("partial")(functools.partial(plus, 10))
+    worker.task("object")(Callable2())
+    tasks = [queue.enqueue("partial", 1), queue.enqueue("object", 1)]
+    worker.run(queue, until_idle=True)
+    assert [queue.wait(task.id, 5) for task in tasks] == [11, 2]
+
+
+def test_a_second_parameter_with_a_default_keeps_it(embedded: codeq.Queue) -> None:
+    queue = embedded.for_tenant("defaults")
+    worker = codeq.Worker()
+
+    @worker.task("work")
+    def work(payload: int, times: int = 3) -> int:
+        return payload * times
+
+    task = queue.enqueue("work", 2)
+    worker.run(queue, until_idle=True)
+    assert queue.wait(task.id, 5) == 6
+
+
+def test_a_worker_whose_token_is_not_accepted_says_so_and_ends(server: Any) -> None:
+    worker = codeq.Worker(server.base)
+    worker.task("work")(handlers.echo)
+    with pytest.raises(codeq.errors.Unauthenticated):
+        worker.run(codeq.Client(server.base, "nonsense"))
+
+
+def test_a_worker_that_may_not_claim_says_so_and_ends(server: Any) -> None:
+    token = server.token("declaring", "worker", commands=["other"])
+    worker = codeq.Worker()
+    worker.task("work")(handlers.echo)
+    with pytest.raises(codeq.errors.Forbidden):
+        worker.run(codeq.Client(server.base, token))
