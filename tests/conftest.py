@@ -1,6 +1,6 @@
-"""How the tests are shared out when several processes run them (`pytest -n 2`): by file, so that each sets up once.
+"""How tests are split over several processes (`pytest -n 2`): by file, so that each file sets up once.
 
-And what holds for all of them, wherever they were started from.
+Also the set-up of every test process.
 """
 
 import signal
@@ -12,7 +12,7 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 TESTS = Path(__file__).parent
 LONGEST_FIRST = ("pipeline", "system", "worker", "server", "sdk")
-"""Begun first, so that no process is left with a long file at the end."""
+"""Started first, so that no process is left with a long file at the end."""
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
@@ -20,16 +20,16 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         file = nodeid.partition("::")[0]
         folder, name = file.split("/")[1:3]
         if folder == "pipeline":
-            return folder  # one session of Spark for all
+            return folder  # one Spark session for all
         if folder == "server" and name.startswith(("test_auth", "test_endpoints")):
-            return "endpoints"  # the last of them looks back at the others
+            return "endpoints"  # the last of them checks what the others called
         return file
 
 
 def pytest_configure() -> None:
     """Ctrl-C reaches what the tests start, also where it does not reach the tests: after `nohup`, or behind `&`.
 
-    A process hands on that it ignores a signal. Handled here, the signal has its usual effect in every process started.
+    A child process inherits an ignored signal. Handled here, the signal has its usual effect in every process started.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

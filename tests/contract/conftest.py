@@ -41,7 +41,7 @@ def world(worlds: Worlds) -> World:
 
 @pytest.fixture
 def synced_world(worlds: Worlds) -> World:
-    """As `world`, with every answer forced to disk."""
+    """As `world`, with every result forced to disk."""
     return worlds.open("synced", fsync=True)
 
 
@@ -50,14 +50,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     test = pyfuncitem.obj
     if not inspect.iscoroutinefunction(test):
         return None
-    given = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
 
     def stop(*_: object) -> None:
-        raise TimeoutError(f"still busy after {TEST_S_MAX} s")  # not waiting, but going round in circles
+        raise TimeoutError(f"still busy after {TEST_S_MAX} s")  # not waiting, but in an endless loop
 
     async def run() -> None:
         try:
-            await asyncio.wait_for(test(**given), TEST_S_MAX)
+            await asyncio.wait_for(test(**arguments), TEST_S_MAX)
         finally:
             worlds = pyfuncitem.funcargs["worlds"]
             assert isinstance(worlds, Worlds)

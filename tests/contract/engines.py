@@ -1,4 +1,4 @@
-"""The engines that must keep the contract. A new engine is one more entry here, and no test changes."""
+"""The engines that must fulfil the contract. A new engine is one more entry here, and no test changes."""
 
 import contextlib
 import shutil
@@ -15,7 +15,7 @@ START_MS = 1_700_000_000_000
 
 
 class FakeClock:
-    """Time that moves only when a test says so."""
+    """A clock that a test sets."""
 
     def __init__(self, now_ms: int = START_MS) -> None:
         self.now_ms = now_ms
@@ -34,7 +34,7 @@ class Open(Protocol):
 
 
 def copy_files(path: Path, target: Path) -> None:
-    """Copy what a killed process leaves behind: the files as they are, not closed."""
+    """Copies what a killed process leaves: the files as they are, not closed."""
     for _ in range(10):
         with contextlib.suppress(shutil.Error, FileNotFoundError):  # the engine has removed a file meanwhile
             before = _listing(path)

@@ -1,4 +1,4 @@
-"""A task comes in, is handed out in its order, and ends."""
+"""A task is enqueued, delivered in order, and ends."""
 
 from tests.contract.world import KEEP_MS, LEASE_MS, TENANT, World, accepted, by_shard, ids
 
@@ -103,8 +103,8 @@ async def test_the_highest_priority_of_several_commands_comes_first(world: World
     taken = await world.drain("low", "high")
     assert sorted(ids(taken)) == sorted(ids(low + high))
     for shard in range(world.store.shards):
-        mine = [task.command for task in taken if shard_of(task.id) == shard]
-        assert mine == sorted(mine)  # "high" before "low"
+        of_shard = [task.command for task in taken if shard_of(task.id) == shard]
+        assert of_shard == sorted(of_shard)  # "high" before "low"
 
 
 async def test_equal_priorities_of_several_commands_are_served_in_rotation(world: World) -> None:

@@ -1,4 +1,4 @@
-"""A delayed task is invisible until its millisecond has come."""
+"""A delayed task is not delivered before its time."""
 
 from tests.contract.world import World, by_shard, ids
 

@@ -9,7 +9,7 @@ from codeq.domain.task import Move, Status, Task
 
 
 async def lively(world: World) -> list[Move]:
-    """Makes every kind of move, and answers the moves in order."""
+    """Makes every kind of move, and returns the moves in order."""
     task = await world.enqueue(idempotency_key="one")
     moves = [Move.ENQUEUE]
     await world.enqueue(idempotency_key="one")  # a replay is no change
@@ -130,7 +130,7 @@ async def test_trimming_by_number_keeps_the_newest(world: World) -> None:
 
 
 async def test_trimming_never_takes_an_event_that_should_be_kept(world: World) -> None:
-    await world.enqueue_many(999)  # many events at once, which an engine may keep together
+    await world.enqueue_many(999)  # many events at once, which an engine may store together
     before = await world.events()
     for keep in (5_000, 200, 100, 1, 0):
         await world.store.trim(before_ms=0, keep_max=keep)

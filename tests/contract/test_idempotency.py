@@ -12,7 +12,7 @@ from codeq.domain.task import Status
 from codeq.usecases.enqueue import Enqueued
 
 
-def order(key: str = "k", *, command: str = "work", payload: bytes = b"null") -> NewTask:
+def new_task(key: str = "k", *, command: str = "work", payload: bytes = b"null") -> NewTask:
     return NewTask(command=command, payload=payload, idempotency_key=key)
 
 
@@ -22,38 +22,40 @@ async def put(world: World, wanted: NewTask, tenant: str = TENANT) -> Enqueued:
 
 
 async def test_the_same_key_and_body_answer_the_first_task(world: World) -> None:
-    first = await put(world, order(payload=b"1"))
-    again = await put(world, order(payload=b"1"))
+    first = await put(world, new_task(payload=b"1"))
+    again = await put(world, new_task(payload=b"1"))
     assert (first.is_replay, again.is_replay) == (False, True)
     assert again.task == first.task
     assert await world.counts() == (1, 0, 0, 0)
 
 
 async def test_the_same_key_of_two_tenants_makes_two_tasks(world: World) -> None:
-    mine = await put(world, order())
-    theirs = await put(world, order(), tenant="other")
+    mine = await put(world, new_task())
+    theirs = await put(world, new_task(), tenant="other")
     assert mine.task.id != theirs.task.id
     assert not theirs.is_replay
     assert await world.counts(tenant="other") == (1, 0, 0, 0)
     for tenant, first in ((TENANT, mine), ("other", theirs)):
-        again = await put(world, order(), tenant=tenant)
+        again = await put(world, new_task(), tenant=tenant)
         assert (again.task.id, again.is_replay) == (first.task.id, True)
     await world.cancel(theirs.task)
     await world.purge(theirs.task)
-    assert (await put(world, order())).is_replay
+    assert (await put(world, new_task())).is_replay
 
 
 @pytest.mark.parametrize("different", [{"payload": b"2"}, {"command": "play"}])
 async def test_the_same_key_for_another_task_is_refused(world: World, different: dict[str, Any]) -> None:
-    first = await put(world, order(payload=b"1"))
+    first = await put(world, new_task(payload=b"1"))
     with pytest.raises(IdempotencyMismatch, match=first.task.id):
-        await put(world, order("k", **({"payload": b"1"} | different)))
+        await put(world, new_task("k", **({"payload": b"1"} | different)))
     assert await world.counts() == (1, 0, 0, 0)
     assert await world.counts("play") == (0, 0, 0, 0)
 
 
 async def test_a_key_twice_in_one_batch_makes_one_task(world: World) -> None:
-    answers = await world.enqueue_all([order("a"), order("b"), order("a"), order("a", payload=b"2"), order("b")])
+    answers = await world.enqueue_all(
+        [new_task("a"), new_task("b"), new_task("a"), new_task("a", payload=b"2"), new_task("b")]
+    )
     tasks = [accepted(answer) for answer in answers if isinstance(answer, Enqueued)]
     assert [answer.is_replay for answer in tasks] == [False, False, True, True]
     assert tasks[2].task.id == tasks[0].task.id
@@ -67,59 +69,59 @@ async def test_fifty_calls_at_once_with_one_key_make_one_task(
     world: World, synced_world: World, *, fsync: bool
 ) -> None:
     busy = synced_world if fsync else world
-    answers = await asyncio.gather(*(put(busy, order()) for _ in range(50)))
+    answers = await asyncio.gather(*(put(busy, new_task()) for _ in range(50)))
     assert len({answer.task.id for answer in answers}) == 1
     assert sum(not answer.is_replay for answer in answers) == 1
     assert await busy.counts() == (1, 0, 0, 0)
 
 
 async def test_a_replay_answers_the_task_as_it_stands(world: World) -> None:
-    await put(world, order())
+    await put(world, new_task())
     await world.complete(await world.claim_one(), b"7")
-    again = await put(world, order())
+    again = await put(world, new_task())
     assert again.is_replay
     assert again.task.status is Status.COMPLETED
     assert await world.claim() == []
 
 
 async def test_a_key_is_free_again_after_its_task_was_purged(world: World) -> None:
-    first = await put(world, order())
+    first = await put(world, new_task())
     await world.cancel(first.task)
     await world.purge(first.task)
-    second = await put(world, order(payload=b"another"))
+    second = await put(world, new_task(payload=b"another"))
     assert not second.is_replay
     assert second.task.id != first.task.id
 
 
 async def test_a_key_lasts_as_long_as_its_task(world: World) -> None:
-    await put(world, order())
+    await put(world, new_task())
     await world.complete(await world.claim_one())
     world.clock.pass_ms(KEEP_MS - 1)
     await world.sweep()
-    assert (await put(world, order())).is_replay
+    assert (await put(world, new_task())).is_replay
     world.clock.pass_ms(1)
     await world.sweep()
-    assert not (await put(world, order())).is_replay
+    assert not (await put(world, new_task())).is_replay
 
 
 async def test_a_key_of_a_task_that_never_ends_is_never_free(world: World) -> None:
-    await put(world, order())
+    await put(world, new_task())
     world.clock.pass_ms(100 * KEEP_MS)
     await world.sweep()
-    assert (await put(world, order())).is_replay
+    assert (await put(world, new_task())).is_replay
 
 
 async def test_keys_survive_reopening(world: World) -> None:
-    first = await put(world, order())
+    first = await put(world, new_task())
     await world.reopen()
-    again = await put(world, order())
+    again = await put(world, new_task())
     assert again.is_replay
     assert again.task == first.task
 
 
 async def test_keys_that_look_alike_are_different(world: World) -> None:
     keys = ["k", "K", "k ", "k/", "kk", "é", "\u00e9\u0301", "a:b", "a", "b"]
-    tasks = {(await put(world, order(key))).task.id for key in keys}
+    tasks = {(await put(world, new_task(key))).task.id for key in keys}
     assert len(tasks) == len(keys)
     for key in keys:
-        assert (await put(world, order(key))).is_replay
+        assert (await put(world, new_task(key))).is_replay

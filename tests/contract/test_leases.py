@@ -1,4 +1,4 @@
-"""A task is held by one worker at a time, for as long as its lease."""
+"""A task is leased to one worker at a time, until its lease expires."""
 
 import msgspec
 import pytest
@@ -94,7 +94,7 @@ async def test_a_late_worker_cannot_end_or_give_back_a_task_that_another_holds(w
     world.clock.pass_ms(LEASE_MS)
     await world.sweep()
     for verb in (world.complete, world.fail, world.nack, world.abandon, world.heartbeat):
-        with pytest.raises(NotInProgress):  # nobody holds it
+        with pytest.raises(NotInProgress):  # it has no lease
             await verb(late)
     world.clock.pass_ms(BACKOFF_MS)
     newer = await world.claim_one(worker="newer")

@@ -1,4 +1,4 @@
-"""Looking through tasks, a bounded page at a time, and missing none."""
+"""Listing tasks, a bounded page at a time, and missing none."""
 
 import pytest
 from tests.contract.world import TENANT, World, ids
@@ -13,7 +13,7 @@ from codeq.usecases import queries
 
 
 async def zoo(world: World) -> list[Task]:
-    """Tasks of two commands in every position."""
+    """Enqueues tasks of two commands, and moves some into every index."""
     for command in ("a", "b"):
         await world.enqueue_many(4, command, max_attempts=1)
         held = await world.claim(command, limit=4)

@@ -33,7 +33,7 @@ async def test_a_task_in_progress_is_cancelled_under_its_worker(world: World) ->
     assert (await world.cancel(held)).status is Status.CANCELLED
     assert await world.counts() == (0, 0, 0, 0)
     world.clock.pass_ms(10**6)
-    assert (await world.sweep())[1] == 0  # its lease is gone with it
+    assert (await world.sweep())[1] == 0  # its lease ended with it
 
 
 async def test_an_ended_task_cannot_be_cancelled(world: World) -> None:

@@ -1,4 +1,4 @@
-"""The rules of a queue take effect at once, are kept, and bind all shards together."""
+"""A queue's policy takes effect at once, is stored, and applies to all shards together."""
 
 import asyncio
 

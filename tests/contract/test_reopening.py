@@ -1,4 +1,4 @@
-"""What was acknowledged is there again after closing, crashing, or putting back a backup."""
+"""Everything acknowledged is present after closing, crashing, or restoring a backup."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ Everything = tuple[list[Record | None], object, object, object]
 
 
 async def fill(world: World) -> None:
-    """Tasks in every position, two tenants, a policy, and events."""
+    """Stores tasks in every index, two tenants, a policy, and events."""
     await world.set_policy("b", msgspec.structs.replace(world.defaults, max_attempts=1))
     for tenant in (TENANT, "other"):
         await world.enqueue_many(12, "a", tenant=tenant, payload=b'{"n":1}')
@@ -42,7 +42,7 @@ async def everything(world: World) -> Everything:
     for tenant in (TENANT, "other"):
         found = await world.find_all(tenant=tenant)
         records += await world.store.get_records(tenant, ids(found))
-    # A restart may lengthen leases, which is the only thing it may change.
+    # A restart may extend leases, and may change nothing else.
     steady = [
         record and msgspec.structs.replace(record, task=msgspec.structs.replace(record.task, lease_until_ms=0))
         for record in records
@@ -67,7 +67,7 @@ async def test_everything_survives_with_every_answer_forced_to_disk(synced_world
 
 @pytest.mark.parametrize("fsync", [False, True])
 async def test_everything_acknowledged_survives_a_crash(worlds: Worlds, *, fsync: bool) -> None:
-    """A copy of the files, taken while they are open and after every answer, is what a killed process leaves."""
+    """A copy of the files, made while they are open and after every result, equals what a killed process leaves."""
     world = worlds.open(fsync=fsync)
     await fill(world)
     before = await everything(world)
@@ -249,7 +249,7 @@ async def test_a_backup_of_a_running_store_can_be_put_back(worlds: Worlds) -> No
     await fill(world)
     before = await everything(world)
     await worlds.engine.back_up(world.store, worlds.folder / "backup")
-    await world.drain(limit=5)  # the store goes on
+    await world.drain(limit=5)  # the store continues to work
     await world.enqueue_many(5)
     assert await everything(world) != before
     worlds.engine.restore(worlds.folder / "backup", worlds.folder / "restored")

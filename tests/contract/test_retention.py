@@ -1,4 +1,4 @@
-"""Only ended tasks are forgotten, counted from their end, with all that belonged to them."""
+"""Only ended tasks are purged, counted from their end, with all that belongs to them."""
 
 import msgspec
 from tests.contract.world import BACKOFF_MS, KEEP_DEAD_MS, KEEP_MS, LEASE_MS, TENANT, World

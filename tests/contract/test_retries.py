@@ -1,4 +1,4 @@
-"""A failed delivery is tried again, a fixed number of times, and then stands in the dead-letter queue."""
+"""A failed delivery is retried a fixed number of times, and then dead-lettered."""
 
 import msgspec
 import pytest

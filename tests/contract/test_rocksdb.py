@@ -1,4 +1,4 @@
-"""What only this engine can get wrong: bounds of its scans, what reaches the disk, what stays in memory."""
+"""Risks of this engine alone: bounds of its scans, what reaches the disk, what stays in memory."""
 
 import asyncio
 import gc
@@ -15,7 +15,7 @@ from codeq.usecases import queries
 
 @pytest.fixture
 def flushes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sequence numbers of the database at each fsync."""
+    """Records the sequence numbers of the database at each fsync."""
     seen: list[int] = []
     flush = database.Database.flush
 
@@ -77,7 +77,7 @@ def _windows() -> int:
 
 
 async def test_what_a_new_database_holds_of_one_tenant_is_not_taken_for_another_s(world: World) -> None:
-    """Scans must end at their own prefix: the neighbours' names begin alike, or stand just before and behind."""
+    """Scans must end at their own prefix: other names begin alike, or sort just before and after."""
     names = ["a", "a-", "a.", "aa", "b", "A", "a0", "a_", "az"]
     queued = {name: await world.enqueue_many(3, name, tenant=name) for name in names}
     await world.reopen()
@@ -108,7 +108,7 @@ async def test_a_crash_after_any_write_leaves_counts_that_match_the_tasks(
         for command in ("a", "b"):
             await world.enqueue_many(9, command)
             await world.enqueue_many(4, command, priority=5, delay_ms=10)
-        world.clock.pass_ms(10)  # the claim promotes first, and must not write that halfway through its taking
+        world.clock.pass_ms(10)  # the claim promotes first, and must not write that while it pops tasks
         for task in await world.claim("a", "b", limit=8):
             await world.abandon(task) if task.lease_token == 1 else await world.complete(task)
         await world.claim("b", limit=5)

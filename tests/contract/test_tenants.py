@@ -1,4 +1,4 @@
-"""Another tenant's task does not exist, whatever is asked of it."""
+"""Another tenant's task does not exist, for any verb."""
 
 from collections.abc import Awaitable, Callable
 

@@ -1,4 +1,4 @@
-"""Long polls: woken by the event itself, served first come first served, and losing nothing when they give up."""
+"""Long polls: woken by the event, first come first served, and losing no task when they are cancelled."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ Waiting = asyncio.Task[list[Task]]
 
 
 async def wait_in_line(world: World, number: int, *commands: str, **options: int) -> list[Waiting]:
-    """Claims that wait, in the order of the answer."""
+    """Starts claims that wait, in the order of the returned list."""
     waiting: list[Waiting] = []
     for i in range(number):
         claim = world.claim(*commands, worker=f"w{i}", wait_ms=WAIT_MS, **options)  # type: ignore[arg-type]
@@ -25,7 +25,7 @@ async def wait_in_line(world: World, number: int, *commands: str, **options: int
 
 
 async def turns(number: int = 50) -> None:
-    """Let everything that is ready run."""
+    """Lets everything that is ready run."""
     for _ in range(number):
         await asyncio.sleep(0)
 

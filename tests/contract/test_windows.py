@@ -1,4 +1,4 @@
-"""Queues longer than what is kept of them in memory: still first in first out, none lost, none twice.
+"""Queues longer than their read-ahead in memory: still first in first out, none lost, none twice.
 
 The limits of the engine's read-ahead are made small, so that a few tasks take every path that millions would.
 """
@@ -103,8 +103,8 @@ async def test_a_claim_over_crowded_queues_takes_the_highest_priority_first(worl
             await world.enqueue(command, priority=number)
     taken = await world.claim("a", "b", "c", limit=30)
     for shard in range(world.store.shards):
-        mine = [task.priority for task in taken if shard_of(task.id) == shard]
-        assert mine == sorted(mine, reverse=True)
+        of_shard = [task.priority for task in taken if shard_of(task.id) == shard]
+        assert of_shard == sorted(of_shard, reverse=True)
     assert len(set(ids(taken))) == 30
 
 
@@ -123,7 +123,7 @@ async def test_any_mixture_of_calls_on_crowded_queues_loses_and_repeats_nothing(
 
 
 class Mixture:
-    """Calls by the dice, and who stands in which line according to them."""
+    """Random calls, and the expected content of each queue after them."""
 
     commands = ("a", "b", "c", "d")
 

@@ -1,4 +1,4 @@
-"""One open store with its clock and core, and the verbs of the use cases in the short form that tests read well in."""
+"""One open store with its clock and core, and the verbs of the use cases in a short form for tests."""
 
 import random
 from collections import defaultdict
@@ -46,7 +46,7 @@ DEFAULTS = QueuePolicy(
 
 @durable
 async def replay_each(core: Core, tenant: str, ids: Sequence[str]) -> list[Task | CodeqError]:
-    """As `replay.replay`, with the task itself for an answer."""
+    """Replays as `replay.replay` does, and returns the tasks."""
     now_ms = core.now_ms()
     return await move_each(core, tenant, ids, lambda _, task: lifecycle.replay(task, now_ms))
 
@@ -59,7 +59,7 @@ async def purge_each(core: Core, tenant: str, ids: Sequence[str]) -> list[Task |
 
 
 class World:
-    """Nothing moves by itself here: time and sweeps are the test's."""
+    """A store without background work: the test moves the clock and runs the sweeps."""
 
     core: Core
     store: Store
@@ -96,17 +96,17 @@ class World:
         [answer] = await self.enqueue_all([NewTask(command=command, **options)], tenant=tenant)
         return accepted(answer).task
 
-    async def enqueue_all(self, orders: Sequence[NewTask], *, tenant: str = TENANT) -> list[Enqueued | CodeqError]:
-        return await enqueue.enqueue(self.core, tenant, orders)
+    async def enqueue_all(self, new_tasks: Sequence[NewTask], *, tenant: str = TENANT) -> list[Enqueued | CodeqError]:
+        return await enqueue.enqueue(self.core, tenant, new_tasks)
 
     async def enqueue_many(
         self, number: int, command: str = "work", *, tenant: str = TENANT, **options: Any
     ) -> list[Task]:
-        """One call per thousand tasks, which is the longest batch."""
+        """Enqueues in batches of a thousand, the longest that is accepted."""
         tasks: list[Task] = []
         for start in range(0, number, 1000):
-            orders = [NewTask(command=command, **options)] * min(1000, number - start)
-            tasks += [accepted(answer).task for answer in await self.enqueue_all(orders, tenant=tenant)]
+            new_tasks = [NewTask(command=command, **options)] * min(1000, number - start)
+            tasks += [accepted(answer).task for answer in await self.enqueue_all(new_tasks, tenant=tenant)]
         return tasks
 
     # -- workers -------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class World:
         return task
 
     async def drain(self, *commands: str, limit: int = 1, tenant: str = TENANT) -> list[Task]:
-        """Claim until there is nothing left to claim."""
+        """Claims until there is nothing left to claim."""
         drained: list[Task] = []
         while taken := await self.claim(*commands, limit=limit, tenant=tenant):
             drained += taken
@@ -171,7 +171,7 @@ class World:
         return accepted(answer)
 
     async def kill(self, task: Task) -> Task:
-        """Nack a task that is held until it is dead."""
+        """Nacks a task in progress until it is dead."""
         held = task
         while True:
             given_back = await self.nack(held, "killed", delay_ms=0)
@@ -181,24 +181,24 @@ class World:
                 await self.abandon(held)
 
     async def dead(self, command: str = "work") -> Task:
-        """A task in the dead-letter queue."""
+        """Returns a task in the dead-letter queue."""
         await self.enqueue(command, max_attempts=1)
         return await self.nack(await self.claim_one(command), "killed")
 
     async def set_policy(self, command: str, policy: QueuePolicy | None, tenant: str = TENANT) -> None:
         await AsyncQueue(self.core, tenant, None).set_policy(command, policy)
 
-    # -- what happens by itself ----------------------------------------------------------------------------------
+    # -- background work -----------------------------------------------------------------------------------------
 
     async def sweep(self) -> tuple[int, int, int]:
-        """How many were promoted, expired and purged."""
+        """Returns how many were promoted, expired and purged."""
         promoted = await sweep.promote_due(self.core)
         expired = await sweep.expire_leases(self.core)
         purged = await sweep.purge_finished(self.core)
         await self.store.flush()
         return promoted, expired, purged
 
-    # -- looking -------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------
 
     async def get(self, task: Task, wait_ms: int = 0) -> Record:
         return await queries.get(self.core, task.tenant, task.id, wait_ms=wait_ms)
@@ -215,12 +215,12 @@ class World:
         return await queries.history(self.core, task.tenant, task.id)
 
     async def counts(self, command: str = "work", tenant: str = TENANT) -> tuple[int, int, int, int]:
-        """Pending, delayed, in progress, dead."""
+        """Returns the counts: pending, delayed, in progress, dead."""
         counts = (await self.store.counts(tenant)).get(QueueKey(tenant, command), QueueCounts())
         return counts.pending, counts.delayed, counts.in_progress, counts.dead
 
     async def find_all(self, wanted: Filter | None = None, *, limit: int = 1000, tenant: str = TENANT) -> list[Task]:
-        """All pages, one after the other."""
+        """Returns the tasks of all pages."""
         found: list[Task] = []
         cursor: str | None = None
         while True:
@@ -232,7 +232,7 @@ class World:
                 return found
 
     async def events(self) -> dict[int, list[Task]]:
-        """Every event that is kept, by shard."""
+        """Returns every stored event, by shard."""
         await self.store.flush()
         return {shard: (await self.store.events(shard, 0, 50_000)).events for shard in range(self.store.shards)}
 
@@ -271,7 +271,7 @@ def ids(tasks: Sequence[Task]) -> list[str]:
 
 
 def by_shard(tasks: Sequence[Task]) -> dict[int, list[str]]:
-    """The ids in order, per shard: order is promised inside a shard only."""
+    """Returns the ids in order, per shard: order is guaranteed inside a shard only."""
     shards: defaultdict[int, list[str]] = defaultdict(list)
     for task in tasks:
         shards[shard_of(task.id)].append(task.id)

@@ -1,9 +1,9 @@
-"""A second, simple reading of the rules of the queue (DESIGN.md, section 3): a dictionary of tasks and nothing else.
+"""A second, simple implementation of the rules of the queue (DESIGN.md, section 3): a dictionary of tasks.
 
-It shares no code with the product but its words and error types. A move by an operator answers the error that the
-call must raise, or None and has then changed the model as the call must change the store; `refusal` answers the same
-for workers. Order in line is not invented here: a task that enters the pending line is given its number by the event
-that put it there, which is what "first in" means.
+It shares only terms and error types with the product. A move by an operator returns the error that the call must
+raise, or None after it has changed the model as the call must change the store; `refusal` returns the same for workers.
+The model does not invent an order: a task that becomes pending gets the number of the event that made it pending,
+which is what "first in" means.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ DEFAULTS = QueuePolicy(
 
 PLAIN, NOW, LIMITED = "plain", "now", "limited"
 COMMANDS = (PLAIN, NOW, LIMITED)
-"""One with the defaults, one whose lost leases come back immediately, one with few consumers."""
+"""One with the defaults, one whose expired leases are retried at once, one with few consumers."""
 
 FINAL = (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
 Failure = type[errors.CodeqError] | None
@@ -63,16 +63,16 @@ class ModelTask:
     worker: str | None = None
     lease_ms: int = 0
     saved_lease_ms: int = 0
-    """What a restart must at least remember of the lease: heartbeats are written lazily, by sweeps."""
+    """The least lease that a restart must restore: heartbeats are written lazily, by sweeps."""
     dead: bool = False
     ended_by_worker: bool = False
     result: bytes | None = None
     purge_ms: int = 0
     gone: bool = False
     line: int = 0
-    """The number of the event by which it entered the pending line."""
+    """The number of the event that made it pending."""
     since_ms: int = 0
-    """When it entered the pending line."""
+    """When it became pending."""
 
     @property
     def shard(self) -> int:
@@ -102,7 +102,7 @@ class Model:
     tasks: dict[str, ModelTask] = field(default_factory=dict)
     keys: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    # -- what is there -------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------
 
     def kept(self) -> list[ModelTask]:
         return [task for task in self.tasks.values() if not task.gone]
@@ -113,8 +113,8 @@ class Model:
     def counts(self, tenant: str) -> dict[str, tuple[int, int, int, int]]:
         counted: dict[str, tuple[int, int, int, int]] = {}
         for command in COMMANDS:
-            mine = [task.index for task in self.kept() if task.queue == (tenant, command)]
-            row = tuple(mine.count(i) for i in (Index.PENDING, Index.DELAYED, Index.IN_PROGRESS, Index.DEAD))
+            of_queue = [task.index for task in self.kept() if task.queue == (tenant, command)]
+            row = tuple(of_queue.count(i) for i in (Index.PENDING, Index.DELAYED, Index.IN_PROGRESS, Index.DEAD))
             if any(row):
                 counted[command] = row  # type: ignore[assignment]
         return counted
@@ -123,7 +123,7 @@ class Model:
         return min((task.since_ms for task in self.at(Index.PENDING) if task.queue == queue), default=None)
 
     def head(self, queue: QueueKey, shard: int) -> ModelTask | None:
-        """Whose turn it is in one queue and shard: the highest priority, and in it the first in line."""
+        """Returns the next task of one queue and shard: the highest priority, and the first in it."""
         line = [task for task in self.at(Index.PENDING) if task.queue == queue and task.shard == shard]
         return min(line, key=lambda task: (-task.priority, task.line), default=None)
 
@@ -167,7 +167,7 @@ class Model:
         task.lease_ms = task.saved_lease_ms = now_ms + lease_ms
 
     def refusal(self, task: ModelTask, tenant: str, holder: Holder) -> Failure:
-        """Why a worker may not touch the task, if it may not."""
+        """Returns why a worker may not move the task, or None if it may."""
         if task.gone or task.tenant != tenant:
             return errors.NotFound
         if task.status is Status.IN_PROGRESS:

@@ -1,4 +1,4 @@
-"""The engine and a dictionary go through the same calls, and after each one they must agree on everything.
+"""The engine and a simple model run the same calls, and after each one they must agree on everything.
 
 `CODEQ_LOCKSTEP=nightly` runs many more and longer walks. A failure prints the calls that led to it, and a
 `@reproduce_failure` line that repeats it.
@@ -40,7 +40,7 @@ Answer = TypeVar("Answer")
 Moved = list[tuple[Move, str]]
 
 CALL_S_MAX = 20
-"""A call that takes longer goes round in circles."""
+"""A call that takes longer is in an endless loop."""
 GRACE_MS = 3_000
 TENANTS = ("acme", "other")
 WORKERS = ("ann", "bob")
@@ -54,7 +54,7 @@ commands = st.sampled_from(COMMANDS)
 numbers = st.integers(0, 1_000)
 """Chooses a task: the number modulo how many there are."""
 delays = st.sampled_from([0, 0, 0, 1, 700, 5_000])
-orders = st.builds(
+new_tasks = st.builds(
     NewTask,
     command=commands,
     payload=st.sampled_from([b"1", b"[2]"]),
@@ -71,7 +71,9 @@ windows = st.sampled_from([(1024, 65_536, 16 << 20), (1, 1, 0), (2, 3, 2), (3, 7
 
 
 class Lockstep(RuleBasedStateMachine):
-    @initialize(name=st.sampled_from(sorted(ENGINES)), limits=windows, first=st.lists(orders, min_size=3, max_size=9))
+    @initialize(
+        name=st.sampled_from(sorted(ENGINES)), limits=windows, first=st.lists(new_tasks, min_size=3, max_size=9)
+    )
     def begin(self, name: str, limits: tuple[int, int, int], first: list[NewTask]) -> None:
         self.model = Model()
         self.clock = FakeClock()
@@ -126,11 +128,11 @@ class Lockstep(RuleBasedStateMachine):
 
     # -- producers -----------------------------------------------------------------------------------------------
 
-    @rule(tenant=tenants, order=orders)
-    def enqueue(self, tenant: str, order: NewTask) -> None:
-        self.enqueue_batch(tenant, [order])
+    @rule(tenant=tenants, new_task=new_tasks)
+    def enqueue(self, tenant: str, new_task: NewTask) -> None:
+        self.enqueue_batch(tenant, [new_task])
 
-    @rule(tenant=tenants, batch=st.lists(orders, min_size=2, max_size=9))
+    @rule(tenant=tenants, batch=st.lists(new_tasks, min_size=2, max_size=9))
     def enqueue_many(self, tenant: str, batch: list[NewTask]) -> None:
         self.enqueue_batch(tenant, batch)
 
@@ -139,11 +141,11 @@ class Lockstep(RuleBasedStateMachine):
         answers = self.run(enqueue.enqueue(self.core, tenant, batch))
         assert len(answers) == len(batch)
         new: Moved = []
-        for order, answer in zip(batch, answers, strict=True):
-            holder = self.model.keys.get((tenant, order.idempotency_key or ""))
+        for new_task, answer in zip(batch, answers, strict=True):
+            holder = self.model.keys.get((tenant, new_task.idempotency_key or ""))
             if holder is not None:
                 first = self.model.tasks[holder]
-                if (first.command, first.payload) != (order.command, order.payload):
+                if (first.command, first.payload) != (new_task.command, new_task.payload):
                     assert isinstance(answer, IdempotencyMismatch)
                 else:
                     assert isinstance(answer, Enqueued)
@@ -152,8 +154,8 @@ class Lockstep(RuleBasedStateMachine):
             assert isinstance(answer, Enqueued)
             assert not answer.is_replay
             task = ModelTask(
-                answer.task.id, tenant, order.command, order.priority, order.payload, order.idempotency_key,
-                order.max_attempts or DEFAULTS.max_attempts, now_ms + order.delay_ms if order.delay_ms else 0,
+                answer.task.id, tenant, new_task.command, new_task.priority, new_task.payload, new_task.idempotency_key,
+                new_task.max_attempts or DEFAULTS.max_attempts, now_ms + new_task.delay_ms if new_task.delay_ms else 0,
             )  # fmt: skip
             self.model.tasks[task.id] = task
             if task.key is not None:
@@ -168,7 +170,7 @@ class Lockstep(RuleBasedStateMachine):
     # -- workers -------------------------------------------------------------------------------------------------
 
     def busy_tenant(self, number: int) -> str:
-        """A tenant that has a task to be claimed, if any has."""
+        """Returns a tenant that has a task to be claimed, if any has."""
         waiting = {task.tenant for task in self.model.kept() if task.status in (Status.PENDING, Status.IN_PROGRESS)}
         choice = sorted(waiting) or TENANTS
         return choice[number % len(choice)]
@@ -191,8 +193,8 @@ class Lockstep(RuleBasedStateMachine):
         self, tenant: str, worker: str, wanted: list[str] | None, *, limit: int, lease_ms: int | None
     ) -> None:
         now_ms = self.clock.now_ms
-        order = Claim(worker=worker, commands=wanted, limit=limit, lease_ms=lease_ms)
-        deliveries = self.run(claiming.claim(self.core, tenant, order))
+        new_task = Claim(worker=worker, commands=wanted, limit=limit, lease_ms=lease_ms)
+        deliveries = self.run(claiming.claim(self.core, tenant, new_task))
         tasks = [delivery.task for delivery in deliveries]
         by_itself = self.model.promote(now_ms) + self.model.expire(now_ms)
         self.happened(by_itself + [(Move.CLAIM, task.id) for task in tasks], by_itself_first=len(by_itself))
@@ -224,7 +226,7 @@ class Lockstep(RuleBasedStateMachine):
         result=results,
     )
     def workers_call(self, number: int, verbs: list[str], *, token: bool, result: bytes | None) -> None:
-        """Each on another task that is held, rightfully."""
+        """Each call is for another task in progress, by its holder."""
         for verb in verbs:
             held = self.model.at(Index.IN_PROGRESS)
             if held:
@@ -234,7 +236,7 @@ class Lockstep(RuleBasedStateMachine):
     @precondition(lambda self: self.model.tasks)
     @rule(number=numbers, verb=st.sampled_from(VERBS), wrong=wrongs, result=results)
     def someone_calls(self, number: int, verb: str, wrong: str, result: bytes | None) -> None:
-        """On any task, whatever its state, and mostly not as its holder."""
+        """A call for any task, whatever its state, and mostly not by its holder."""
         task = self.some(list(self.model.tasks.values()), number)
         tenant, worker, token = task.tenant, task.worker or "ann", task.token
         match wrong:
@@ -247,7 +249,7 @@ class Lockstep(RuleBasedStateMachine):
         self.call_as(task, verb, tenant, Holder(worker, token), result)
 
     def call_as(self, task: ModelTask, verb: str, tenant: str, holder: Holder, result: bytes | None) -> None:
-        """Make the call, and see that it is accepted or refused as the model says."""
+        """Makes the call, and checks that it is accepted or refused as the model says."""
         ends = {"complete": Status.COMPLETED, "fail": Status.FAILED}
         answer = self.attempt(self.call(verb, tenant, task.id, holder, result))
         if verb in ends and self.model.is_repeat(task, ends[verb], tenant, holder):
@@ -376,7 +378,7 @@ class Lockstep(RuleBasedStateMachine):
 
     def restart(self, *, crash: bool) -> None:
         self.run(self.store.flush())
-        if crash:  # what a killed process leaves behind: the files as they are, not closed
+        if crash:  # what a killed process leaves: the files as they are, not closed
             copy = self.folder / str(int(self.path.name) + 1)
             self.engine.crash(self.path, copy)
             self.run(self.store.close())
@@ -392,7 +394,7 @@ class Lockstep(RuleBasedStateMachine):
             assert max(task.saved_lease_ms, least_ms) <= stored.lease_until_ms <= max(task.lease_ms, least_ms)
             task.lease_ms = task.saved_lease_ms = stored.lease_until_ms
 
-    # -- looking -------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------
 
     @rule(
         tenant=tenants,
@@ -410,9 +412,9 @@ class Lockstep(RuleBasedStateMachine):
 
     def history(self, task: ModelTask) -> None:
         first = self.run(self.store.events(task.shard, 0, 1)).first
-        told = self.run(queries.history(self.core, task.tenant, task.id))
+        read = self.run(queries.history(self.core, task.tenant, task.id))
         whole = self.histories[task.id]
-        assert told == [event for event in whole if event.version >= first]
+        assert read == [event for event in whole if event.version >= first]
 
     def find(self, tenant: str, status: Status | None, index: Index | None, limit: int) -> None:
         found: list[str] = []
@@ -440,7 +442,7 @@ class Lockstep(RuleBasedStateMachine):
     # -- after every step ----------------------------------------------------------------------------------------
 
     def happened(self, expected: Moved, *, by_itself_first: int = 0) -> Moved:
-        """Read the events since the last step: these moves and no others, gapless, each upon the task's last one."""
+        """Reads the events since the last step: these moves and no others, gapless, each after the task's last one."""
         moved: Moved = []
         for shard, seen in self.seen.items():
             read = self.run(self.store.events(shard, seen + 1, 50_000))

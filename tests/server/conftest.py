@@ -1,4 +1,4 @@
-"""One development server for the whole folder, and a tenant of its own for every test."""
+"""One development server for the whole folder, and a new tenant for every test."""
 
 import sys
 from collections.abc import Iterator
@@ -14,17 +14,17 @@ from tests.server.server_process import Server, Tenant, start_server
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Shared by all tests that change nothing for others: each has a tenant of its own. Do not stop it."""
+    """Shared by all tests that change nothing for others: each has its own tenant. Do not stop it."""
     with start_server(tmp_path_factory.mktemp("server")) as running:
         yield running
 
 
 @pytest.fixture
 def tenant(server: Server) -> Tenant:
-    """A tenant of the shared server that no other test uses."""
+    """Returns a tenant of the shared server that no other test uses."""
     return server.tenant()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What looks back at all that the others did comes last."""
+    """Runs the tests that check what all others called last."""
     items.sort(key=lambda item: item.path.name == "test_endpoints_all.py")

@@ -1,4 +1,4 @@
-"""HTTP as bytes: connections that send what they like and read answers one by one."""
+"""HTTP as bytes: connections that send arbitrary bytes and read responses one by one."""
 
 import socket
 import time
@@ -28,7 +28,7 @@ class Answer(NamedTuple):
 
 
 class Answers:
-    """Turns bytes into answers."""
+    """Parses bytes into responses."""
 
     def __init__(self) -> None:
         self.whole: deque[Answer] = deque()
@@ -51,7 +51,7 @@ class Answers:
         self.whole.append(Answer(self._parser.get_status_code(), self._headers, self._body))
 
 
-class Line:
+class RawConnection:
     """A connection to a server."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -71,7 +71,7 @@ class Line:
         return self._answers.whole.popleft()
 
     def is_closed(self) -> bool:
-        """Whether the server closes now, after everything was read."""
+        """Returns whether the server closes now, after everything was read."""
         assert not self._answers.whole
         try:
             return self.socket.recv(1) == b""
@@ -80,14 +80,14 @@ class Line:
 
 
 @contextmanager
-def line(port: int, *, within_s: float = 20) -> Iterator[Line]:
+def connect(port: int, *, within_s: float = 20) -> Iterator[RawConnection]:
     with socket.create_connection(("127.0.0.1", port), timeout=within_s) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        yield Line(connection)
+        yield RawConnection(connection)
 
 
 def head(method: str, path: str, *lines: str, version: str = "1.1", token: str = "dev-token") -> bytes:
-    """A request's head with its empty line."""
+    """Returns a request's head with its empty line."""
     first = [f"{method} {path} HTTP/{version}", "Host: localhost", f"Authorization: Bearer {token}", *lines]
     return ("\r\n".join(first) + "\r\n\r\n").encode()
 

@@ -1,4 +1,4 @@
-"""The service inside the test's own process: what several callers send can be made to arrive in the same turn."""
+"""The service in the test's own process: requests of several callers can arrive in the same event-loop iteration."""
 
 import asyncio
 import random
@@ -31,7 +31,7 @@ from codeq.wire.errors import Unauthenticated
 
 
 class AcceptAll:
-    """Takes every token as `<tenant>` or `<tenant>/<name>`, but `nobody`."""
+    """Accepts every token, read as `<tenant>` or `<tenant>/<name>`, except `nobody`."""
 
     is_ready = True
     revision = 0
@@ -48,7 +48,7 @@ class AcceptAll:
 
 
 class InProcessServer:
-    """A server on a port of its own. `failures` counts how often it was told that its store has failed."""
+    """A server on a free port. `failures` counts how often its store reported a failure."""
 
     def __init__(self, folder: Path, *, tracing: Tracing | None = None, limiter: RateLimiter | None = None) -> None:
         waiters = Waiters()
@@ -89,18 +89,18 @@ class InProcessServer:
                 yield
         finally:
             for caller in self._callers:
-                caller.hang_up()
+                caller.disconnect()
             await until(lambda: not self.open_connections)
             await self.store.close()
 
     def stranger(self, token: str) -> "Caller":
-        """Someone whose token the server has not seen."""
+        """Returns a caller whose token the server has not seen."""
         caller = Caller(self._address, token)
         self._callers.append(caller)
         return caller
 
     async def callers(self, *tokens: str) -> list["Caller"]:
-        """One per token, each on a connection of its own and with a token that the server knows already."""
+        """Returns one caller per token, each with its own connection and a token that the server has cached."""
         made = [self.stranger(token) for token in tokens]
         for caller in made:
             for path in (paths.TASKS, paths.CLAIM):
@@ -113,7 +113,7 @@ class InProcessServer:
 
 
 class Caller:
-    """Sends at once, without giving way to the server: what several send one after the other arrives together."""
+    """Sends without yielding to the server: what several callers send one after the other arrives together."""
 
     def __init__(self, address: Any, token: str) -> None:
         self.token = token
@@ -133,7 +133,7 @@ class Caller:
         self.send("POST", paths.RESULT.replace("{id}", task["id"]), msgspec.json.encode(body))
 
     async def held(self) -> dict[str, Any]:
-        """A new task that this caller has claimed."""
+        """Returns a new task that this caller has claimed."""
         self.create()
         assert (await self.answer()).status == 202
         self.send("POST", paths.CLAIM, b'{"commands":["work"]}')
@@ -154,7 +154,7 @@ class Caller:
         return self._answers.whole.popleft()
 
     def has_answer(self) -> bool:
-        """Whether a byte of an answer has come."""
+        """Returns whether a byte of a response has arrived."""
         self.socket.setblocking(False)
         try:
             return bool(self._answers.whole) or bool(self.socket.recv(1, socket.MSG_PEEK))
@@ -163,11 +163,11 @@ class Caller:
         finally:
             self.socket.setblocking(True)
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         self.socket.close()
 
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the server tells nobody of this
+        while not condition():  # noqa: ASYNC110 - the server has no event for this
             await asyncio.sleep(0.001)

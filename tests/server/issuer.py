@@ -25,7 +25,7 @@ _KINDS: dict[str, Any] = {
 
 
 def key_pair(kid: str, algorithm: str = "RS256") -> Any:
-    """A private key; the same one for the same name."""
+    """Returns a private key; the same one for the same name."""
     return _made(kid, algorithm)
 
 
@@ -37,26 +37,26 @@ def _made(kid: str, algorithm: str) -> Any:
 
 
 def public_entry(kid: str, algorithm: str = "RS256") -> dict[str, Any]:
-    """What a set of keys says of it."""
+    """Returns the key's entry in the public set."""
     shown = _KINDS[algorithm].to_jwk(key_pair(kid, algorithm).public_key(), as_dict=True)
     return {**shown, "kid": kid, "alg": algorithm, "use": "sig"}
 
 
 def claims(audience: str = PRODUCERS, **changed: Any) -> dict[str, Any]:
-    """What a good token says; give None to leave a claim out."""
+    """Returns the claims of a valid token; None leaves a claim out."""
     now_s = int(time.time())
-    said = {"iss": ISSUER, "aud": audience, "sub": "somebody", "tid": "acme", "iat": now_s, "exp": now_s + 600}
-    return {name: value for name, value in (said | changed).items() if value is not None}
+    token_claims = {"iss": ISSUER, "aud": audience, "sub": "somebody", "tid": "acme", "iat": now_s, "exp": now_s + 600}
+    return {name: value for name, value in (token_claims | changed).items() if value is not None}
 
 
 def worker_claims(**changed: Any) -> dict[str, Any]:
     return claims(WORKERS, **({"scope": ALL_WORKER_SCOPES, "eventTypes": ["*"]} | changed))
 
 
-def sign(said: dict[str, Any], kid: str | None = "rsa", algorithm: str = "RS256", **header: Any) -> str:
-    """A token by the book. `kid` names the key."""
+def sign(token_claims: dict[str, Any], kid: str | None = "rsa", algorithm: str = "RS256", **header: Any) -> str:
+    """Returns a valid token. `kid` names the key."""
     headers = ({"kid": kid} if kid is not None else {}) | header
-    return jwt.encode(said, key_pair(kid or "rsa", algorithm), algorithm=algorithm, headers=headers)
+    return jwt.encode(token_claims, key_pair(kid or "rsa", algorithm), algorithm=algorithm, headers=headers)
 
 
 def encoded(value: Any) -> str:
@@ -64,24 +64,24 @@ def encoded(value: Any) -> str:
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
-def by_hand(header: Any, said: Any, signing: Callable[[bytes], bytes]) -> str:
-    """A token as no library would make it."""
-    text = f"{encoded(header)}.{encoded(said)}"
+def by_hand(header: Any, token_claims: Any, signing: Callable[[bytes], bytes]) -> str:
+    """Returns a token that no library would make."""
+    text = f"{encoded(header)}.{encoded(token_claims)}"
     return f"{text}.{encoded(signing(text.encode()))}"
 
 
 def settings_for(url: str) -> dict[str, Any]:
-    """How a server is told to trust the keys at `url`, with audiences that tell producers from workers."""
+    """Returns settings that trust the keys at `url`, with different audiences for producers and workers."""
 
     def provider(audience: str) -> dict[str, Any]:
-        said = {"jwksUrl": url, "issuer": ISSUER, "audience": audience, "clockSkewSeconds": 5}
-        return {"provider": "jwks", "config": said}
+        token_claims = {"jwksUrl": url, "issuer": ISSUER, "audience": audience, "clockSkewSeconds": 5}
+        return {"provider": "jwks", "config": token_claims}
 
     return {"auth": {"producer": provider(PRODUCERS), "worker": provider(WORKERS)}}
 
 
 class Issuer:
-    """Serves `document` at `url`, or what `answer` says instead: status, headers and body."""
+    """Serves `document` at `url`, or `answer` instead: status, headers and body."""
 
     def __init__(self) -> None:
         self.keys = {"rsa": "RS256", "ed": "EdDSA", "ec": "ES256"}

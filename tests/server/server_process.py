@@ -1,12 +1,12 @@
-"""A real `codeq serve` in a process of its own, on a free loopback port, and those who call it.
+"""A real `codeq serve` in its own process, on a free loopback port, and its callers.
 
     with start_server(tmp_path) as server:              # --dev unless dev=False
         acme = server.tenant("acme")
         task = acme.producer.post(paths.TASKS, {"command": "work", "payload": 1}).json()
         held = acme.worker.post(paths.CLAIM, {"commands": ["work"]}).json()
 
-`server.request` sends anything; `server.token` makes tokens of a development server. `EXERCISED` holds answers that
-any server here gave, by route, so that a test can tell which routes no test has called.
+`server.request` sends anything; `server.token` makes tokens of a development server. `EXERCISED` holds responses of
+all servers here, by route, so that a test can find routes that no test has called.
 """
 
 import os
@@ -38,7 +38,7 @@ STOP_S_MAX = 20.0
 
 SAMPLES_MAX = 50
 EXERCISED: dict[tuple[str, str], dict[int, list[bytes]]] = {(route.method, route.path): {} for route in ROUTES}
-"""By method and path of the route, and by the status that was answered: the first JSON bodies of such answers."""
+"""By method and path of the route, and by status: the first JSON bodies of such responses."""
 
 _BANNER = re.compile(r"at http://[^ ]*:(\d+), data in")
 _SHAPES = [
@@ -76,7 +76,7 @@ class Server:
         headers: Mapping[str, str] | Sequence[tuple[str, str]] = (),
         **rest: Any,
     ) -> httpx.Response:
-        """Send one request. `body` is sent as JSON; give `content=` for bytes, `params=` for the query."""
+        """Sends one request. `body` is sent as JSON; use `content=` for bytes, `params=` for the query."""
         pairs = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
         if token is not None:
             pairs.append(("Authorization", f"Bearer {token}"))
@@ -94,7 +94,7 @@ class Server:
         scopes: Sequence[str] | None = None,
         ttl_s: int = 3600,
     ) -> str:
-        """A token signed with the key of a development server; see `codeq token`."""
+        """Returns a token signed with the key of a development server; see `codeq token`."""
         return make_token(
             self.data,
             tenant=tenant,
@@ -106,21 +106,21 @@ class Server:
         )
 
     def tenant(self, name: str | None = None) -> "Tenant":
-        """A tenant to call as; a new one that no test has used before, if it is given no name."""
+        """Returns a tenant to call as; without a name, one that no test has used before."""
         return Tenant(self, name or f"tenant-{next(_numbers)}")
 
     def log_text(self) -> str:
         return self.log.read_text()
 
     def stop(self) -> int:
-        """Ask the server to stop and wait until it has. Answers its exit code."""
+        """Stops the server by SIGTERM and waits until it has ended. Returns its exit code."""
         self.client.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_S_MAX)
 
     def kill(self) -> None:
-        """End the server as a crash would, without any goodbye."""
+        """Kills the server as a crash would."""
         self.client.close()
         self.process.kill()
         self.process.wait(STOP_S_MAX)
@@ -136,7 +136,7 @@ class Server:
 
 
 class Caller:
-    """Someone with a token."""
+    """A client with a token."""
 
     def __init__(self, server: Server, token: str) -> None:
         self.server = server
@@ -159,7 +159,7 @@ class Caller:
 
 
 class Tenant:
-    """A tenant of a development server: a producer, a worker and an admin, and what tests often ask of them."""
+    """A tenant of a development server: a producer, a worker and an admin, and calls that tests often need."""
 
     def __init__(self, server: Server, name: str) -> None:
         self.server = server
@@ -185,33 +185,33 @@ class Tenant:
         return Caller(self.server, token)
 
     def create(self, command: str = "work", payload: Any = 1, **fields: Any) -> dict[str, Any]:
-        """Create a task. Answers it as the server did."""
+        """Creates a task. Returns it as in the response."""
         body = {"command": command, "payload": payload, **fields}
         task: dict[str, Any] = answered(self.producer.post(paths.TASKS, body), 202)
         return task
 
     def claim(self, *commands: str, worker: Caller | None = None, **fields: Any) -> dict[str, Any]:
-        """Claim a task that must be there: of these commands, or of `work`."""
-        asked = {"commands": list(commands or ("work",)), **fields}
-        task: dict[str, Any] = answered((worker or self.worker).post(paths.CLAIM, asked), 200)
+        """Claims a task that must exist: of these commands, or of `work`."""
+        body = {"commands": list(commands or ("work",)), **fields}
+        task: dict[str, Any] = answered((worker or self.worker).post(paths.CLAIM, body), 200)
         return task
 
     def held(self, command: str = "work", **fields: Any) -> dict[str, Any]:
-        """A new task, claimed by `worker`; the queue must have been empty."""
+        """Returns a new task, claimed by `worker`; the queue must have been empty."""
         made = self.create(command, **fields)
         claimed = self.claim(command)
         assert claimed["id"] == made["id"]
         return claimed
 
     def ended(self, command: str = "work", result: Any = None, **fields: Any) -> dict[str, Any]:
-        """A new task, completed with a result. Answers the task as it is now."""
+        """Returns a new task, completed with a result."""
         task = self.held(command, **fields)
         outcome = {"status": "COMPLETED", "result": result if result is not None else {"ok": True}}
         answered(self.worker.post(at(paths.RESULT, task["id"]), outcome), 200)
         return self.task(task["id"])
 
     def dead(self, command: str = "work", reason: str = "broken", **fields: Any) -> dict[str, Any]:
-        """A new task in the dead-letter queue. Answers the task as it is now."""
+        """Returns a new task in the dead-letter queue."""
         task = self.held(command, maxAttempts=1, **fields)
         answer = answered(self.worker.post(at(paths.NACK, task["id"]), {"reason": reason}), 200)
         assert answer["status"] == "dlq"
@@ -236,9 +236,9 @@ def start_server(
     data: Path | None = None,
     ready: bool = True,
 ) -> Iterator[Server]:
-    """A server with its data, settings and log below `folder`; stopped at the end if it still runs.
+    """Starts a server with its data, settings and log below `folder`; stopped at the end if it still runs.
 
-    `settings` is what the YAML file would hold. Start again on the same `folder` to find the same data.
+    `settings` is the content of the YAML file. Start again on the same `folder` for the same data.
     """
     server = launch(folder, dev=dev, settings=settings, env=env, data=data, ready=ready)
     with server:
@@ -260,10 +260,19 @@ def launch(
     data = data or folder / "data"
     config, log, out = folder / "settings.yaml", folder / "stderr.log", folder / "stdout.log"
     config.write_text(yaml.safe_dump(dict(settings or {})))
-    asked = ["serve", "--config", str(config), "--data", str(data), "--port", str(port), *(["--dev"] if dev else [])]
+    arguments = [
+        "serve",
+        "--config",
+        str(config),
+        "--data",
+        str(data),
+        "--port",
+        str(port),
+        *(["--dev"] if dev else []),
+    ]
     with out.open("wb") as stdout, log.open("ab") as stderr:
         process = subprocess.Popen(
-            command_line(*asked), stdout=stdout, stderr=stderr, env=environment(env), start_new_session=True
+            command_line(*arguments), stdout=stdout, stderr=stderr, env=environment(env), start_new_session=True
         )
     try:
         heard = eventually(lambda: _port(process, out, log), START_S_MAX, every_s=0.02)
@@ -278,12 +287,12 @@ def launch(
 
 
 def command_line(*arguments: str) -> list[str]:
-    """How to run the `codeq` command of the code under test."""
+    """Returns the command line of the `codeq` command of the code under test."""
     return [sys.executable, "-c", "from codeq.cli.main import app; app()", *arguments]
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's variables without settings of codeQ, and `extra`."""
+    """Returns this process's variables without settings of codeQ, and `extra`."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("CODEQ_", "OTEL_"))}
     return {**kept, "NO_COLOR": "1", "COLUMNS": "200", **(extra or {})}
 
@@ -291,14 +300,14 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 def run_codeq(
     *arguments: str, env: Mapping[str, str] | None = None, within_s: float = 30
 ) -> "subprocess.CompletedProcess[str]":
-    """Run the `codeq` command to its end; it is killed, and the test fails, if that does not come in time."""
+    """Runs the `codeq` command to its end; kills it, and fails, if it does not end in time."""
     return subprocess.run(
         command_line(*arguments), capture_output=True, text=True, timeout=within_s, env=environment(env), check=False
     )
 
 
 def eventually(look: Callable[[], Found], within_s: float = 10.0, *, every_s: float = 0.02) -> Found:
-    """What `look` answers as soon as that is true; fails if it is not within the time."""
+    """Returns the first true result of `look`; fails if there is none within the time."""
     deadline_s = time.monotonic() + within_s
     while True:
         found = look()
@@ -313,7 +322,7 @@ def eventually(look: Callable[[], Found], within_s: float = 10.0, *, every_s: fl
 def waiting(
     caller: Caller, method: str, path: str, body: Any = None, **rest: Any
 ) -> Iterator["Future[httpx.Response]"]:
-    """A request that waits for something to happen. Inside the block it has arrived and waits."""
+    """Sends a request that waits for an event. Inside the block it has arrived and waits."""
     is_sent = threading.Event()
 
     def watch(name: str, _: Any) -> None:
@@ -323,24 +332,24 @@ def waiting(
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(caller.request, method, path, body, extensions={"trace": watch}, **rest)
         assert is_sent.wait(10)
-        for _ in range(3):  # what was sent before these is under way when they are answered
+        for _ in range(3):  # when these have responses, what was sent before them is in process
             caller.server.client.get(paths.HEALTHZ)
         yield answer
 
 
 def at(path: str, value: str) -> str:
-    """The path of a route with its one parameter filled in."""
+    """Returns the path of a route with its one parameter filled in."""
     return re.sub(r"{\w+}", value, path)
 
 
 def answered(response: httpx.Response, status: int) -> Any:
-    """The JSON of an answer that has this status."""
+    """Returns the JSON of a response that has this status."""
     assert response.status_code == status, f"{response.status_code}, not {status}: {response.text}"
     return response.json() if response.content else None
 
 
 def refused(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    """The body of a refusal with this status and this code."""
+    """Returns the body of a refusal with this status and this code."""
     body: dict[str, Any] = response.json()
     assert (response.status_code, body["code"]) == (status, code), f"{response.status_code}: {response.text}"
     assert isinstance(body["error"], str)

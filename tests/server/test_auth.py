@@ -1,4 +1,4 @@
-"""Who may call what, and every way we know to get in without leave."""
+"""Who may call what, and every way we know to bypass authentication."""
 
 import asyncio
 import hashlib
@@ -65,11 +65,11 @@ def guarded(issuer: Issuer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield running
 
 
-def ask(server: Server, token: str | None, path: str = paths.TASKS, method: str = "GET") -> httpx.Response:
+def get(server: Server, token: str | None, path: str = paths.TASKS, method: str = "GET") -> httpx.Response:
     return server.request(method, path, token=token)
 
 
-# Which token opens which route
+# Which token each route accepts
 
 OK = "ok"
 WORKER_SCOPES = ALL_WORKER_SCOPES.split()
@@ -96,14 +96,14 @@ Row = dict[str, int | str]
 
 
 def row(others: int | str, **known: int | str) -> Row:
-    """What each caller gets: `others`, unless it is named (with spaces for underscores)."""
+    """Returns what each caller gets: `others`, unless it is named (with spaces for underscores)."""
     named = {name.replace("_", " "): got for name, got in known.items()}
     assert set(named) <= set(CALLERS)
     return dict.fromkeys(CALLERS, others) | named
 
 
 PRODUCERS_ALL: dict[str, int | str] = {
-    name: OK for name, said in CALLERS.items() if said is not None and said["aud"] == PRODUCERS
+    name: OK for name, token_claims in CALLERS.items() if token_claims is not None and token_claims["aud"] == PRODUCERS
 }
 ANYONE = row(OK, nobody=401, worker_without_event_types=401)
 PRODUCER = row(401) | PRODUCERS_ALL
@@ -168,8 +168,8 @@ def test_each_kind_of_token_opens_only_what_it_is_for(route: Route, guarded: Ser
     expected = EXPECTED.get((route.method, route.path))
     assert expected is not None, "a new route: say here who may call it"
     got: Row = {}
-    for caller, said in CALLERS.items():
-        answer = call(guarded, route, sign(said) if said else None)
+    for caller, token_claims in CALLERS.items():
+        answer = call(guarded, route, sign(token_claims) if token_claims else None)
         got[caller] = answer.status_code if answer.status_code in (401, 403) else OK
         if got[caller] == 401:
             refused(answer, 401, "unauthenticated")
@@ -204,7 +204,7 @@ def test_a_producers_token_works_where_that_was_allowed(issuer: Issuer, tmp_path
         held = answered(own.request("POST", paths.CLAIM, {}, token=token), 200)
         assert (held["id"], held["workerId"]) == (task["id"], "somebody")
         answered(own.request("POST", at(paths.RESULT, task["id"]), DONE, token=token), 200)
-        refused(ask(own, token, paths.ADMIN_QUEUES), 403, "forbidden")
+        refused(get(own, token, paths.ADMIN_QUEUES), 403, "forbidden")
 
 
 # What a worker's event types allow
@@ -256,9 +256,9 @@ def hs256_with_the_public_key(_: Issuer) -> str:
 
 
 def rs256(kid: str, key: Any) -> Callable[[dict[str, Any]], str]:
-    def make(said: dict[str, Any]) -> str:
+    def make(token_claims: dict[str, Any]) -> str:
         header = {"alg": "RS256", "kid": kid}
-        return by_hand(header, said, lambda text: key.sign(text, padding.PKCS1v15(), hashes.SHA256()))
+        return by_hand(header, token_claims, lambda text: key.sign(text, padding.PKCS1v15(), hashes.SHA256()))
 
     return make
 
@@ -273,15 +273,15 @@ def stranger() -> Any:
 
 
 def without(name: str) -> Callable[[Issuer], str]:
-    return lambda _: sign({said: value for said, value in claims().items() if said != name})
+    return lambda _: sign({claim: value for claim, value in claims().items() if claim != name})
 
 
 def with_claims(**changed: Any) -> Callable[[Issuer], str]:
-    """A good token but for these claims. One that is a function is asked when the token is made."""
+    """A token valid but for these claims. A callable claim is called when the token is made."""
 
     def make(_: Issuer) -> str:
-        said = {name: value() if callable(value) else value for name, value in changed.items()}
-        return rs256("rsa", key_pair("rsa"))(claims(**said))
+        token_claims = {name: value() if callable(value) else value for name, value in changed.items()}
+        return rs256("rsa", key_pair("rsa"))(claims(**token_claims))
 
     return make
 
@@ -391,7 +391,7 @@ ATTACKS: dict[str, Callable[[Issuer], str]] = {
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_token_is_refused_without_a_word_of_why(attack: str, issuer: Issuer, guarded: Server) -> None:
     token = ATTACKS[attack](issuer)
-    answer = ask(guarded, token)
+    answer = get(guarded, token)
     assert answer.status_code == 401, answer.text
     assert answer.json() == NOT_ACCEPTED
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -399,12 +399,12 @@ def test_a_token_is_refused_without_a_word_of_why(attack: str, issuer: Issuer, g
 
 @pytest.mark.parametrize(("kid", "algorithm"), [("rsa", "RS256"), ("ed", "EdDSA"), ("ec", "ES256")])
 def test_a_good_token_of_each_algorithm_is_accepted(guarded: Server, kid: str, algorithm: str) -> None:
-    """Else the refusals above would prove nothing."""
-    answered(ask(guarded, sign(claims(), kid, algorithm)), 200)
+    """Otherwise the refusals above would prove nothing."""
+    answered(get(guarded, sign(claims(), kid, algorithm)), 200)
 
 
 def test_tokens_made_by_hand_are_as_good_as_any(issuer: Issuer, guarded: Server) -> None:
-    """Else the refusals of those that differ in one place would prove nothing."""
+    """Otherwise the refusals of tokens that differ in one claim would prove nothing."""
     variants = (
         with_claims(),
         with_header(),
@@ -412,32 +412,32 @@ def test_tokens_made_by_hand_are_as_good_as_any(issuer: Issuer, guarded: Server)
         with_claims(nbf=from_now(-10), extra=[1]),
     )
     for make in variants:
-        answered(ask(guarded, make(issuer)), 200)
+        answered(get(guarded, make(issuer)), 200)
 
 
 def test_an_audience_among_several_is_enough(guarded: Server) -> None:
-    answered(ask(guarded, sign(claims(["other", PRODUCERS]))), 200)  # type: ignore[arg-type]
+    answered(get(guarded, sign(claims(["other", PRODUCERS]))), 200)  # type: ignore[arg-type]
 
 
 def test_a_clock_may_differ_by_the_skew_and_no_more(guarded: Server) -> None:
     now_s = int(time.time())
-    answered(ask(guarded, sign(claims(exp=now_s - 1, iat=now_s - 60))), 200)
-    answered(ask(guarded, sign(claims(nbf=now_s + 3))), 200)
-    refused(ask(guarded, sign(claims(exp=now_s - SKEW_S - 1, iat=now_s - 60))), 401, "unauthenticated")
+    answered(get(guarded, sign(claims(exp=now_s - 1, iat=now_s - 60))), 200)
+    answered(get(guarded, sign(claims(nbf=now_s + 3))), 200)
+    refused(get(guarded, sign(claims(exp=now_s - SKEW_S - 1, iat=now_s - 60))), 401, "unauthenticated")
 
 
 def test_an_accepted_token_is_refused_once_it_has_expired(guarded: Server) -> None:
     now_s = int(time.time())
     token = sign(claims(exp=now_s - SKEW_S + 1, iat=now_s - 60))
-    answered(ask(guarded, token), 200)
-    assert eventually(lambda: ask(guarded, token).status_code == 401)
+    answered(get(guarded, token), 200)
+    assert eventually(lambda: get(guarded, token).status_code == 401)
 
 
 @pytest.mark.parametrize(
-    "said", ["", "Bearer", "Basic dXNlcjpwYXNz", "Token {}", "{}", "Bearer{}", 'Bearer "{}"', "Bearer: {}"]
+    "header", ["", "Bearer", "Basic dXNlcjpwYXNz", "Token {}", "{}", "Bearer{}", 'Bearer "{}"', "Bearer: {}"]
 )
-def test_the_header_must_say_bearer_and_the_token(guarded: Server, said: str) -> None:
-    headers = {"Authorization": said.format(sign(claims()))}
+def test_the_header_must_say_bearer_and_the_token(guarded: Server, header: str) -> None:
+    headers = {"Authorization": header.format(sign(claims()))}
     refused(guarded.request("GET", paths.TASKS, token=None, headers=headers), 401, "unauthenticated")
 
 
@@ -465,7 +465,7 @@ def test_a_token_elsewhere_than_in_its_header_is_ignored(guarded: Server) -> Non
 
 
 def test_a_huge_token_is_refused_before_anything_is_computed(guarded: Server) -> None:
-    answer = ask(guarded, "x" * 65_536)
+    answer = get(guarded, "x" * 65_536)
     assert answer.status_code in (401, 431)
 
 
@@ -474,8 +474,8 @@ def test_addresses_that_a_token_names_are_never_asked(guarded: Server) -> None:
         trap.setblocking(False)
         url = f"http://127.0.0.1:{trap.getsockname()[1]}/keys"
         for header in ("jku", "x5u"):
-            answered(ask(guarded, sign(claims(), **{header: url})), 200)
-            assert ask(guarded, sign(claims(), "unknown", **{header: url})).status_code == 401
+            answered(get(guarded, sign(claims(), **{header: url})), 200)
+            assert get(guarded, sign(claims(), "unknown", **{header: url})).status_code == 401
         attacker = stranger()
         own = jwt.algorithms.RSAAlgorithm.to_jwk(attacker.public_key(), as_dict=True)
         for extra in ({"jwk": own}, {"x5c": ["MIIB"]}):
@@ -484,7 +484,7 @@ def test_addresses_that_a_token_names_are_never_asked(guarded: Server) -> None:
                 claims(),
                 lambda text: attacker.sign(text, padding.PKCS1v15(), hashes.SHA256()),
             )
-            assert ask(guarded, token).status_code == 401
+            assert get(guarded, token).status_code == 401
         with pytest.raises(BlockingIOError):
             trap.accept()
 
@@ -526,8 +526,8 @@ NO_TENANTS: list[Any] = [
 ]  # fmt: skip
 
 
-def tenant_seen(server: Server, said: dict[str, Any]) -> str:
-    token = rs256("rsa", key_pair("rsa"))(said)
+def tenant_seen(server: Server, token_claims: dict[str, Any]) -> str:
+    token = rs256("rsa", key_pair("rsa"))(token_claims)
     task = answered(server.request("POST", paths.TASKS, {"command": "a", "payload": 1}, token=token), 202)
     seen: str = task["tenantId"]
     return seen
@@ -538,8 +538,8 @@ def tenant_seen(server: Server, said: dict[str, Any]) -> str:
 def test_a_tenant_claim_that_is_no_name_is_refused_and_never_replaced_by_the_subject(
     guarded: Server, alias: str, value: Any
 ) -> None:
-    said = claims(tid=None) | {alias: value}
-    answer = ask(guarded, rs256("rsa", key_pair("rsa"))(said))
+    token_claims = claims(tid=None) | {alias: value}
+    answer = get(guarded, rs256("rsa", key_pair("rsa"))(token_claims))
     problem = refused(answer, 403, "forbidden")
     assert problem["error"] == "the token's tenant claims are missing, malformed or in conflict"
 
@@ -548,7 +548,7 @@ def test_the_tenant_is_the_subject_only_if_nothing_else_is_said(guarded: Server)
     assert tenant_seen(guarded, claims(tid=None, sub="from-sub")) == "from-sub"
     assert tenant_seen(guarded, claims(tid="said", sub="from-sub")) == "said"
     for subject in ("auth0|x", "a@b.c", "x" * 65):
-        refused(ask(guarded, sign(claims(tid=None, sub=subject))), 403, "forbidden")
+        refused(get(guarded, sign(claims(tid=None, sub=subject))), 403, "forbidden")
 
 
 def test_every_alias_names_the_tenant_and_all_must_agree(guarded: Server) -> None:
@@ -566,9 +566,9 @@ def test_tenant_claims_in_conflict_are_refused_in_any_order() -> None:
 
 
 def test_a_conflict_over_http_is_refused_on_every_kind_of_route(guarded: Server) -> None:
-    said = claims(tid="a", tenantId="b", scope="codeq:admin")
+    token_claims = claims(tid="a", tenantId="b", scope="codeq:admin")
     for path in (paths.TASKS, paths.ADMIN_QUEUES, paths.EVENTS):
-        refused(ask(guarded, sign(said), path), 403, "forbidden")
+        refused(get(guarded, sign(token_claims), path), 403, "forbidden")
     worker_said = worker_claims(tid="a", tenantId="b")
     refused(guarded.request("POST", paths.CLAIM, {}, token=sign(worker_said)), 403, "forbidden")
 
@@ -576,11 +576,14 @@ def test_a_conflict_over_http_is_refused_on_every_kind_of_route(guarded: Server)
 def test_the_worker_is_the_subject_of_the_token(guarded: Server) -> None:
     made = claims(tid="w-tenant")
     answered(guarded.request("POST", paths.TASKS, {"command": "a", "payload": 1}, token=sign(made)), 202)
-    said = worker_claims(tid="w-tenant", sub="auth0|worker 7")
-    assert answered(guarded.request("POST", paths.CLAIM, {}, token=sign(said)), 200)["workerId"] == "auth0|worker 7"
+    token_claims = worker_claims(tid="w-tenant", sub="auth0|worker 7")
+    assert (
+        answered(guarded.request("POST", paths.CLAIM, {}, token=sign(token_claims)), 200)["workerId"]
+        == "auth0|worker 7"
+    )
 
 
-# Keys that come, go and cannot be fetched
+# Keys that are added, withdrawn or cannot be fetched
 
 
 def test_a_storm_of_unknown_keys_is_not_passed_on_to_the_issuer(guarded: Server, issuer: Issuer) -> None:
@@ -588,7 +591,7 @@ def test_a_storm_of_unknown_keys_is_not_passed_on_to_the_issuer(guarded: Server,
     tail = f"{encoded(claims())}.{encoded(b'x' * 256)}"
     for number in range(1000):
         token = f"{encoded({'alg': 'RS256', 'kid': f'kid-{number}'})}.{tail}"
-        assert ask(guarded, token, paths.ADMIN_QUEUES).status_code == 401
+        assert get(guarded, token, paths.ADMIN_QUEUES).status_code == 401
     assert issuer.fetches - before <= 2
 
 
@@ -599,10 +602,12 @@ def test_a_new_key_is_accepted_at_once_and_an_issuer_that_is_down_later_harms_no
         answered(server.request("POST", paths.TASKS, {"command": "a", "payload": 1}, token=sign(claims(), "rsa")), 202)
         own.answer = (500, {}, b"down")
         for kid in ("rsa", "next"):
-            said = claims(sub="someone-new")
-            answered(server.request("POST", paths.TASKS, {"command": "a", "payload": 1}, token=sign(said, kid)), 202)
-        assert ask(server, sign(claims(), "third")).status_code == 401
-        assert ask(server, None, paths.READYZ).status_code == 200
+            token_claims = claims(sub="someone-new")
+            answered(
+                server.request("POST", paths.TASKS, {"command": "a", "payload": 1}, token=sign(token_claims, kid)), 202
+            )
+        assert get(server, sign(claims(), "third")).status_code == 401
+        assert get(server, None, paths.READYZ).status_code == 200
 
 
 def test_a_server_whose_issuer_is_down_starts_and_says_that_it_cannot_tell(tmp_path: Path) -> None:
@@ -610,18 +615,18 @@ def test_a_server_whose_issuer_is_down_starts_and_says_that_it_cannot_tell(tmp_p
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/keys"
     with start_server(tmp_path, dev=False, settings=settings_for(url)) as server:
         for path, method in ((paths.TASKS, "GET"), (paths.TASKS, "POST"), (paths.CLAIM, "POST"), (paths.DLQ, "GET")):
-            answer = ask(server, sign(claims()), path, method)
+            answer = get(server, sign(claims()), path, method)
             problem = refused(answer, 503, "unavailable")
             assert answer.headers["retry-after"] == "1"
             assert url not in answer.text
             assert problem["requestId"] == answer.headers["x-request-id"]
-        ready = ask(server, None, paths.READYZ)
+        ready = get(server, None, paths.READYZ)
         assert (ready.status_code, ready.json()["status"]) == (503, "not-ready")
-        assert ask(server, None, paths.HEALTHZ).status_code == 200
+        assert get(server, None, paths.HEALTHZ).status_code == 200
 
 
 class Watch:
-    """A clock that a test moves, and an issuer without a network."""
+    """A clock that a test sets, and an issuer without a network."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -641,7 +646,7 @@ class Watch:
         return {"keys": [public_entry(kid) for kid in self.kids]}
 
     async def fetched(self, times: int) -> None:
-        """Until the keys were fetched so many times."""
+        """Waits until the keys were fetched so many times."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.fetches >= times)
 
@@ -862,22 +867,22 @@ def test_a_provider_that_cannot_tell_makes_the_verdict_unknown_rather_than_no() 
     asyncio.run(scenario())
 
 
-# Verdicts that are remembered
+# Cached principals
 
 
 class Counting:
-    """A validator that counts how often it is asked."""
+    """A validator that counts its calls."""
 
     is_ready = True
     revision = 0
 
     def __init__(self, expires_s: float | None) -> None:
         self.expires_s = expires_s
-        self.asked = 0
+        self.calls = 0
         self.is_revoked = False
 
     async def validate(self, token: str) -> Claims:
-        self.asked += 1
+        self.calls += 1
         if self.is_revoked or token == "bad":
             raise Unauthenticated("no")
         return Claims(subject=token, expires_s=self.expires_s, raw={"tid": "acme"})
@@ -912,10 +917,10 @@ def test_a_verdict_is_remembered_no_longer_than_the_token_is_good(clock: Clock) 
         gate = gate_of(validator)
         for _ in range(5):
             await gate.authenticate(Kind.PRODUCER, "t")
-        assert validator.asked == 1
+        assert validator.calls == 1
         clock.now_s += 9.9
         await gate.authenticate(Kind.PRODUCER, "t")
-        assert validator.asked == 1
+        assert validator.calls == 1
         validator.is_revoked = True
         clock.now_s += 0.1
         with pytest.raises(Unauthenticated):
@@ -932,10 +937,10 @@ def test_a_verdict_is_remembered_for_a_minute_at_most(clock: Clock, expires_s: f
         await gate.authenticate(Kind.PRODUCER, "t")
         clock.now_s += CACHE_S - 1
         await gate.authenticate(Kind.PRODUCER, "t")
-        assert validator.asked == 1
+        assert validator.calls == 1
         clock.now_s += 1
         await gate.authenticate(Kind.PRODUCER, "t")
-        assert validator.asked == 2
+        assert validator.calls == 2
 
     assert CACHE_S <= 60
     asyncio.run(scenario())
@@ -973,13 +978,13 @@ def test_refusals_are_not_remembered_and_verdicts_are_bounded(clock: Clock, monk
         for _ in range(3):
             with pytest.raises(Unauthenticated):
                 await gate.authenticate(Kind.PRODUCER, "bad")
-        assert validator.asked == 3
+        assert validator.calls == 3
         for n in range(100):
             await gate.authenticate(Kind.PRODUCER, f"t{n}")
-        validator.asked = 0
+        validator.calls = 0
         for n in (99, 90, 0):
             await gate.authenticate(Kind.PRODUCER, f"t{n}")
-        assert validator.asked == 1, "the last ten are remembered, the first is not"
+        assert validator.calls == 1, "the last ten are remembered, the first is not"
 
     monkeypatch.setattr(principal, "CACHE_TOKENS_MAX", 10)
     asyncio.run(scenario())
@@ -988,10 +993,10 @@ def test_refusals_are_not_remembered_and_verdicts_are_bounded(clock: Clock, monk
 def test_no_refusal_over_http_repeats_what_the_token_said(guarded: Server) -> None:
     canaries = {"sub": "canary-sub", "iss": "canary-iss", "aud": "canary-aud", "tid": "canary/tid", "scope": "canary"}
     for name, value in canaries.items():
-        answer = ask(guarded, sign(claims(**{name: value}), kid="rsa"), paths.ADMIN_QUEUES)
+        answer = get(guarded, sign(claims(**{name: value}), kid="rsa"), paths.ADMIN_QUEUES)
         assert answer.status_code in (401, 403)
         assert "canary" not in answer.text + json.dumps(dict(answer.headers))
-    assert "canary" not in ask(guarded, sign(claims(), kid="canary-kid")).text
+    assert "canary" not in get(guarded, sign(claims(), kid="canary-kid")).text
     assert "canary" not in guarded.log_text()
 
 

@@ -1,4 +1,4 @@
-"""HTTP on the wire: pieces, pipelines, old versions, clients that do not read, and what is neither."""
+"""HTTP on the wire: split requests, pipelines, old versions, clients that do not read, and bytes that are not HTTP."""
 
 import asyncio
 import gc
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.server.connections import create, head, line, look
+from tests.server.connections import connect, create, head, look
 from tests.server.in_process_server import InProcessServer
 from tests.server.server_process import Server, start_server
 
@@ -21,20 +21,20 @@ MB = 1 << 20
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that waits half a second for bodies and a second for clients."""
+    """A server with timeouts of half a second for bodies and a second for clients."""
     http = {"idle_timeout_seconds": 1, "body_timeout_seconds": 0.5}
     with start_server(tmp_path_factory.mktemp("hasty"), settings={"http": http}) as running:
         yield running
 
 
 def wait_for_nothing(seconds: float, *lines: str) -> bytes:
-    """A claim that is answered with 204 after so long."""
+    """Returns a claim that gets 204 after so long."""
     body = msgspec.json.encode({"commands": ["never-used"], "waitSeconds": seconds})
     return head("POST", paths.CLAIM, f"Content-Length: {len(body)}", *lines) + body
 
 
 def sent_until_blocked(connection: socket.socket, data: bytes, most: int) -> int:
-    """How many bytes of endlessly repeated data the other side takes."""
+    """Returns how many bytes of endlessly repeated data the other side accepts."""
     connection.settimeout(0.5)
     sent = 0
     try:
@@ -50,7 +50,7 @@ def sent_until_blocked(connection: socket.socket, data: bytes, most: int) -> int
 
 
 def test_requests_in_one_packet_are_answered_in_their_order_whether_quick_or_slow(server: Server) -> None:
-    asked = [
+    requests = [
         (create("X-Request-Id: r0"), 202),
         (look("X-Request-Id: r1"), 200),
         (wait_for_nothing(0.3, "X-Request-Id: r2"), 204),
@@ -61,16 +61,16 @@ def test_requests_in_one_packet_are_answered_in_their_order_whether_quick_or_slo
         (head("DELETE", paths.TASKS, "X-Request-Id: r7"), 405),
         (look("X-Request-Id: r8", path=paths.QUEUES), 200),
     ]
-    with line(server.port) as client:
-        client.send(b"".join([data for data, _ in asked]))
-        answers = [client.answer() for _ in asked]
-    assert [answer.status for answer in answers] == [status for _, status in asked]
-    assert [answer.request_id for answer in answers] == [f"r{n}" for n in range(len(asked))]
+    with connect(server.port) as client:
+        client.send(b"".join([data for data, _ in requests]))
+        answers = [client.answer() for _ in requests]
+    assert [answer.status for answer in answers] == [status for _, status in requests]
+    assert [answer.request_id for answer in answers] == [f"r{n}" for n in range(len(requests))]
 
 
 def test_thousands_of_requests_sent_ahead_are_all_answered_in_order(server: Server) -> None:
     many = 3000
-    with line(server.port) as client:
+    with connect(server.port) as client:
         client.send(b"".join([look(f"X-Request-Id: n{n}") for n in range(many)]))
         assert [client.answer().request_id for _ in range(many)] == [f"n{n}" for n in range(many)]
 
@@ -78,14 +78,14 @@ def test_thousands_of_requests_sent_ahead_are_all_answered_in_order(server: Serv
 def test_creates_sent_ahead_come_into_the_queue_in_their_order(server: Server) -> None:
     tenant = server.tenant()
     bodies = [msgspec.json.encode({"command": "work", "payload": n}) for n in range(50)]
-    with line(server.port) as client:
+    with connect(server.port) as client:
         client.send(b"".join([create(body=body, token=tenant.producer.token) for body in bodies]))
         made = [client.answer().json["id"] for _ in bodies]
     assert [tenant.claim()["id"] for _ in bodies] == made
 
 
 def test_what_is_sent_ahead_of_an_answer_is_not_taken_in_without_end(server: Server) -> None:
-    with line(server.port) as client:
+    with connect(server.port) as client:
         client.send(wait_for_nothing(3))
         taken = sent_until_blocked(client.socket, look() * 1000, 64 * MB)
         assert taken < 32 * MB  # the sockets' own buffers
@@ -110,14 +110,14 @@ def test_only_a_few_of_the_requests_sent_ahead_are_in_memory_at_once(tmp_path: P
 
 
 def test_a_body_behind_a_request_under_way_is_not_taken_in_without_end(server: Server) -> None:
-    with line(server.port) as client:
+    with connect(server.port) as client:
         client.send(wait_for_nothing(3), head("POST", paths.TASKS_BATCH, f"Content-Length: {30 * MB}"))
         assert sent_until_blocked(client.socket, b" " * 65_536, 29 * MB) < 29 * MB
         assert client.answer().status == 204
 
 
 def test_the_requests_before_one_that_is_no_http_are_answered(server: Server) -> None:
-    with line(server.port) as client:
+    with connect(server.port) as client:
         client.send(create("X-Request-Id: good") + look() + b"what is this\r\n\r\n")
         assert client.answer().request_id == "good"
         assert client.answer().status == 200
@@ -129,18 +129,18 @@ def test_the_requests_before_one_that_is_no_http_are_answered(server: Server) ->
 
 
 def test_a_client_that_does_not_read_holds_little_and_not_for_long(hasty: Server) -> None:
-    with line(hasty.port) as client:
+    with connect(hasty.port) as client:
         client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        asked = sent_until_blocked(client.socket, look(path=paths.OPENAPI) * 1000, 64 * MB)
-        assert asked < 32 * MB
+        sent = sent_until_blocked(client.socket, look(path=paths.OPENAPI) * 1000, 64 * MB)
+        assert sent < 32 * MB
         assert hasty.request("GET", paths.HEALTHZ).status_code == 200
-        time.sleep(1.5)  # past the time that a client is given
+        time.sleep(1.5)  # past the client's timeout
         with pytest.raises(OSError, match=r"."):
             client.send(*[look() * 1000] * 1000)
 
 
 def test_a_large_answer_reaches_a_client_that_reads_slowly(server: Server) -> None:
-    with line(server.port) as client:
+    with connect(server.port) as client:
         client.send(look(path=paths.OPENAPI) * 200)
         time.sleep(0.2)  # its buffers and the server's fill meanwhile
         answers = [client.answer() for _ in range(200)]
@@ -152,7 +152,7 @@ def test_a_large_answer_reaches_a_client_that_reads_slowly(server: Server) -> No
 
 
 def test_a_request_may_arrive_byte_by_byte(server: Server) -> None:
-    with line(server.port) as client:
+    with connect(server.port) as client:
         for _ in range(2):
             data = create()
             client.send(*[data[i : i + 1] for i in range(len(data))])
@@ -163,7 +163,7 @@ def test_a_body_in_chunks_is_put_together(server: Server) -> None:
     body = b'{"command":"pipes","payload":"' + b"x" * 100_000 + b'"}'
     chunks = [body[i : i + 7001] for i in range(0, len(body), 7001)]
     data = b"".join([b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks]) + b"0\r\n\r\n"
-    with line(server.port) as client:
+    with connect(server.port) as client:
         client.send(head("POST", paths.TASKS, "Transfer-Encoding: chunked") + data + look("X-Request-Id: next"))
         made = client.answer()
         assert made.status == 202
@@ -173,7 +173,7 @@ def test_a_body_in_chunks_is_put_together(server: Server) -> None:
 
 @pytest.mark.parametrize("before", [b"", b"5\r\nhello\r\n"])
 def test_chunks_that_are_none_are_refused_at_once(server: Server, before: bytes) -> None:
-    with line(server.port) as client:
+    with connect(server.port) as client:
         client.send(head("POST", paths.TASKS, "Transfer-Encoding: chunked") + before, b"zz\r\n", every_s=0.05)
         assert client.answer().status == 400
         assert client.is_closed()
@@ -181,7 +181,7 @@ def test_chunks_that_are_none_are_refused_at_once(server: Server, before: bytes)
 
 def test_a_body_larger_than_any_read_arrives_whole(server: Server) -> None:
     payload = b"1" * 900_000
-    with line(server.port) as client:
+    with connect(server.port) as client:
         client.send(create(body=b'{"command":"pipes","payload":"%b"}' % payload), look("X-Request-Id: next"))
         assert client.answer().json["payload"] == f'"{payload.decode()}"'
         assert client.answer().request_id == "next"
@@ -189,18 +189,18 @@ def test_a_body_larger_than_any_read_arrives_whole(server: Server) -> None:
 
 def test_a_body_is_asked_for_where_the_client_waits_to_be_asked(server: Server) -> None:
     body = b'{"command":"pipes","payload":1}'
-    with line(server.port) as client:
+    with connect(server.port) as client:
         client.send(head("POST", paths.TASKS, f"Content-Length: {len(body)}", "Expect: 100-continue"))
         assert client.answer().status == 100
         client.send(body)
         assert client.answer().status == 202
-        client.send(create("Expect: 100-continue"))  # sent without waiting: nothing is left to ask for
+        client.send(create("Expect: 100-continue"))  # sent without waiting: no 100 Continue is due
         assert client.answer().status == 202
 
 
 @pytest.mark.parametrize(("length", "token", "status"), [(99_999_999, "dev-token", 413), (10, "wrong", 401)])
 def test_a_body_that_is_not_wanted_is_not_asked_for(server: Server, length: int, token: str, status: int) -> None:
-    with line(server.port) as client:
+    with connect(server.port) as client:
         client.send(head("POST", paths.TASKS, f"Content-Length: {length}", "Expect: 100-continue", token=token))
         answer = client.answer()
         assert (answer.status, answer.headers["connection"]) == (status, "close")
@@ -208,7 +208,7 @@ def test_a_body_that_is_not_wanted_is_not_asked_for(server: Server, length: int,
 
 
 def test_the_rest_of_a_refused_body_is_passed_over(hasty: Server) -> None:
-    with line(hasty.port) as client:
+    with connect(hasty.port) as client:
         client.send(head("POST", paths.TASKS, "Content-Length: 200000", token="wrong") + b"x" * 50_000)
         assert client.answer().status == 401
         client.send(b"x" * 150_000 + look("X-Request-Id: next"))
@@ -216,18 +216,18 @@ def test_the_rest_of_a_refused_body_is_passed_over(hasty: Server) -> None:
 
 
 def test_the_rest_of_a_refused_body_is_not_waited_for_without_end(hasty: Server) -> None:
-    with line(hasty.port) as client:
+    with connect(hasty.port) as client:
         client.send(head("POST", paths.TASKS, "Content-Length: 200000", token="wrong") + b"x")
         assert client.answer().status == 401
         drops = [b"x"] * 200
-        with pytest.raises(ConnectionError):  # a drop now and then does not prolong it
+        with pytest.raises(ConnectionError):  # a few bytes at intervals do not prolong it
             client.send(*drops, every_s=0.05)
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing_behind(server: Server) -> None:
     tenant = server.tenant()
     for _ in range(20):
-        with line(server.port) as client:
+        with connect(server.port) as client:
             client.send(create(token=tenant.producer.token)[:-3])
     assert server.request("GET", paths.HEALTHZ).status_code == 200
     assert tenant.producer.get(paths.TASKS).json()["tasks"] == []
@@ -238,7 +238,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_leaves_nothing_behind(se
 
 @pytest.mark.parametrize("lines", [(), ("Connection: keep-alive",)])
 def test_an_old_client_is_answered_and_let_go(server: Server, lines: tuple[str, ...]) -> None:
-    with line(server.port) as client:
+    with connect(server.port) as client:
         client.send(create(*lines, version="1.0"))
         answer = client.answer()
         assert (answer.status, answer.headers["connection"]) == (202, "close")
@@ -246,7 +246,7 @@ def test_an_old_client_is_answered_and_let_go(server: Server, lines: tuple[str, 
 
 
 def test_a_client_that_asks_to_close_is_answered_first(server: Server) -> None:
-    with line(server.port) as client:
+    with connect(server.port) as client:
         client.send(create("Connection: close") + look())
         answer = client.answer()
         assert (answer.status, answer.headers["connection"]) == (202, "close")
@@ -254,7 +254,7 @@ def test_a_client_that_asks_to_close_is_answered_first(server: Server) -> None:
 
 
 def test_an_answer_to_head_has_no_body_and_the_connection_goes_on(server: Server) -> None:
-    with line(server.port) as client:
+    with connect(server.port) as client:
         client.send(head("HEAD", paths.HEALTHZ))
         answered = client.socket.recv(65_536)
         assert answered.startswith(b"HTTP/1.1 405")
@@ -264,7 +264,7 @@ def test_an_answer_to_head_has_no_body_and_the_connection_goes_on(server: Server
 
 
 def test_another_protocol_that_is_offered_is_not_taken_up(server: Server) -> None:
-    with line(server.port) as client:
+    with connect(server.port) as client:
         offer = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: x", "Sec-WebSocket-Version: 13")
         client.send(look(*offer) + look("X-Request-Id: next"))
         assert client.answer().status == 200
@@ -272,20 +272,20 @@ def test_another_protocol_that_is_offered_is_not_taken_up(server: Server) -> Non
 
 
 def test_a_body_behind_an_offer_of_another_protocol_is_never_taken_for_a_request(server: Server) -> None:
-    with line(server.port) as client:
+    with connect(server.port) as client:
         client.send(create("Connection: Upgrade", "Upgrade: h2c", body=look("X-Request-Id: smuggled")))
         assert client.answer().status == 400
         assert client.is_closed()
 
 
 def test_a_path_may_be_given_in_full_or_escaped(server: Server) -> None:
-    with line(server.port) as client:
+    with connect(server.port) as client:
         client.send(look(path="http://localhost/healthz"), look(path="/%68ealthz"), look(path="/healthz?x=%20#y"))
         assert [client.answer().status for _ in range(3)] == [200, 200, 200]
 
 
 def test_two_tokens_are_none(server: Server) -> None:
-    with line(server.port) as client:
+    with connect(server.port) as client:
         client.send(create("Authorization: Bearer dev-token"))
         answer = client.answer()
         assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
@@ -295,7 +295,7 @@ def test_two_tokens_are_none(server: Server) -> None:
 
 
 def test_a_stopping_server_answers_what_is_under_way_and_closes_what_idles(tmp_path: Path) -> None:
-    with start_server(tmp_path) as own, line(own.port) as idle, line(own.port) as busy:
+    with start_server(tmp_path) as own, connect(own.port) as idle, connect(own.port) as busy:
         idle.send(look())
         assert idle.answer().status == 200
         busy.send(wait_for_nothing(20))

@@ -1,4 +1,4 @@
-"""What the server acknowledged survives kill -9, whatever it was doing."""
+"""Everything that the server acknowledged survives kill -9, whatever it was doing."""
 
 import random
 import threading
@@ -17,7 +17,7 @@ KILLS = 8
 
 
 class Callers:
-    """Producers and workers that note what was acknowledged to them, until the server is gone."""
+    """Producers and workers that record what was acknowledged to them, until the server is killed."""
 
     def __init__(self, server: Server) -> None:
         self._base = server.base
@@ -126,7 +126,7 @@ def test_a_failed_write_is_answered_with_503_and_ends_the_server_so_that_it_can_
         filler = fill(disk, 0)
         answer = tenant.producer.post(paths.TASKS, {"command": "work", "payload": "x" * 1_000_000})
         assert answer.status_code in (503, 507)
-        if answer.status_code == 507:  # space was looked at in time: nothing has failed, and nothing is lost
+        if answer.status_code == 507:  # free space was checked in time: nothing has failed, and nothing is lost
             assert server.request("GET", paths.HEALTHZ).status_code == 200
             server.kill()
         else:

@@ -1,4 +1,4 @@
-"""What admins call: queues, policies that take effect, pauses, dead letters, cleanup."""
+"""Routes for admins: queues, policies that take effect, pauses, dead letters, cleanup."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -49,8 +49,8 @@ def test_an_admin_of_the_platform_sees_the_queues_of_all(server: Server) -> None
     ours, theirs = server.tenant(), server.tenant()
     ours.create("ours")
     theirs.create("theirs")
-    everyone = Caller(server, server.token("ops", "admin", scopes=["codeq:admin", "codeq:platform"]))
-    keys = set(answered(everyone.get(paths.ADMIN_QUEUES), 200))
+    platform_admin = Caller(server, server.token("ops", "admin", scopes=["codeq:admin", "codeq:platform"]))
+    keys = set(answered(platform_admin.get(paths.ADMIN_QUEUES), 200))
     assert {f"codeq:q:ours:{ours.name}:pending", f"codeq:q:theirs:{theirs.name}:pending"} <= keys
 
 
@@ -208,8 +208,8 @@ def test_the_policys_max_consumers_bound_what_is_in_progress(tenant: Tenant) -> 
     held = answered(tenant.worker.post(paths.CLAIM_BATCH, {"commands": ["work"], "count": 10}), 200)["tasks"]
     assert len(held) == 2
     assert tenant.worker.post(paths.CLAIM, {"commands": ["work"]}).status_code == 204
-    asked = {"commands": ["work"], "waitSeconds": 30}
-    with waiting(tenant.worker, "POST", paths.CLAIM, asked) as claim:
+    body = {"commands": ["work"], "waitSeconds": 30}
+    with waiting(tenant.worker, "POST", paths.CLAIM, body) as claim:
         answered(tenant.worker.post(at(paths.RESULT, held[0]["id"]), DONE), 200)
         third = answered(claim.result(10), 200)
     assert third["payload"] == "2"
@@ -233,8 +233,8 @@ def test_a_paused_queue_takes_tasks_and_hands_out_none_until_it_is_resumed(tenan
     task, other = tenant.create(), tenant.create("other")
     assert tenant.worker.post(paths.CLAIM, {"commands": ["work"]}).status_code == 204
     assert tenant.claim("work", "other")["id"] == other["id"]
-    asked = {"commands": ["work"], "waitSeconds": 30}
-    with waiting(tenant.worker, "POST", paths.CLAIM, asked) as claim:
+    body = {"commands": ["work"], "waitSeconds": 30}
+    with waiting(tenant.worker, "POST", paths.CLAIM, body) as claim:
         assert answered(tenant.admin.post(at(paths.RESUME, "work")), 200)["paused"] is False
         assert answered(claim.result(10), 200)["id"] == task["id"]
 
@@ -345,8 +345,8 @@ def test_a_list_of_dead_tasks_that_breaks_a_rule_is_refused(tenant: Tenant, quer
 def test_a_replayed_task_has_fresh_attempts_and_goes_on_where_it_was(tenant: Tenant) -> None:
     dead = tenant.dead()
     ended = tenant.ended("other")
-    asked = {"ids": [dead["id"], ended["id"], UNKNOWN]}
-    swept = answered(tenant.admin.post(paths.DLQ_REPLAY, asked), 200)
+    body = {"ids": [dead["id"], ended["id"], UNKNOWN]}
+    swept = answered(tenant.admin.post(paths.DLQ_REPLAY, body), 200)
     assert swept == {
         "matched": 1, "changed": 1, "dryRun": False, "ids": [dead["id"]],
         "refused": {ended["id"]: "not-dead", UNKNOWN: "not-found"},
@@ -359,8 +359,8 @@ def test_a_replayed_task_has_fresh_attempts_and_goes_on_where_it_was(tenant: Ten
 
 def test_replay_wakes_a_waiting_worker(tenant: Tenant) -> None:
     dead = tenant.dead()
-    asked = {"commands": ["work"], "waitSeconds": 30}
-    with waiting(tenant.worker, "POST", paths.CLAIM, asked) as claim:
+    body = {"commands": ["work"], "waitSeconds": 30}
+    with waiting(tenant.worker, "POST", paths.CLAIM, body) as claim:
         answered(tenant.admin.post(paths.DLQ_REPLAY, {"all": True}), 200)
         assert answered(claim.result(10), 200)["id"] == dead["id"]
 

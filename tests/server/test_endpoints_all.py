@@ -1,4 +1,4 @@
-"""Looks back, when all other tests of this folder have run: has every route been called, did every answer fit?"""
+"""Runs after all other tests of this folder: was every route called, and did every response match the description?"""
 
 import json
 from pathlib import Path
@@ -16,10 +16,10 @@ from codeq.wire import paths
 NEEDED = ["test_auth.py", *sorted(path.name for path in Path(__file__).parent.glob("test_endpoints_*.py"))]
 
 NOT_HERE = {507: "needs a full disk; see tests/system"}
-"""Answers that no test here can bring about."""
+"""Statuses that no test here can cause."""
 
 ALSO = {400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503}
-"""What any route may answer besides what the table says of it."""
+"""Statuses of any route besides those in its row of the table."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The event log over HTTP: by shard and offset, as JSON and as Arrow, waiting for what is yet to come."""
+"""The event log over HTTP: by shard and offset, as JSON and as Arrow, with a wait for new events."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ shard int32, seq int64, at timestamp, move string, tenant string, command string
 status_before string?, status_after string, attempts int32, deliveries int32, max_attempts int32, lease_token int64,
 worker_id string?, lease_until timestamp?, visible_at timestamp?, error string?, payload_bytes int64, trace_id string?
 """
-"""What readers of Arrow and the lake were built for; `?` may be null. A column may be added, none may change."""
+"""The schema that readers of Arrow and the lake rely on; `?` may be null. A column may be added, none may change."""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def camel(name: str) -> str:
 
 
 def walk(caller: Caller, **query: Any) -> list[dict[str, Any]]:
-    """All events from an offset to the end, page by page."""
+    """Returns all events from an offset to the end, page by page."""
     found: list[dict[str, Any]] = []
     while True:
         page = answered(caller.get(paths.EVENTS, **query), 200)
@@ -103,7 +103,7 @@ def test_a_page_says_where_to_read_on_and_what_is_kept(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("is_platform", [False, True])
 def test_arrow_holds_the_same_rows_with_the_types_of_the_columns(tenant: Tenant, is_platform: bool) -> None:
-    """A tenant's are picked out one by one; the platform's are made into columns as they lie in the log."""
+    """A tenant's events are filtered one by one; the platform's are made into columns as they are in the log."""
     tenant.dead(reason="no")
     tenant.create("later", delaySeconds=60)
     tenant.ended("traced")
@@ -126,7 +126,7 @@ def test_arrow_holds_the_same_rows_with_the_types_of_the_columns(tenant: Tenant,
 
 
 def test_arrow_shows_a_record_that_columns_do_not_know(tmp_path: Path) -> None:
-    """As another version may leave it behind: here, a number below zero."""
+    """As another version may have written it: here, a number below zero."""
     with start_server(tmp_path) as server:
         server.tenant().ended()
     [path] = (tmp_path / "data").glob("**/rocksdb")
@@ -357,7 +357,7 @@ def test_a_long_read_is_one_stream_whatever_its_pieces(tenant: Tenant) -> None:
 
 
 def test_workers_are_served_while_events_are_read(tenant: Tenant) -> None:
-    """A read of many pieces is under way; what is asked meanwhile is answered before it ends."""
+    """Calls made during a read of many pieces return before it ends."""
     made = [{"command": "work", "payload": n} for n in range(1000)]
     for _ in range(20):
         answered(tenant.producer.post(paths.TASKS_BATCH, {"tasks": made}), 200)

@@ -1,4 +1,4 @@
-"""What producers call: create, batch create, cancel."""
+"""Routes for producers: create, batch create, cancel."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -26,10 +26,10 @@ def new(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_created_task_is_answered_whole_with_its_payload_as_a_json_string(tenant: Tenant) -> None:
-    asked = {"command": "resize", "payload": {"to": "world", "n": [1, 2.5, None]}, "priority": 3, "maxAttempts": 7}
-    task = answered(tenant.producer.post(paths.TASKS, asked), 202)
+    body = {"command": "resize", "payload": {"to": "world", "n": [1, 2.5, None]}, "priority": 3, "maxAttempts": 7}
+    task = answered(tenant.producer.post(paths.TASKS, body), 202)
     assert isinstance(task["payload"], str)
-    assert json.loads(task["payload"]) == asked["payload"]
+    assert json.loads(task["payload"]) == body["payload"]
     assert (task["command"], task["status"], task["tenantId"]) == ("resize", "PENDING", tenant.name)
     assert (task["priority"], task["attempts"], task["maxAttempts"], task["deliveries"]) == (3, 0, 7, 0)
     assert task["lastKnownLocation"] == "PENDING_LIST"
@@ -50,14 +50,14 @@ def test_any_json_value_but_null_is_a_payload(tenant: Tenant, payload: Any) -> N
     assert json.loads(tenant.create(payload=payload)["payload"]) == payload
 
 
-@pytest.mark.parametrize(("given", "kept"), [(-5, 0), (0, 0), (9, 9), (10, 9), (2**40, 9)])
-def test_a_priority_outside_0_to_9_is_taken_as_the_nearest(tenant: Tenant, given: int, kept: int) -> None:
-    assert tenant.create(priority=given)["priority"] == kept
+@pytest.mark.parametrize(("value", "stored"), [(-5, 0), (0, 0), (9, 9), (10, 9), (2**40, 9)])
+def test_a_priority_outside_0_to_9_is_taken_as_the_nearest(tenant: Tenant, value: int, stored: int) -> None:
+    assert tenant.create(priority=value)["priority"] == stored
 
 
-@pytest.mark.parametrize(("given", "kept"), [(-1, 5), (0, 5), (1, 1), (100, 100)])
-def test_max_attempts_of_0_or_less_are_the_queues_own(tenant: Tenant, given: int, kept: int) -> None:
-    assert tenant.create(maxAttempts=given)["maxAttempts"] == kept
+@pytest.mark.parametrize(("value", "stored"), [(-1, 5), (0, 5), (1, 1), (100, 100)])
+def test_max_attempts_of_0_or_less_are_the_queues_own(tenant: Tenant, value: int, stored: int) -> None:
+    assert tenant.create(maxAttempts=value)["maxAttempts"] == stored
 
 
 def test_a_task_with_a_delay_is_not_handed_out_before_its_time(tenant: Tenant) -> None:

@@ -1,4 +1,4 @@
-"""What everyone may look at: a task, its result and history, lists of tasks, queues."""
+"""Routes that read: a task, its result and history, lists of tasks, queues."""
 
 import time
 from datetime import datetime, timedelta
@@ -13,7 +13,7 @@ UNKNOWN = "01a1e1de-0000-7001-8390-3d3777730000"
 
 
 def listed(tenant: Tenant, **query: Any) -> list[str]:
-    """The ids of all pages of a listing."""
+    """Returns the ids of all pages of a listing."""
     found: list[str] = []
     while True:
         page = answered(tenant.producer.get(paths.TASKS, **query), 200)

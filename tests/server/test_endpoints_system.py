@@ -1,4 +1,4 @@
-"""What machines ask: is it alive, is it ready, what can it do. For metrics see test_observability.py."""
+"""Routes for machines: health, readiness, the API description. For metrics see test_observability.py."""
 
 import html
 import re

@@ -1,4 +1,4 @@
-"""What workers call: claim, heartbeat, abandon, nack, result, one by one and in batches."""
+"""Routes for workers: claim, heartbeat, abandon, nack, result, one by one and in batches."""
 
 import json
 from collections import Counter
@@ -75,9 +75,9 @@ def test_a_claim_takes_only_from_the_commands_it_names(tenant: Tenant) -> None:
 
 def test_a_batch_claim_takes_up_to_count_in_order(tenant: Tenant) -> None:
     made = [tenant.create(payload=n)["id"] for n in range(5)]
-    asked = {"commands": ["work"], "count": 3}
-    first = answered(tenant.worker.post(paths.CLAIM_BATCH, asked), 200)["tasks"]
-    rest = answered(tenant.worker.post(paths.CLAIM_BATCH, asked), 200)["tasks"]
+    body = {"commands": ["work"], "count": 3}
+    first = answered(tenant.worker.post(paths.CLAIM_BATCH, body), 200)["tasks"]
+    rest = answered(tenant.worker.post(paths.CLAIM_BATCH, body), 200)["tasks"]
     assert [task["id"] for task in first + rest] == made
 
 
@@ -180,11 +180,11 @@ def test_a_nack_delays_by_the_backoff_and_keeps_its_reason(tenant: Tenant) -> No
     assert moment(back["visibleAt"]) - moment(back["updatedAt"]) == timedelta(minutes=1)
 
 
-@pytest.mark.parametrize(("asked", "location"), [(0, "PENDING_LIST"), (2.5, "DELAYED_ZSET"), (1e6, "DELAYED_ZSET")])
-def test_a_nack_may_say_its_own_delay(tenant: Tenant, asked: float, location: str) -> None:
+@pytest.mark.parametrize(("delay", "location"), [(0, "PENDING_LIST"), (2.5, "DELAYED_ZSET"), (1e6, "DELAYED_ZSET")])
+def test_a_nack_may_say_its_own_delay(tenant: Tenant, delay: float, location: str) -> None:
     task = tenant.held()
-    answer = answered(tenant.worker.post(at(paths.NACK, task["id"]), {"delaySeconds": asked}), 200)
-    assert answer == {"status": "requeued", "delaySeconds": min(asked, 86_400)}
+    answer = answered(tenant.worker.post(at(paths.NACK, task["id"]), {"delaySeconds": delay}), 200)
+    assert answer == {"status": "requeued", "delaySeconds": min(delay, 86_400)}
     assert tenant.task(task["id"])["lastKnownLocation"] == location
 
 
@@ -350,12 +350,12 @@ def test_a_batch_of_results_that_is_none_is_refused(tenant: Tenant, results: Any
     refused(tenant.worker.post(paths.RESULTS_BATCH, {"results": results}), 400, "invalid")
 
 
-@pytest.mark.parametrize("asked_in", ["json", "msgpack"])
-def test_messagepack_and_json_go_through_a_whole_cycle_alike(tenant: Tenant, asked_in: str) -> None:
-    """Every hot endpoint is asked in one format; what it says is compared with what the other one reads."""
-    is_packed = asked_in == "msgpack"
+@pytest.mark.parametrize("request_format", ["json", "msgpack"])
+def test_messagepack_and_json_go_through_a_whole_cycle_alike(tenant: Tenant, request_format: str) -> None:
+    """Calls every hot endpoint in one format, and compares the response with what the other format reads."""
+    is_packed = request_format == "msgpack"
 
-    def ask(path: str, body: dict[str, Any]) -> Any:
+    def post(path: str, body: dict[str, Any]) -> Any:
         if not is_packed:
             return answered(tenant.worker.post(path, body), 200)
         answer = tenant.worker.post(path, content=msgspec.msgpack.encode(body), headers=PACKED)
@@ -364,21 +364,21 @@ def test_messagepack_and_json_go_through_a_whole_cycle_alike(tenant: Tenant, ask
 
     result: Any = b'{"a": [1, "\xc3\xa9"]}' if is_packed else {"a": [1, "é"]}
     made = [tenant.create(payload={"n": n}) for n in range(3)]
-    one = ask(paths.CLAIM, {"commands": ["work"], "leaseSeconds": 30})
+    one = post(paths.CLAIM, {"commands": ["work"], "leaseSeconds": 30})
     assert one == tenant.task(made[0]["id"])
-    rest = ask(paths.CLAIM_BATCH, {"commands": ["work"], "count": 5})["tasks"]
+    rest = post(paths.CLAIM_BATCH, {"commands": ["work"], "count": 5})["tasks"]
     assert rest == [tenant.task(task["id"]) for task in made[1:]]
-    assert ask(at(paths.HEARTBEAT, one["id"]), {"extendSeconds": 60})["ok"] is True
-    ended = ask(at(paths.RESULT, one["id"]), {"status": "COMPLETED", "result": result, "leaseToken": 1})
+    assert post(at(paths.HEARTBEAT, one["id"]), {"extendSeconds": 60})["ok"] is True
+    ended = post(at(paths.RESULT, one["id"]), {"status": "COMPLETED", "result": result, "leaseToken": 1})
     items = [
         {"taskId": rest[0]["id"], "status": "COMPLETED", "result": result},
         {"taskId": UNKNOWN, "status": "FAILED"},
     ]
-    done, missing = ask(paths.RESULTS_BATCH, {"results": items})["results"]
+    done, missing = post(paths.RESULTS_BATCH, {"results": items})["results"]
     assert missing["code"] == "not-found"
-    assert ask(at(paths.NACK, rest[1]["id"]), {"delaySeconds": 0})["status"] == "requeued"
-    again = ask(paths.CLAIM, {})
-    assert ask(at(paths.ABANDON, again["id"]), {}) == {"status": "requeued"}
+    assert post(at(paths.NACK, rest[1]["id"]), {"delaySeconds": 0})["status"] == "requeued"
+    again = post(paths.CLAIM, {})
+    assert post(at(paths.ABANDON, again["id"]), {}) == {"status": "requeued"}
 
     for record in (ended, done["result"]):
         if is_packed:

@@ -1,4 +1,4 @@
-"""Requests made at random from the server's own description: none may break it, and no answer may differ from it."""
+"""Random requests from the server's own description: none may break it, and every response must match it."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
 
 @pytest.mark.slow
 def test_schemathesis_finds_no_fault_and_no_answer_that_is_not_described(tmp_path: Path) -> None:
-    settings = {"http": {"wait_max_seconds": 0.05}}  # long polls are asked for at random, too
+    settings = {"http": {"wait_max_seconds": 0.05}}  # random requests include long polls
     with start_server(tmp_path, settings=settings) as server:
         run = fuzz(server.base, tmp_path)
         log = server.log_text()

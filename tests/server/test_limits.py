@@ -1,4 +1,4 @@
-"""What a slow, dead, greedy or hostile client can hold, and what it is told."""
+"""What a slow, dead, greedy or hostile client can hold, and which response it gets."""
 
 import gzip
 import json
@@ -24,13 +24,13 @@ TIGHT = {
 
 @pytest.fixture(scope="module")
 def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that gives its clients little time and few connections."""
+    """A server with short timeouts and few connections."""
     with start_server(tmp_path_factory.mktemp("tight"), settings=TIGHT) as server:
         yield server
 
 
 def raw(server: Server, data: bytes, *, wait_s: float = 10) -> bytes:
-    """Send bytes as they are; answers everything up to the end of the connection."""
+    """Sends bytes as they are; returns everything up to the end of the connection."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=wait_s) as connection:
         connection.sendall(data)
         answer = b""
@@ -112,7 +112,7 @@ def test_a_chunked_body_is_cut_off_at_the_limit(server: Server) -> None:
             for _ in range(20):
                 connection.sendall(chunk)
         except OSError:
-            pass  # the server has hung up, as it should
+            pass  # the server has closed the connection, as it should
         try:
             answer = connection.recv(100)
         except OSError:

@@ -1,4 +1,4 @@
-"""Claims that wait are woken by the event itself, first come first served, and hold nothing once their caller left."""
+"""Waiting claims are woken by the event, first come first served, and hold nothing once their caller disconnects."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ def own_server(tmp_path: Path) -> Iterator[Server]:
 
 
 async def waiting_claims(server: Server, tenant: Tenant, number: int) -> tuple[httpx.AsyncClient, Waiting]:
-    """That many workers in line, in order."""
+    """Starts that many waiting workers, in order."""
     client = httpx.AsyncClient(
         base_url=server.base, timeout=40, trust_env=False, limits=httpx.Limits(max_connections=None)
     )
@@ -31,7 +31,7 @@ async def waiting_claims(server: Server, tenant: Tenant, number: int) -> tuple[h
     waiting = []
     for _ in range(number):
         waiting.append(asyncio.create_task(client.post(paths.CLAIM, json=CLAIM, headers=headers)))
-        await asyncio.sleep(0.005)  # so that they come in this order; nothing is asserted about the time
+        await asyncio.sleep(0.005)  # so that they arrive in this order; nothing is asserted about the time
     await asyncio.sleep(0.2)
     return client, waiting
 
@@ -69,7 +69,7 @@ def test_a_worker_that_hangs_up_while_it_waits_loses_no_task(server: Server) -> 
 
 
 def test_hanging_up_again_and_again_costs_no_task_its_turn(server: Server) -> None:
-    """Workers leave at random moments around the enqueue; in the end every task is there to be claimed once."""
+    """Workers disconnect at random moments around the enqueue; in the end every task can be claimed once."""
     tenant = server.tenant()
 
     async def story() -> None:
@@ -85,7 +85,7 @@ def test_hanging_up_again_and_again_costs_no_task_its_turn(server: Server) -> No
     asyncio.run(story())
     eventually(lambda: tenant.counts()["ready"] + tenant.counts()["inProgress"] == 30)
     counts = tenant.counts()
-    # Those still in progress were served before their worker left; the worker got them, or the lease will end.
+    # Those still in progress were leased before their worker disconnected; the worker got them, or the lease will end.
     assert counts["ready"] + counts["inProgress"] == 30
 
 

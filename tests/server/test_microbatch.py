@@ -1,4 +1,4 @@
-"""Calls that arrive in the same turn share a batch and an fsync, and are to each caller as if they were alone."""
+"""Calls that arrive in the same event-loop iteration share a batch and an fsync, without effect on each other."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -19,29 +19,31 @@ Story = Callable[[InProcessServer], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture
-def tell(tmp_path: Path) -> Callable[..., None]:
-    """Runs a story with a server of its own."""
+def run_story(tmp_path: Path) -> Callable[..., None]:
+    """Runs a story with a new server."""
 
     def run(story: Story, **options: Any) -> None:
-        async def told() -> None:
+        async def main() -> None:
             server = InProcessServer(tmp_path, **options)
             async with server.running():
                 await story(server)
                 assert not server.tasks
 
-        asyncio.run(told())
+        asyncio.run(main())
 
     return run
 
 
-def settle_by(wait: Callable[[], Awaitable[object]], server: InProcessServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this store settle when the wait is over. Others in the process, with loops of their own, go on as ever."""
-    mine, settle = server.store, type(server.store).flush
-    monkeypatch.setattr(type(mine), "flush", lambda store: wait() if store is mine else settle(store))
+def flush_after(
+    wait: Callable[[], Awaitable[object]], server: InProcessServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Makes this store flush when the wait is over. Other stores in the process, on other loops, flush as usual."""
+    own, flush = server.store, type(server.store).flush
+    monkeypatch.setattr(type(own), "flush", lambda store: wait() if store is own else flush(store))
 
 
 def watch(server: InProcessServer, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The tenants of the tasks of every commit from now on."""
+    """Records the tenants of the tasks of every commit from now on."""
     commits: list[list[str]] = []
     commit = type(server.store).commit
 
@@ -60,7 +62,7 @@ async def tasks_of(caller: Caller) -> list[dict[str, Any]]:
 
 
 def test_creates_that_arrive_together_are_one_commit_and_each_gets_its_own_task(
-    tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    run_story: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(server: InProcessServer) -> None:
         callers = await server.callers(*["acme"] * 20)
@@ -74,10 +76,10 @@ def test_creates_that_arrive_together_are_one_commit_and_each_gets_its_own_task(
         assert len({answer.request_id for answer in answers}) == 20
         assert commits == [["acme"] * 20]
 
-    tell(story)
+    run_story(story)
 
 
-def test_the_same_key_twice_in_a_turn_is_one_task_and_a_replay(tell: Callable[..., None]) -> None:
+def test_the_same_key_twice_in_a_turn_is_one_task_and_a_replay(run_story: Callable[..., None]) -> None:
     async def story(server: InProcessServer) -> None:
         first, second, third = await server.callers("acme", "acme", "acme")
         for caller in (first, second):
@@ -90,10 +92,10 @@ def test_the_same_key_twice_in_a_turn_is_one_task_and_a_replay(tell: Callable[..
         assert made.json == again.json == header.json
         assert len(await tasks_of(first)) == 1
 
-    tell(story)
+    run_story(story)
 
 
-def test_the_same_key_for_another_payload_is_refused_to_the_second_alone(tell: Callable[..., None]) -> None:
+def test_the_same_key_for_another_payload_is_refused_to_the_second_alone(run_story: Callable[..., None]) -> None:
     async def story(server: InProcessServer) -> None:
         first, second, third = await server.callers("acme", "acme", "acme")
         first.create(payload=1, idempotencyKey="k")
@@ -104,7 +106,7 @@ def test_the_same_key_for_another_payload_is_refused_to_the_second_alone(tell: C
         assert answers[1].json["code"] == "idempotency-mismatch"
         assert sorted(task["payload"] for task in await tasks_of(first)) == ["1", "3"]
 
-    tell(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,9 @@ def test_the_same_key_for_another_payload_is_refused_to_the_second_alone(tell: C
     ],
     ids=range(6),
 )
-def test_one_bad_create_among_good_ones_is_refused_alone(tell: Callable[..., None], bad: bytes, status: int) -> None:
+def test_one_bad_create_among_good_ones_is_refused_alone(
+    run_story: Callable[..., None], bad: bytes, status: int
+) -> None:
     async def story(server: InProcessServer) -> None:
         first, wrong, last = await server.callers("acme", "acme", "acme")
         wrong.socket.settimeout(10)
@@ -131,10 +135,12 @@ def test_one_bad_create_among_good_ones_is_refused_alone(tell: Callable[..., Non
         assert (await wrong.answer()).status == status
         assert len(await tasks_of(first)) == 2
 
-    tell(story)
+    run_story(story)
 
 
-def test_tenants_that_arrive_together_stay_apart(tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tenants_that_arrive_together_stay_apart(
+    run_story: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story(server: InProcessServer) -> None:
         acme, globex, again = await server.callers("acme", "globex", "acme")
         commits = watch(server, monkeypatch)
@@ -146,7 +152,7 @@ def test_tenants_that_arrive_together_stay_apart(tell: Callable[..., None], monk
         assert commits == [["acme", "acme"], ["globex"]]
         assert [len(await tasks_of(caller)) for caller in (acme, globex)] == [1, 1]
 
-    tell(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +164,7 @@ def test_tenants_that_arrive_together_stay_apart(tell: Callable[..., None], monk
     ],
 )
 def test_what_fails_one_tenants_batch_is_told_to_each_of_its_callers_and_to_nobody_else(
-    tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch, fault: Exception, status: int, code: str
+    run_story: Callable[..., None], monkeypatch: pytest.MonkeyPatch, fault: Exception, status: int, code: str
 ) -> None:
     async def story(server: InProcessServer) -> None:
         acme, globex, again = await server.callers("acme", "globex", "acme")
@@ -180,11 +186,11 @@ def test_what_fails_one_tenants_batch_is_told_to_each_of_its_callers_and_to_nobo
             assert ("retry-after" in answer.headers) == (status == 503)
         assert bool(server.failures) == isinstance(fault, StoreFailed)
 
-    tell(story)
+    run_story(story)
 
 
 def test_an_answer_that_cannot_be_made_fails_its_own_caller_alone(
-    tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    run_story: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(server: InProcessServer) -> None:
         callers = await server.callers("acme", "acme", "acme")
@@ -202,11 +208,11 @@ def test_an_answer_that_cannot_be_made_fails_its_own_caller_alone(
         assert [answer.status for answer in answers] == [202, 500, 202]
         assert b"/secret" not in answers[1].body
 
-    tell(story)
+    run_story(story)
 
 
 def test_a_refusal_of_one_order_by_the_core_leaves_the_rest_of_the_batch_alone(
-    tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    run_story: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(server: InProcessServer) -> None:
         callers = await server.callers("acme", "acme", "acme")
@@ -216,48 +222,48 @@ def test_a_refusal_of_one_order_by_the_core_leaves_the_rest_of_the_batch_alone(
         assert [(await caller.answer()).status for caller in callers] == [202, 400, 202]
         assert commits == [["acme", "acme"]]
 
-    tell(story)
+    run_story(story)
 
 
 def test_a_caller_that_has_gone_takes_no_answer_from_the_others(
-    tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    run_story: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(server: InProcessServer) -> None:
         first, gone, last = await server.callers("acme", "acme", "acme")
-        settling = asyncio.Event()
-        settle_by(settling.wait, server, monkeypatch)
+        flushing = asyncio.Event()
+        flush_after(flushing.wait, server, monkeypatch)
         for caller in (first, gone, last):
             caller.create()
         await asyncio.sleep(0.05)
-        gone.hang_up()
+        gone.disconnect()
         await until(lambda: server.open_connections == 2)
-        settling.set()
+        flushing.set()
         assert [(await caller.answer()).status for caller in (first, last)] == [202, 202]
         assert len(await tasks_of(first)) == 3
 
-    tell(story)
+    run_story(story)
 
 
 def test_nobody_is_answered_before_the_batch_is_on_disk(
-    tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    run_story: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(server: InProcessServer) -> None:
         callers = await server.callers(*["acme"] * 5)
-        settling = asyncio.Event()
-        settle_by(settling.wait, server, monkeypatch)
+        flushing = asyncio.Event()
+        flush_after(flushing.wait, server, monkeypatch)
         for caller in callers:
             caller.create()
         await asyncio.sleep(0.1)
         assert not any(caller.has_answer() for caller in callers)
-        settling.set()
+        flushing.set()
         assert [(await caller.answer()).status for caller in callers] == [202] * 5
 
-    tell(story)
+    run_story(story)
 
 
 @pytest.mark.parametrize(("tasks", "size"), [(3, 1 << 20), (100, 1000)])
 def test_more_than_a_batch_holds_goes_in_several_in_order(
-    tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tasks: int, size: int
+    run_story: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tasks: int, size: int
 ) -> None:
     async def story(server: InProcessServer) -> None:
         callers = await server.callers(*["acme"] * 8)
@@ -270,10 +276,10 @@ def test_more_than_a_batch_holds_goes_in_several_in_order(
         assert ids == sorted(ids)
         assert [len(commit) for commit in commits] == [3, 3, 2]
 
-    tell(story)
+    run_story(story)
 
 
-def test_every_call_of_a_turn_is_counted_against_the_limits(tell: Callable[..., None]) -> None:
+def test_every_call_of_a_turn_is_counted_against_the_limits(run_story: Callable[..., None]) -> None:
     async def story(server: InProcessServer) -> None:
         callers = await server.callers(*["acme"] * 5)
         for caller in callers:
@@ -282,10 +288,10 @@ def test_every_call_of_a_turn_is_counted_against_the_limits(tell: Callable[..., 
         assert [answer.status for answer in answers] == [202, 202, 202, 429, 429]
         assert answers[4].headers["retry-after"] == str(answers[4].json["retryAfterSeconds"])
 
-    tell(story, limiter=RateLimiter({"producer": Rate(requests_per_minute=1, burst_size=3)}, {}))
+    run_story(story, limiter=RateLimiter({"producer": Rate(requests_per_minute=1, burst_size=3)}, {}))
 
 
-def test_a_token_that_is_not_known_yet_goes_the_long_way_to_the_same_answer(tell: Callable[..., None]) -> None:
+def test_a_token_that_is_not_known_yet_goes_the_long_way_to_the_same_answer(run_story: Callable[..., None]) -> None:
     async def story(server: InProcessServer) -> None:
         known, *_ = await server.callers("acme")
         strange, nobody = server.stranger("new"), server.stranger("nobody")
@@ -301,16 +307,16 @@ def test_a_token_that_is_not_known_yet_goes_the_long_way_to_the_same_answer(tell
         }
         assert set(answers[0].headers) == set(answers[1].headers)
 
-    tell(story)
+    run_story(story)
 
 
 def test_a_batch_that_is_cancelled_at_the_end_of_the_server_answers_nobody(
-    tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    run_story: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(server: InProcessServer) -> None:
         [caller] = await server.callers("acme")
-        settle = type(server.store).flush
-        settle_by(asyncio.Event().wait, server, monkeypatch)
+        flush = type(server.store).flush
+        flush_after(asyncio.Event().wait, server, monkeypatch)
         caller.create()
         await until(lambda: server.tasks)
         await asyncio.sleep(0.05)
@@ -318,13 +324,13 @@ def test_a_batch_that_is_cancelled_at_the_end_of_the_server_answers_nobody(
             task.cancel()
         with pytest.raises((AssertionError, ConnectionError)):
             await caller.answer()
-        monkeypatch.setattr(type(server.store), "flush", settle)
+        monkeypatch.setattr(type(server.store), "flush", flush)
 
-    tell(story)
+    run_story(story)
 
 
 def test_results_that_arrive_together_are_one_commit_and_each_ends_its_own_task(
-    tell: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    run_story: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(server: InProcessServer) -> None:
         callers = await server.callers(*[f"acme/{n}" for n in range(6)])
@@ -337,11 +343,11 @@ def test_results_that_arrive_together_are_one_commit_and_each_ends_its_own_task(
         assert [answer["result"] for answer in answers] == [{"n": place} for place in range(6)]
         assert commits == [["acme"] * 6]
 
-    tell(story)
+    run_story(story)
 
 
 def test_results_for_one_task_in_a_turn_are_accepted_once_and_from_its_holder_alone(
-    tell: Callable[..., None],
+    run_story: Callable[..., None],
 ) -> None:
     async def story(server: InProcessServer) -> None:
         holder, same, other, globex, bad = await server.callers("acme/1", "acme/1", "acme/2", "globex", "acme/1")
@@ -355,10 +361,10 @@ def test_results_for_one_task_in_a_turn_are_accepted_once_and_from_its_holder_al
         assert [answer.status for answer in answers] == [200, 200, 403, 404, 400]
         assert [answer.json["result"] for answer in answers[:2]] == ["first", "first"]
 
-    tell(story)
+    run_story(story)
 
 
-def test_creates_and_results_of_one_turn_do_not_mix(tell: Callable[..., None]) -> None:
+def test_creates_and_results_of_one_turn_do_not_mix(run_story: Callable[..., None]) -> None:
     async def story(server: InProcessServer) -> None:
         maker, worker = await server.callers("acme", "acme/1")
         task = await worker.held()
@@ -368,4 +374,4 @@ def test_creates_and_results_of_one_turn_do_not_mix(tell: Callable[..., None]) -
         assert (made.status, made.json["payload"]) == (202, '"new"')
         assert (ended.status, ended.json["result"]) == (200, "done")
 
-    tell(story)
+    run_story(story)

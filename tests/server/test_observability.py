@@ -1,4 +1,4 @@
-"""What can be known of a running server from outside: metrics, logs, request ids, traces. And what cannot: secrets."""
+"""What a running server shows: metrics, logs, request ids, traces. And what it must not show: secrets."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 @pytest.fixture(scope="module")
 def talkative(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that logs every request, and lets an admin clean up twice before it must wait."""
+    """A server that logs every request, and lets an admin clean up twice before it limits the rate."""
     limits = {"admin": {"requests_per_minute": 1, "burst_size": 2}}
     settings = {"log": {"access": "all", "level": "debug"}, "rate_limit": limits}
     with start_server(tmp_path_factory.mktemp("talkative"), settings=settings) as running:
@@ -192,7 +192,7 @@ def test_queues_past_the_bound_are_counted_together() -> None:
 
 
 def lines(server: Server) -> list[dict[str, Any]]:
-    """Every line of the log; each must be one JSON object."""
+    """Returns every line of the log; each must be one JSON object."""
     return [json.loads(line) for line in server.log_text().splitlines()]
 
 
@@ -222,9 +222,9 @@ def test_a_request_without_an_id_gets_one_that_no_other_has(talkative: Server) -
     assert logged(talkative, ids[-1])["route"] == paths.HEALTHZ
 
 
-@pytest.mark.parametrize("given", ["a b", "x" * 65, "a;b", 'a"b', "<b>", "a/b", "\u00e9".encode(), "{}", "%0a"])
-def test_a_request_id_that_could_forge_a_line_is_replaced(talkative: Server, given: str | bytes) -> None:
-    answer = talkative.request("GET", paths.HEALTHZ, headers=[("X-Request-Id", given)])  # type: ignore[list-item]
+@pytest.mark.parametrize("value", ["a b", "x" * 65, "a;b", 'a"b', "<b>", "a/b", "\u00e9".encode(), "{}", "%0a"])
+def test_a_request_id_that_could_forge_a_line_is_replaced(talkative: Server, value: str | bytes) -> None:
+    answer = talkative.request("GET", paths.HEALTHZ, headers=[("X-Request-Id", value)])  # type: ignore[list-item]
     assert len(answer.headers["x-request-id"]) == 32
     assert logged(talkative, answer.headers["x-request-id"])["status"] == 200
 
@@ -320,7 +320,7 @@ def test_secrets_and_payloads_appear_in_no_log_metric_or_refusal(tmp_path: Path)
 
 
 class Traced:
-    """The service inside this process, with its spans kept in memory."""
+    """The service in this process, with its spans collected in memory."""
 
     def __init__(self, data: Path) -> None:
         self.exporter = InMemorySpanExporter()
@@ -337,11 +337,11 @@ class Traced:
             listeners=[waiters, metrics],
         )
         fixed = auth_config(data)["providers"][0]
-        everyone = make_validator(fixed["type"], fixed["config"])
+        validator = make_validator(fixed["type"], fixed["config"])
         self.state = AppState(
             core=make_core(store, waiters, Settings().policy(), randomness=random.Random()),
             settings=Settings(),
-            authenticator=Authenticator(everyone, everyone, producers_may_work=False),
+            authenticator=Authenticator(validator, validator, producers_may_work=False),
             limiter=RateLimiter({}, {}),
             metrics=metrics,
             tracing=Tracing(provider.get_tracer("codeq"), provider),
@@ -350,7 +350,7 @@ class Traced:
         self.serving = Serving(app.begin, Settings().http, ResponseHeads(list), set())
 
     def run(self, scenario: Callable[[httpx.AsyncClient], Any]) -> dict[str, ReadableSpan]:
-        """Run the scenario. Answers its spans by name."""
+        """Runs the scenario. Returns its spans by name."""
 
         async def running() -> None:
             listening = await asyncio.get_running_loop().create_server(lambda: Connection(self.serving), "127.0.0.1", 0)
@@ -403,19 +403,19 @@ def test_every_verb_is_a_span_inside_that_of_its_request(traced: Traced) -> None
         outer, inner = spans[f"HTTP POST {path}"], spans[f"codeq.task.{verb}"]
         assert outer.kind is SpanKind.SERVER
         status = 202 if verb == "create" else 200
-        told = dict(outer.attributes or {})
-        assert told.pop("http.host")
-        assert str(told.pop("http.path")).startswith(paths.TASKS)
-        assert told == {"http.method": "POST", "http.route": path, "http.status_code": status}
+        outer_attributes = dict(outer.attributes or {})
+        assert outer_attributes.pop("http.host")
+        assert str(outer_attributes.pop("http.path")).startswith(paths.TASKS)
+        assert outer_attributes == {"http.method": "POST", "http.route": path, "http.status_code": status}
         assert inner.parent is not None
         assert inner.parent.span_id == context(outer).span_id
-        said = dict(inner.attributes or {})
+        inner_attributes = dict(inner.attributes or {})
         if verb == "create":
-            assert said == {"codeq.command": "work", "codeq.tenant_id": "dev", "codeq.priority": 4}
+            assert inner_attributes == {"codeq.command": "work", "codeq.tenant_id": "dev", "codeq.priority": 4}
         elif verb == "claim":
-            assert said == {"codeq.worker_id": "dev", "codeq.tenant_id": "dev"}
+            assert inner_attributes == {"codeq.worker_id": "dev", "codeq.tenant_id": "dev"}
         else:
-            assert said == {"codeq.worker_id": "dev", "codeq.task_id": task["id"]}
+            assert inner_attributes == {"codeq.worker_id": "dev", "codeq.task_id": task["id"]}
 
 
 def test_a_request_joins_the_trace_of_its_caller_and_the_task_carries_it_on(traced: Traced) -> None:
@@ -498,10 +498,10 @@ def test_a_trace_of_the_caller_is_kept_though_nothing_is_traced_here(tenant: Ten
     assert event["traceId"] == TRACE
 
 
-@pytest.mark.parametrize("given", ["not-a-trace", "00-" + "0" * 32 + "-b7ad6b7169203331-01", "x" * 600, "00-\tx"])
-def test_a_traceparent_that_is_none_is_ignored(tenant: Tenant, given: str) -> None:
+@pytest.mark.parametrize("value", ["not-a-trace", "00-" + "0" * 32 + "-b7ad6b7169203331-01", "x" * 600, "00-\tx"])
+def test_a_traceparent_that_is_none_is_ignored(tenant: Tenant, value: str) -> None:
     body = {"command": "work", "payload": 1}
-    task = answered(tenant.producer.post(paths.TASKS, body, headers={"traceparent": given}), 202)
+    task = answered(tenant.producer.post(paths.TASKS, body, headers={"traceparent": value}), 202)
     assert "traceParent" not in task
     [event] = answered(tenant.admin.get(at(paths.HISTORY, task["id"])), 200)["events"]
     assert event["traceId"] is None

@@ -1,4 +1,4 @@
-"""How the service is set up: file, environment and flags, and what is said of those that cannot work."""
+"""How the service is configured: file, environment and flags, and the error messages for those that cannot work."""
 
 import os
 import socket
@@ -26,9 +26,9 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 STATIC = {"provider": "static", "config": {"token": "canary-secret", "raw": {"tid": "acme"}}}
 
 
-def written(folder: Path, given: Any) -> str:
+def written(folder: Path, content: Any) -> str:
     file = folder / "codeq.yaml"
-    file.write_text(given if isinstance(given, str) else yaml.safe_dump(given))
+    file.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
     return str(file)
 
 
@@ -40,7 +40,7 @@ def _without_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def codeq(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
-    """Run a command in this process, which is faster: exit code, output, complaints."""
+    """Runs a command in this process, which is faster: exit code, standard output, standard error."""
     assert "serve" not in arguments, "a server that starts against expectation would never end"
     done = CliRunner().invoke(app, arguments, env=env)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
@@ -48,15 +48,15 @@ def codeq(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str,
 
 
 def faults_of(*arguments: str, env: dict[str, str] | None = None) -> str:
-    """What `codeq` says when it refuses before it starts anything."""
-    code, out, said = codeq(*arguments, env=env)
-    assert (code, out) == (1, ""), said
-    assert said.startswith("codeq: ")
-    return said
+    """Returns what `codeq` prints when it refuses before it starts anything."""
+    code, out, errors = codeq(*arguments, env=env)
+    assert (code, out) == (1, ""), errors
+    assert errors.startswith("codeq: ")
+    return errors
 
 
 def refused_start(*arguments: str, env: dict[str, str] | None = None) -> str:
-    """As `faults_of`, in a process of its own, for what is found out only when it starts."""
+    """As `faults_of`, in a process of its own, for faults that are found at the start."""
     done = run_codeq("serve", *arguments, env=env, within_s=15)
     assert done.returncode == 1, done
     complaint = done.stderr.splitlines()[-1]
@@ -76,9 +76,9 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
 
 
 def test_a_running_server_keeps_to_that_order(tmp_path: Path) -> None:
-    given = {"store": {"path": str(tmp_path / "file"), "durability": "process"}, "retry": {"max_attempts": 3}}
+    content = {"store": {"path": str(tmp_path / "file"), "durability": "process"}, "retry": {"max_attempts": 3}}
     env = {"CODEQ_STORE_DURABILITY": "fsync", "CODEQ_LEASES_DEFAULT_SECONDS": "12"}
-    with start_server(tmp_path / "run", settings=given, env=env) as own:
+    with start_server(tmp_path / "run", settings=content, env=env) as own:
         assert answered(own.request("GET", paths.READYZ), 200)["durability"] == "fsync"
         assert (own.data / "codeq.json").exists()
         assert not (tmp_path / "file").exists(), "the flag --data won"
@@ -132,16 +132,16 @@ FAULTS = ["http.port", "http.hots", "store.durability", "store.shards", "retry.m
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     file = written(tmp_path, FAULTY)
-    said = faults_of("config", "check", "--config", file, env=FAULTY_VARIABLES)
-    lines = [line.strip() for line in said.splitlines()[1:]]
+    errors = faults_of("config", "check", "--config", file, env=FAULTY_VARIABLES)
+    lines = [line.strip() for line in errors.splitlines()[1:]]
     assert sorted(line.partition(":")[0] for line in lines) == sorted(FAULTS)
     done = run_codeq("serve", "--config", file, env=FAULTY_VARIABLES)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", said), "a server says the same and does not start"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", errors), "a server says the same and does not start"
 
 
 def test_a_backoff_that_does_not_exist_is_said_with_those_that_do(tmp_path: Path) -> None:
-    said = faults_of("config", "check", "--dev", env={"CODEQ_RETRY_BACKOFF_POLICY": "never"})
-    assert all(kind in said for kind in BackoffKind)
+    errors = faults_of("config", "check", "--dev", env={"CODEQ_RETRY_BACKOFF_POLICY": "never"})
+    assert all(kind in errors for kind in BackoffKind)
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "just text", "a: [", "\x00", "5"])
@@ -245,8 +245,8 @@ def test_keys_and_data_are_for_their_owner_alone(server: Server) -> None:
 
 
 def token_for(server: Server, *arguments: str) -> str:
-    code, printed, said = codeq("token", "--data", str(server.data), *arguments)
-    assert (code, said) == (0, "")
+    code, printed, errors = codeq("token", "--data", str(server.data), *arguments)
+    assert (code, errors) == (0, "")
     return printed.strip()
 
 
@@ -264,13 +264,17 @@ def test_a_printed_token_opens_what_its_role_may(server: Server) -> None:
 
 def test_a_printed_token_is_good_for_as_long_as_was_asked(server: Server) -> None:
     for ttl, seconds in (("90s", 90), ("30m", 1800), ("8h", 28_800), ("7d", 604_800)):
-        said = jwt.decode(
+        token_claims = jwt.decode(
             token_for(server, "--tenant", "a", "--role", "worker", "--ttl", ttl, "--scopes", "codeq:nack"),
             options={"verify_signature": False},
         )
-        assert said["exp"] - said["iat"] == seconds
-        assert abs(said["iat"] - time.time()) < 60
-        assert (said["scope"], said["eventTypes"], said["sub"]) == ("codeq:nack", ["*"], "worker")
+        assert token_claims["exp"] - token_claims["iat"] == seconds
+        assert abs(token_claims["iat"] - time.time()) < 60
+        assert (token_claims["scope"], token_claims["eventTypes"], token_claims["sub"]) == (
+            "codeq:nack",
+            ["*"],
+            "worker",
+        )
 
 
 @pytest.mark.parametrize(
@@ -287,8 +291,8 @@ def test_a_token_that_cannot_be_made_is_refused(server: Server, arguments: tuple
 
 
 def test_a_directory_without_a_key_gives_no_token(tmp_path: Path) -> None:
-    said = faults_of("token", "--data", str(tmp_path), "--tenant", "a", "--role", "worker")
-    assert "serve --dev" in said
+    errors = faults_of("token", "--data", str(tmp_path), "--tenant", "a", "--role", "worker")
+    assert "serve --dev" in errors
     assert os.listdir(tmp_path) == []
 
 

@@ -1,4 +1,4 @@
-"""No tenant sees, touches or disturbs what is another's: one check per route, and a new route needs one."""
+"""No tenant sees, changes or disturbs what belongs to another: one check per route, and a new route needs one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ LATE = "2100-01-01T00:00:00Z"
 
 @dataclass
 class Neighbours:
-    """A tenant with something of everything, and a stranger whose people have the same names."""
+    """A tenant with tasks in every state, and a second tenant whose callers have the same names."""
 
     owner: Tenant
     stranger: Tenant
@@ -37,11 +37,11 @@ class Neighbours:
 
     @property
     def worker(self) -> Caller:
-        """A worker of the stranger's, with the name of the owner's worker."""
+        """A worker of the second tenant, with the name of the owner's worker."""
         return self.stranger.worker_named(f"{self.owner.name}-worker")
 
     def snapshot(self) -> dict[str, Any]:
-        """All that the owner has, without what changes by itself."""
+        """Returns all that the owner has, without what changes in the background."""
         owner, admin = self.owner, self.owner.admin
         queues = answered(owner.producer.get(paths.QUEUES), 200)["queues"]
         return {
@@ -159,9 +159,9 @@ def a_list_holds_only_ones_own_whatever_the_cursor(two: Neighbours) -> None:
 
 @on("POST", paths.CLAIM)
 def a_claim_gets_nothing_of_others_and_is_not_woken_by_them(two: Neighbours) -> None:
-    asked = {"commands": ["secret", "extra"], "waitSeconds": 0.5}
+    body = {"commands": ["secret", "extra"], "waitSeconds": 0.5}
     other = two.owner.server.tenant()
-    with waiting(two.worker, "POST", paths.CLAIM, asked) as claim:
+    with waiting(two.worker, "POST", paths.CLAIM, body) as claim:
         other.create("extra")
         assert claim.result(10).status_code == 204
     assert two.worker.post(paths.CLAIM, {}).status_code == 204
@@ -169,8 +169,8 @@ def a_claim_gets_nothing_of_others_and_is_not_woken_by_them(two: Neighbours) -> 
 
 @on("POST", paths.CLAIM_BATCH)
 def a_batch_claim_gets_nothing_of_others(two: Neighbours) -> None:
-    for asked in ({"count": 100}, {"count": 100, "commands": ["secret"]}):
-        assert two.worker.post(paths.CLAIM_BATCH, asked).status_code == 204
+    for body in ({"count": 100}, {"count": 100, "commands": ["secret"]}):
+        assert two.worker.post(paths.CLAIM_BATCH, body).status_code == 204
 
 
 @on("POST", paths.RESULTS_BATCH)
@@ -291,7 +291,7 @@ def test_no_check_is_for_a_route_that_is_gone() -> None:
 
 
 def test_the_owner_itself_does_get_what_the_stranger_does_not(two: Neighbours) -> None:
-    """Else the checks above would prove nothing."""
+    """Otherwise the checks above would prove nothing."""
     owner = two.owner
     for task in two.ids:
         assert answered(owner.producer.get(at(paths.TASK, task)), 200)["id"] == task

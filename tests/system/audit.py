@@ -1,7 +1,7 @@
-"""Whether a closed data directory holds together: every task in exactly one index, every move in the event log once.
+"""Whether a closed data directory is consistent: every task in exactly one index, every move in the event log once.
 
-`audit(path)` reads the RocksDB keys of each shard behind codeQ's back and answers what is wrong, as sentences; an empty
-list means that nothing is. `read_shards(path)` answers what was read, for checks against what was acknowledged.
+`audit(path)` reads the RocksDB keys of each shard without codeQ's store and returns what is wrong, as sentences; an
+empty list means nothing is. `read_shards(path)` returns what was read, for checks against what was acknowledged.
 """
 
 import json
@@ -41,7 +41,7 @@ _LEGAL: dict[Move, tuple[set[Status | None], set[Status]]] = {
 
 @dataclass
 class Stored:
-    """A task as the keys tell it: the newest of its records, its body and its result."""
+    """A task as the keys show it: the newest of its records, its body and its result."""
 
     task: Task
     body: Body
@@ -50,7 +50,7 @@ class Stored:
 
 @dataclass
 class ShardKeys:
-    """What the keys of one shard say."""
+    """The content of the keys of one shard."""
 
     number: int
     first: int = 1
@@ -66,7 +66,7 @@ class ShardKeys:
 
 
 def audit(path: Path) -> list[str]:
-    """What is wrong with the closed directory. Opening replays RocksDB's logs, so audit a copy to leave them alone."""
+    """Returns what is wrong with the closed directory. Opening replays RocksDB's logs: audit a copy."""
     return faults_of(read_shards(path))
 
 
@@ -121,7 +121,7 @@ def _read(path: Path, number: int) -> ShardKeys:
 
 
 def _leased(shard: ShardKeys) -> dict[str, Task]:
-    """The newest claim batch of each task."""
+    """Returns the newest claim batch of each task."""
     newest: dict[str, Task] = {}
     for value in shard.of[b"h/"].values():
         for task in codec.decode_tasks(value):
@@ -166,7 +166,7 @@ def _chains(shard: ShardKeys) -> Iterator[str]:
 
 
 def _link(before: Task | None, event: Task, first: int) -> Iterator[str]:
-    """What is wrong with an event, given the one before it of the same task."""
+    """Yields what is wrong with an event, compared with the previous one of the same task."""
     froms, tos = _LEGAL[event.move]
     if event.status_before not in froms or event.status not in tos:
         yield f"may not lead from {event.status_before} to {event.status}"
@@ -249,7 +249,7 @@ def _indexes(shard: ShardKeys) -> Iterator[str]:
 
 
 def _place(task: Task) -> tuple[bytes, bytes]:
-    """The key, in two parts, at which an index must have the task."""
+    """Returns the key, in two parts, at which an index must have the task."""
     queue = _name(task.tenant) + _name(task.command)
     number = task.version.to_bytes(8, "big")
     match lifecycle.position(task):
@@ -315,7 +315,7 @@ def _idempotency(shard: ShardKeys) -> Iterator[str]:
 
 
 def _counts(shard: ShardKeys) -> Iterator[str]:
-    """The counts on disk against the walk: per index, and per priority how many are pending and where they begin."""
+    """Compares the counts on disk with the walk: per index, and per priority the pending tasks and their first."""
     walked: defaultdict[QueueKey, Counter[Index]] = defaultdict(Counter)
     pending: defaultdict[QueueKey, dict[int, list[int]]] = defaultdict(dict)
     for stored in shard.tasks.values():
@@ -336,10 +336,10 @@ def _counts(shard: ShardKeys) -> Iterator[str]:
         *others, heads = saved[queue]
         if others != [count[Index.DELAYED], count[Index.IN_PROGRESS], count[Index.DEAD]]:
             yield f"{queue} counts {others} delayed, in progress and dead, and has {dict(count)}"
-        told = {priority: (number, head) for priority, number, head in heads}
-        for priority in told.keys() | pending[queue].keys():
+        by_priority = {priority: (number, head) for priority, number, head in heads}
+        for priority in by_priority.keys() | pending[queue].keys():
             versions = pending[queue].get(priority, [])
-            number, head = told.get(priority, (0, 0))
+            number, head = by_priority.get(priority, (0, 0))
             if number != len(versions):
                 yield f"{queue} counts {number} pending at priority {priority}, and has {len(versions)}"
             elif head > min(versions):
@@ -347,5 +347,5 @@ def _counts(shard: ShardKeys) -> Iterator[str]:
 
 
 def _name(text: str) -> bytes:
-    """Written out here as the layout says, so that a slip in `keys` shows."""
+    """Written out here as in the layout, so that a mistake in `keys` shows."""
     return text.encode().replace(b"\0", b"\0\xff") + b"\0\x01"

@@ -1,4 +1,4 @@
-"""Every test here ends in time, even where the code under test goes round in circles."""
+"""Ends every test here in time, even if the code under test is in an endless loop."""
 
 import signal
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from types import FrameType
 import pytest
 
 LIMIT_S = 150
-"""A file may name another."""
+"""A file may set another."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""File systems of our own, for losing power and running full. They need root; where they cannot be had, tests skip."""
+"""File systems for tests of power loss and full disks. They need root; where they cannot be mounted, tests skip."""
 
 import fcntl
 import os
@@ -15,7 +15,7 @@ _NO_LOG_FLUSH = 2
 
 
 class LoopDisk:
-    """An ext4 image on a loop device whose power can be cut: what was not forced to disk is gone after it."""
+    """An ext4 image on a loop device whose power can be cut: what was not forced to disk is lost."""
 
     def __init__(self, folder: Path, size_mb: int = 96) -> None:
         self.image = folder / "disk.img"
@@ -27,13 +27,13 @@ class LoopDisk:
         self.mount()
 
     def mount(self) -> None:
-        _run("mount", "-o", "loop", str(self.image), str(self.path))  # the loop device goes with the mount
+        _run("mount", "-o", "loop", str(self.image), str(self.path))  # unmounting releases the loop device
 
     def unmount(self) -> None:
         _run("umount", str(self.path))
 
     def cut_power(self) -> None:
-        """Stop the file system at once, without writing out what it still holds in memory."""
+        """Stops the file system at once, without writing out what it still holds in memory."""
         directory = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.ioctl(directory, _FS_IOC_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
@@ -52,12 +52,12 @@ def loop_disk(folder: Path) -> Iterator[LoopDisk]:
         yield disk
     finally:
         if os.path.ismount(disk.path):
-            _run("umount", "--lazy", str(disk.path))  # whatever a failed test has left open
+            _run("umount", "--lazy", str(disk.path))  # if a failed test has left files open
 
 
 @contextmanager
 def small_disk(folder: Path, size_mb: int) -> Iterator[Path]:
-    """A file system in memory with this much space."""
+    """Mounts a file system in memory with this much space."""
     _need_root()
     path = folder / "small"
     path.mkdir()
@@ -68,11 +68,11 @@ def small_disk(folder: Path, size_mb: int) -> Iterator[Path]:
     try:
         yield path
     finally:
-        _run("umount", "--lazy", str(path))  # whatever a failed test has left open
+        _run("umount", "--lazy", str(path))  # if a failed test has left files open
 
 
 def fill(path: Path, leaving_bytes: int) -> Path:
-    """Take all space of the file system but this much. Remove the file to give it back."""
+    """Fills the file system up to this much free space. Remove the file to free it."""
     filler = path / "filler"
     space = os.statvfs(path)
     with filler.open("wb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""What a child process was promised, and whether a data directory still keeps it."""
+"""What was acknowledged by a child process, and whether a data directory still contains it."""
 
 import json
 import os
@@ -33,12 +33,12 @@ class Ledger:
         self.verbs: Counter[str] = Counter()
 
     def add(self, lines: Sequence[dict[str, Any]]) -> None:
-        promised = [line for line in lines if "verb" in line]
-        self.lines += promised
-        self.verbs.update(line["verb"] for line in promised)
+        acknowledged = [line for line in lines if "verb" in line]
+        self.lines += acknowledged
+        self.verbs.update(line["verb"] for line in acknowledged)
 
     def broken(self, shards: Sequence[ShardKeys]) -> list[str]:
-        """The promises that the directory does not keep, as sentences."""
+        """Returns the acknowledgements that the directory contradicts, as sentences."""
         ids: dict[str, str] = {}
         found = []
         for line in self.lines:
@@ -54,7 +54,7 @@ class Ledger:
         shard = shards[int(task_id[-4:], 16)]
         stored = shard.tasks.get(task_id)
         found = []
-        # Whatever a verb showed is a move in the log, under the same number: so it counted, and exactly so.
+        # Whatever a verb returned is a move in the log, under the same number: so it counted, and exactly so.
         event = shard.events.get(version)
         if version >= shard.first:
             have = event and (
@@ -88,7 +88,7 @@ def _ends(line: dict[str, Any], stored: Stored) -> list[str]:
 
 
 class Child:
-    """A process of our own that works on a directory. Used with `with`: it is gone afterwards."""
+    """A child process that works on a directory. Used with `with`: it is killed at the end."""
 
     def __init__(
         self, path: Path, *options: str, before: Sequence[str] = (), environment: dict[str, str] | None = None
@@ -111,18 +111,18 @@ class Child:
         self.kill()
 
     def read_for(self, seconds: float, until: Callable[[dict[str, Any]], bool] = lambda _: False) -> bool:
-        """Take in what the child says for a while, or until such a line. Answers whether that came, or the end."""
+        """Reads the child's reports for some time, or until such a line. Returns whether it or the end was read."""
         deadline_s = time.monotonic() + seconds
         while (left_s := deadline_s - time.monotonic()) > 0:
             if select.select([self._pipe], [], [], left_s)[0]:
                 data = os.read(self._pipe, 1 << 16)
                 if not data:
                     return True
-                if any(map(until, self._take_in(data))):
+                if any(map(until, self._read_lines(data))):
                     return True
         return False
 
-    def _take_in(self, data: bytes) -> list[dict[str, Any]]:
+    def _read_lines(self, data: bytes) -> list[dict[str, Any]]:
         *whole, self._rest = (self._rest + data).split(b"\n")
         new = [json.loads(line) for line in whole]
         self.lines += new
@@ -133,12 +133,12 @@ class Child:
         assert self._process.poll() is None or self.lines, self.errors()
 
     def kill(self) -> None:
-        """SIGKILL, and take in what it had said before."""
+        """Sends SIGKILL, and reads what it had reported before."""
         if self._process.stdout is None or self._process.stdout.closed:
             return
         self._process.kill()  # harmless once it has ended
         while data := os.read(self._pipe, 1 << 16):
-            self._take_in(data)
+            self._read_lines(data)
         self._process.wait(30)
         self._process.stdout.close()
         self._stderr.seek(0)
@@ -150,12 +150,12 @@ class Child:
         return self._process.poll()
 
     def errors(self) -> str:
-        """What it said on its standard error. Ends it."""
+        """Returns its standard error. Kills it."""
         self.kill()
         return self._errors
 
     def finish(self, seconds: float) -> list[dict[str, Any]]:
-        """Everything it says until it ends by itself, which it must do in time and without an error."""
+        """Returns everything that it reports until it exits, which it must do in time and without an error."""
         assert self.read_for(seconds), f"the child still runs after {seconds} s: {self.lines[-5:]}\n{self.errors()}"
         code = self._process.wait(30)
         assert code == 0, f"the child ended with {code}: {self.errors()}"
@@ -164,7 +164,7 @@ class Child:
 
 
 def live_and_die(path: Path, dice: random.Random, *options: str) -> list[dict[str, Any]]:
-    """Let a child work on the directory and kill it at a random moment, sometimes while it is opening the directory."""
+    """Lets a child work on the directory and kills it at a random moment, sometimes while it opens the directory."""
     with Child(path, "--seed", str(dice.getrandbits(32)), *options) as child:
         if dice.random() < 0.15:
             child.read_for(dice.uniform(0.1, 0.4))

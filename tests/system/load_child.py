@@ -1,8 +1,8 @@
-"""A child process that works on a data directory with every verb at once, and says over its pipe what was acknowledged.
+"""A child process that runs every verb at once on a data directory, and reports on its pipe what was acknowledged.
 
 Each line on its standard output is a JSON object: {"verb", "task", ...} once a verb has returned a task, and
-{"ready": true} once the directory is open, each with the time at which it was said. It runs until it is killed; with
---until-failed, until the store fails, and then says how every verb answers after that.
+{"ready": true} once the directory is open, each with the time of the report. It runs until it is killed; with
+--until-failed, until the store fails, and then reports what every verb returns after that.
 """
 
 import argparse
@@ -37,13 +37,13 @@ DEFAULTS = codeq.QueuePolicy(max_attempts=3, lease_ms=200, backoff=codeq.Backoff
 _out = sys.stdout.fileno()
 
 
-def say(**line: Any) -> None:
+def report(**line: Any) -> None:
     # Not `write`: that is what the fault injection fails.
     os.writev(_out, [json.dumps({**line, "at_ns": time.monotonic_ns()}).encode() + b"\n"])
 
 
 def acknowledge(verb: str, task: codeq.Task, **more: Any) -> None:
-    say(verb=verb, task=[getattr(task, name) for name in SHOWN], **more)
+    report(verb=verb, task=[getattr(task, name) for name in SHOWN], **more)
 
 
 def holder_of(task: codeq.Task) -> Holder:
@@ -75,28 +75,28 @@ class Actor:
             except StoreError:
                 raise
             except CodeqError:
-                pass  # a refusal promises nothing
+                pass  # a refusal acknowledges nothing
             await asyncio.sleep(0)
 
     async def enqueue(self) -> None:
         dice = self.dice
-        orders = []
+        new_tasks = []
         for _ in range(dice.randint(1, 4)):
             key = f"key-{dice.randrange(400)}" if dice.random() < 0.3 else None
             command = COMMANDS[sum(key.encode()) % 2] if key else dice.choice(COMMANDS)
             payload = {"for": key or dice.getrandbits(64), "pad": "x" * (100 if key else dice.randrange(300))}
-            orders.append(
+            new_tasks.append(
                 codeq.NewTask(
                     command=command, payload=json.dumps(payload).encode(), priority=dice.choice((0, 0, 3, 9)),
                     delay_ms=dice.choice((0, 0, 0, 40, 200)), idempotency_key=key,
                 )
             )  # fmt: skip
-        for order, task in zip(orders, await self.queue.enqueue_many(orders), strict=True):
+        for new_task, task in zip(new_tasks, await self.queue.enqueue_many(new_tasks), strict=True):
             if isinstance(task, codeq.Task):
                 self.known = [*self.known[-100:], task.id]
-                acknowledge("enqueue", task, key=order.idempotency_key, payload=order.payload.decode())
+                acknowledge("enqueue", task, key=new_task.idempotency_key, payload=new_task.payload.decode())
             else:
-                say(refused=task.code)
+                report(refused=task.code)
 
     async def work(self) -> None:
         dice = self.dice
@@ -183,34 +183,34 @@ async def main() -> None:
     parser.add_argument("--actors", type=int, default=6)
     parser.add_argument("--no-reads", action="store_true")
     parser.add_argument("--until-failed", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
         queue = await codeq.open_async(
-            given.path, shards=given.shards, durability=given.durability, defaults=DEFAULTS, grace=0
+            options.path, shards=options.shards, durability=options.durability, defaults=DEFAULTS, grace=0
         )
     except StoreError as fault:
-        if not given.until_failed:
+        if not options.until_failed:
             raise
-        say(unopened=fault.code, text=str(fault))
+        report(unopened=fault.code, text=str(fault))
         return
-    say(ready=True)
+    report(ready=True)
     actors = [
-        Actor(queue, random.Random(f"{given.seed}/{number}"), number, reads=not given.no_reads)
-        for number in range(given.actors)
+        Actor(queue, random.Random(f"{options.seed}/{number}"), number, reads=not options.no_reads)
+        for number in range(options.actors)
     ]
     running = [asyncio.create_task(actor.run()) for actor in actors]
     done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
-    if not given.until_failed:
+    if not options.until_failed:
         done.pop().result()
-    await asyncio.wait(running)  # each meets the failure at its next call: none hangs, none goes on
+    await asyncio.wait(running)  # each gets the failure at its next call: none hangs, none continues
     for actor in running:
         ended_by = actor.exception()
-        say(ended=ended_by.code if isinstance(ended_by, CodeqError) else repr(ended_by))
-    await say_how_it_answers(queue)
+        report(ended=ended_by.code if isinstance(ended_by, CodeqError) else repr(ended_by))
+    await report_after_failure(queue)
 
 
-async def say_how_it_answers(queue: codeq.AsyncQueue) -> None:
-    """Call every verb, and say what each answered."""
+async def report_after_failure(queue: codeq.AsyncQueue) -> None:
+    """Calls every verb, and reports what each returned."""
     job = codeq.Job("00000000-0000-7000-8000-000000000000", "alpha", b"null", Holder("w", 1))
     calls: dict[str, Callable[[], Awaitable[object]]] = {
         "enqueue": lambda: queue.enqueue("alpha", 1),
@@ -229,8 +229,8 @@ async def say_how_it_answers(queue: codeq.AsyncQueue) -> None:
         "take": lambda: _take(queue),
     }
     for verb, call in calls.items():
-        say(after=verb, code=await _answer(call))
-    say(after="close", code=await _answer(queue.close))
+        report(after=verb, code=await _answer(call))
+    report(after="close", code=await _answer(queue.close))
 
 
 async def _answer(call: Callable[[], Awaitable[object]]) -> str:
@@ -238,7 +238,7 @@ async def _answer(call: Callable[[], Awaitable[object]]) -> str:
         await call()
     except CodeqError as fault:
         return fault.code
-    except Exception as fault:  # noqa: BLE001 - any other is a defect, which the parent is told of
+    except Exception as fault:  # noqa: BLE001 - any other is a defect, which is reported to the parent
         return repr(fault)
     return "accepted"
 

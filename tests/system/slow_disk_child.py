@@ -1,4 +1,4 @@
-"""A child process on a slow disk: counts how often the event loop turns while commits wait. Prints one JSON object."""
+"""A child process on a slow disk: counts event-loop iterations while commits wait. Prints one JSON object."""
 
 import asyncio
 import ctypes
@@ -33,7 +33,7 @@ async def main() -> None:
 
         syncs = slow_syncs()
         first = asyncio.create_task(queue.enqueue("job", "first"))
-        await asyncio.sleep(0.005)  # its fsync is under way now, and the next one's will be the second
+        await asyncio.sleep(0.005)  # its fsync is running now, and the next one's will be the second
         late = asyncio.create_task(queue.enqueue("job", "late"))
         await asyncio.sleep(0)
         seen = await queue.list(limit=1000)
@@ -48,18 +48,18 @@ async def main() -> None:
         late = asyncio.create_task(queue.enqueue("other", "for the one who waits"))
         for _ in range(3):
             await asyncio.sleep(0)
-            await queue.core.store.find("default", Filter(), cursor=None, limit=1)  # writes out what was decided
+            await queue.core.store.find("default", Filter(), cursor=None, limit=1)  # writes out the buffered changes
         await waiting
         claimed_before_durable = slow_syncs() - syncs < 2
         await asyncio.gather(first, late)
         ticking.cancel()
-    told = {
+    measured = {
         "waits": waits,
         "shared": shared,
         "shown_before_durable": shown_before_durable,
         "claimed_before_durable": claimed_before_durable,
     }
-    sys.stdout.write(json.dumps(told))
+    sys.stdout.write(json.dumps(measured))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Many workers at once: every task goes to exactly one of them, and one worker alone gets them in order."""
+"""Many concurrent workers: every task is leased to exactly one of them, and a single worker gets them in order."""
 
 import asyncio
 import random
@@ -74,13 +74,13 @@ def _check_all_done(claimed: list[int], path: Path) -> None:
 
 def test_a_single_worker_gets_higher_priorities_first_and_each_priority_in_order(tmp_path: Path) -> None:
     dice = random.Random(3)
-    orders = [
+    new_tasks = [
         codeq.NewTask(command="job", payload=str(n).encode(), priority=dice.choice((0, 1, 5, 9))) for n in range(5000)
     ]
-    wanted = [int(order.payload) for order in sorted(orders, key=lambda order: -order.priority)]
+    wanted = [int(new_task.payload) for new_task in sorted(new_tasks, key=lambda new_task: -new_task.priority)]
     with codeq.open(tmp_path / "data") as queue:
         for n in range(0, 5000, 500):
-            queue.enqueue_many(orders[n : n + 500])
+            queue.enqueue_many(new_tasks[n : n + 500])
         got = [job.payload for job in queue.claim("job", limit=300)]
     with codeq.open(tmp_path / "data") as queue:  # the order outlives the process
         while jobs := queue.claim("job", limit=dice.randint(1, 300)):

@@ -1,4 +1,4 @@
-"""The demo as people run it: it ends well, says so in every form, and leaves nothing behind however it ends."""
+"""The demo as people run it: it ends well, reports so in every form, and leaves nothing behind however it ends."""
 
 import json
 import os
@@ -22,12 +22,12 @@ def command_line(*arguments: str) -> list[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Settings of another server are in it, to see that they are ignored."""
+    """Contains settings of another server, to check that they are ignored."""
     return {**os.environ, "TMPDIR": str(folder), "COLUMNS": "150", "CODEQ_HTTP_PORT": "1", "CODEQ_URL": "http://x"}
 
 
 def ours(folder: Path) -> list[str]:
-    """The processes that work in this folder or talk about it."""
+    """Returns the processes that work in this folder or have it on their command line."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -51,8 +51,8 @@ def test_the_demo_ends_well_and_leaves_nothing(tmp_path: Path) -> None:
         env=environment(tmp_path), capture_output=True, text=True, timeout=140, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
-    for said in ("kill -9 worker-2", "kill -9 server", "dead letters replayed", "tasks cancelled", "ALL IS WELL"):
-        assert said in run.stdout
+    for text in ("kill -9 worker-2", "kill -9 server", "dead letters replayed", "tasks cancelled", "ALL IS WELL"):
+        assert text in run.stdout
     assert list(tmp_path.iterdir()) == []
     assert eventually(lambda: not ours(tmp_path), LEFT_S_MAX), ours(tmp_path)
 
@@ -64,9 +64,9 @@ def test_the_outcome_is_one_json_document_and_what_it_is_about_can_be_kept(tmp_p
         env=environment(tmp_path), capture_output=True, text=True, timeout=140, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
-    told = json.loads(run.stdout)
-    assert told["ok"]
-    figures = told["figures"]
+    report = json.loads(run.stdout)
+    assert report["ok"]
+    figures = report["figures"]
     assert figures["tasks"] == figures["acknowledged"] >= 1000
     assert (figures["workers_killed"], figures["servers_killed"]) == (1, 1)
     assert min(figures[name] for name in ("retries", "replays", "repeats", "dead", "failed", "cancelled")) > 0
@@ -84,9 +84,9 @@ def test_the_demo_ends_with_an_audited_lake_and_its_report(tmp_path: Path) -> No
         env=environment(tmp_path), capture_output=True, text=True, timeout=145, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
-    told = json.loads(run.stdout)
-    assert told["lake"]["events"] == told["figures"]["events"]
-    assert set(told["lake"]["audit"].values()) <= {"ok", "not checked"}
+    report = json.loads(run.stdout)
+    assert report["lake"]["events"] == report["figures"]["events"]
+    assert set(report["lake"]["audit"].values()) <= {"ok", "not checked"}
     assert "</html>" in page.read_text()
 
 
@@ -100,7 +100,7 @@ def test_a_demo_that_is_stopped_leaves_no_process(number: signal.Signals, tmp_pa
         for line in demo.stdout:
             if "kill -9" in line or (" completed " in line and " completed 0 " not in line):
                 break
-        assert len(ours(tmp_path)) > 10  # itself, a server, five workers, each with a process for heartbeats
+        assert len(ours(tmp_path)) > 10  # itself, a server, five workers with a heartbeat process each
         demo.send_signal(number)
         demo.stdout.read()
         code = demo.wait(30)

@@ -1,4 +1,4 @@
-"""A disk that fails or runs full: the store stops or refuses, says so, and has everything that it acknowledged."""
+"""A disk that fails or runs full: the store stops or refuses, reports it, and has everything that it acknowledged."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from codeq.domain.limits import DISK_RESERVE_BYTES
 FAULTS = {
     "fdatasync": "enable_random name=posix/io/sync/fdatasync,probability=0.02,onetime",
     "every fdatasync from then on": "enable_random name=posix/io/sync/fdatasync,probability=0.02",
-    # Not once only: that might hit no more than a line of the log that RocksDB keeps for people.
+    # Not once only: that might hit only a line of RocksDB's log for people.
     "write": "enable_random name=posix/io/rw/write,probability=0.01",
 }
 
@@ -46,7 +46,7 @@ def test_after_an_io_error_everything_is_refused_and_nothing_acknowledged_is_mis
         assert faults_of(found) == [], f"after failure {cycle + 1}"
         assert ledger.broken(found) == [], f"after failure {cycle + 1}"
         if not any("ready" in line for line in lines):
-            continue  # it failed while it was opening, and said so
+            continue  # it failed while it was opening, and reported it
         failures += 1
         assert {line["ended"] for line in lines if "ended" in line} == {"failed"}
         answers = {line["after"]: line["code"] for line in lines if line.get("after", "close") != "close"}
@@ -98,7 +98,7 @@ def test_a_producer_alone_can_go_on_once_space_is_freed(tmp_path: Path) -> None:
 
 def _enqueue_until_full(queue: codeq.Queue) -> None:
     with suppress(StoreFull):
-        for number in range(20_000):  # the store looks at the free space now and then
+        for number in range(20_000):  # the store checks the free space at intervals
             queue.enqueue("before", number)
         pytest.fail("the disk is nearly full, and new tasks are still taken in")
 
@@ -114,7 +114,7 @@ def test_a_write_that_fails_under_a_reader_stops_the_store_and_everyone_hears_wh
             queue.enqueue("job", payload), queue.list(), queue.claim(), queue.list(), return_exceptions=True
         )
         answers += await asyncio.gather(queue.enqueue("job", 3), queue.claim(), queue.list(), return_exceptions=True)
-        with suppress(Exception):  # how it closes is another matter
+        with suppress(Exception):  # how it closes is not checked here
             await queue.close()
         return answers
 
@@ -133,7 +133,7 @@ def test_a_failed_store_closes_with_a_store_error_and_lets_go_of_its_directory(t
             queue.enqueue("job", "x" * 1_000_000)
         filler.unlink()
         files = len(os.listdir("/proc/self/fd"))
-        with suppress(StoreError):  # it may say once more that it has failed
+        with suppress(StoreError):  # it may raise once more that it has failed
             queue.close()
         assert len(os.listdir("/proc/self/fd")) < files
         with codeq.open(disk / "data") as again:

@@ -1,4 +1,4 @@
-"""What is on disk is opened by one process, refused when it is damaged or short, and copied whole."""
+"""A data directory is opened by one process, refused when it is damaged or short, and copied whole."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ def test_a_log_that_is_shorter_than_was_acknowledged_is_refused(
     os.truncate(log, log.stat().st_size - 10)
     with pytest.raises(StoreCorrupt, match="fewer writes than were acknowledged"):
         codeq.open(data)
-    with pytest.raises(StoreCorrupt):  # asking twice changes nothing
+    with pytest.raises(StoreCorrupt):  # a second attempt changes nothing
         codeq.open(data)
     with codeq.open(data, recover=True) as queue:
         assert _payloads(queue) == list(range(TASKS - 1))
@@ -84,7 +84,7 @@ def test_a_log_that_is_missing_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_torn_write_that_nobody_was_promised_is_dropped_without_a_word(tmp_path: Path) -> None:
-    data = _killed(tmp_path)  # here the witness was written with the first task and not since
+    data = _killed(tmp_path)  # here the file `witness` was written with the first task and not since
     log = _log(data)
     os.truncate(log, log.stat().st_size - 10)
     with codeq.open(data) as queue:
@@ -130,8 +130,8 @@ def test_every_queue_is_there_again_after_reopening(tmp_path: Path) -> None:
     tenants, commands = ("aaa", "bbb", "ccc"), ("x", "y", "z")
     with codeq.open(tmp_path / "data", sweeping=False) as queue:
         for tenant in tenants:
-            orders = [codeq.NewTask(command=command, delay_ms=n * 1000) for command in commands for n in range(3)]
-            queue.for_tenant(tenant).enqueue_many(orders)
+            new_tasks = [codeq.NewTask(command=command, delay_ms=n * 1000) for command in commands for n in range(3)]
+            queue.for_tenant(tenant).enqueue_many(new_tasks)
     with codeq.open(tmp_path / "data", sweeping=False) as queue:
         for tenant in tenants:
             counts = queue.for_tenant(tenant).queues()
@@ -230,7 +230,7 @@ def test_a_backup_taken_under_load_is_whole_and_opens(shards: int, tmp_path: Pat
 
 
 async def _back_up_under_load(folder: Path, shards: int) -> list[str]:
-    """Three backups while others work; answers the tasks that were acknowledged before the last one began."""
+    """Makes three backups under load; returns the tasks that were acknowledged before the last one began."""
     acknowledged: list[str] = []
     promised: list[str] = []
     stop = asyncio.Event()
@@ -302,7 +302,7 @@ def test_only_the_owner_can_look_into_a_backup(tmp_path: Path) -> None:
 
 
 def _killed(folder: Path) -> Path:
-    """A directory as a killed process leaves it: TASKS tasks, each acknowledged, all still in RocksDB's log."""
+    """Returns a directory as a killed process leaves it: TASKS tasks, each acknowledged, all still in RocksDB's log."""
     with codeq.open(folder / "living", sweeping=False) as queue:
         for number in range(TASKS):
             queue.enqueue("job", number)
@@ -315,7 +315,7 @@ def _log(data: Path) -> Path:
 
 
 def _payloads(queue: codeq.Queue) -> list[object]:
-    """All payloads, oldest task first."""
+    """Returns all payloads, oldest task first."""
     return [queue.get(task.id).payload for task in reversed(queue.list(limit=1000).tasks)]
 
 

@@ -29,7 +29,7 @@ def test_what_was_acknowledged_survives_kill_9_again_and_again(shards: int, tmp_
     asyncio.run(_make(data, shards))
     for cycle in range(CYCLES[shards]):
         ledger.add(live_and_die(data, dice, "--shards", str(shards)))
-        # The copy is looked at, so that the next child itself recovers what the kill left.
+        # The copy is checked, so that the next child recovers what the kill left.
         copy = tmp_path / f"copy-{cycle}"
         shutil.copytree(data, copy)
         found = read_shards(copy)
@@ -51,7 +51,7 @@ async def _make(path: Path, shards: int) -> None:
 
 
 async def _drain(path: Path) -> None:
-    """Everything that is not over can be claimed once its delay or lost lease is, and completed."""
+    """Every task that has not ended can be claimed once its delay or lost lease is over, and completed."""
     now_ms = time.time_ns() // 1_000_000
     async with await codeq.open_async(path, clock=lambda: now_ms, sweeping=False, grace=0) as queue:
         await queue.set_policy("brief", codeq.QueuePolicy())
@@ -83,7 +83,7 @@ async def _claim_after_grace(data: Path) -> None:
         early = await queue.claim(limit=1000, worker="thief")
         assert not {job.id for job in early} & {task.id for task in leased}
         now_ms = start_ms + 10_000
-        await queue.claim(worker="thief")  # takes the leases back; the tasks now wait for their backoff
+        await queue.claim(worker="thief")  # expires the leases; the tasks now wait for their backoff
         now_ms += 3_600_000
         again = {job.id: job for job in await queue.claim(limit=1000, worker="thief")}
         for task in leased:

@@ -17,11 +17,11 @@ PROJECT = Path(__file__).parents[2]
 
 
 def test_kills_in_any_order_neither_lose_nor_double_a_row(tmp_path: Path) -> None:
-    """In a process of its own: Spark's settings and Java are the same for all sessions of a process."""
+    """In its own process: Spark's settings and Java are the same for all sessions of a process."""
     seed = int(os.environ.get("CODEQ_SEED", time.time_ns() % 1_000_000))
-    asked = ["--kills", str(KILLS), "--seed", str(seed), "--master", "local[2,4]"]
+    options = ["--kills", str(KILLS), "--seed", str(seed), "--master", "local[2,4]"]
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.system.pipeline_kills", *asked],
+        [sys.executable, "-m", "tests.system.pipeline_kills", *options],
         cwd=PROJECT, env={**os.environ, "TMPDIR": str(tmp_path)}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as program:  # fmt: skip

@@ -1,4 +1,4 @@
-"""Cutting the power loses nothing that was acknowledged after an fsync. A control shows that a loss would be seen."""
+"""Cutting the power loses nothing that was acknowledged after an fsync. A control shows that losses are detected."""
 
 import random
 import shutil
@@ -24,7 +24,7 @@ def test_what_was_acknowledged_survives_power_loss(shards: int, tmp_path: Path) 
     with loop_disk(tmp_path) as disk:
         for cycle in range(CYCLES):
             ledger.add(_work_until_power_loss(disk, dice, "data", "--shards", str(shards)))
-            codeq.open(disk.path / "data", sweeping=False).close()  # by itself: a torn tail is no damage
+            codeq.open(disk.path / "data", sweeping=False).close()  # without `recover`: a torn tail is no damage
             shutil.copytree(disk.path / "data", tmp_path / f"copy-{cycle}")
             found = read_shards(tmp_path / f"copy-{cycle}")
             assert faults_of(found) == [], f"after power loss {cycle + 1}"
@@ -56,11 +56,11 @@ def _lost(path: Path, ledger: Ledger) -> bool:
 
 
 def _work_until_power_loss(disk: LoopDisk, dice: random.Random, name: str, *options: str) -> list[dict[str, Any]]:
-    """What was acknowledged before the power went."""
+    """Returns what was acknowledged before the power was cut."""
     with Child(disk.path / name, "--seed", str(dice.getrandbits(32)), "--until-failed", *options) as child:
         child.wait_until_ready()
         child.read_for(dice.uniform(0.05, 0.5))
-        # The power of the child would go at the same instant; here it may still hear of an fsync that came too late.
+        # The child's power would be cut at the same instant; here it may still see an fsync that completed too late.
         cut_ns = time.monotonic_ns()
         disk.cut_power()
         child.kill()

@@ -1,4 +1,4 @@
-"""The files that the style rules are about."""
+"""The files that the style rules apply to."""
 
 import ast
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def sources() -> list[Source]:
 
 @pytest.fixture(scope="session")
 def project_files() -> list[Path]:
-    """Everything people wrote: code, documents and build files, without what tools made."""
+    """Returns everything that people wrote: code, documents and build files, but no generated files."""
     kinds = {".py", ".md", ".toml", ".lua", ".lock", ".yaml", ".yml", ".html", ".js", ".css", ""}
     tops = [PROJECT / ".ci", *(path for path in PROJECT.iterdir() if not path.name.startswith("."))]
     return [

@@ -20,9 +20,9 @@ WALL_CLOCK = {
 CHANCE = {"random", "secrets", "uuid"}
 VERBS_MAX = 15
 DECIDED = set(Task.__struct_fields__) - {"version", "created_ms", "updated_ms", "error", "max_attempts", "backoff"}
-"""Fields that a task shares with no other value, so that whoever sets one sets it on a task."""
+"""Fields that only a task has, so that code that sets one sets it on a task."""
 TASKS = {"task", "before", "after", "held", "claimed", "current"}
-"""What tasks are called."""
+"""Variable names of tasks."""
 
 
 def dotted(node: ast.expr) -> str:
@@ -36,7 +36,7 @@ def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Every imported name in full: `time`, `time.time_ns`, `codeq.domain.task.Task`."""
+    """Yields every imported name in full: `time`, `time.time_ns`, `codeq.domain.task.Task`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -1,4 +1,4 @@
-"""Rules about the shape of the code: sizes, names, docstrings, broad handlers, and what no file may say."""
+"""Rules about the shape of the code: sizes, names, docstrings, broad handlers, and forbidden texts."""
 
 import ast
 import re
@@ -20,18 +20,18 @@ MANY_POSITIONAL = {"server/routes.py _route": "a row of the table of routes, rea
 # Class names that exist twice, because it is the same idea at another level.
 SAME_IDEA = {
     "Backoff": "of a task, and of a request on the wire",
-    "Claim": "what a worker asks of the queue, and the same on the wire",
+    "Claim": "what a worker requests of the queue, and the same on the wire",
 }
 
-# Where everything may be caught, and why.
+# Where every exception may be caught, and why.
 BROAD = {
-    "store/rocksdb/database.py": "rocksdict raises bare Exceptions; they are given their meaning here",
+    "store/rocksdb/database.py": "rocksdict raises bare Exceptions; they are translated here",
     "store/rocksdb/group_commit.py": "a failed write stops the store, whatever it raised",
     "store/rocksdb/shard.py": "half of a change may be in the write buffer: the store stops, whatever was raised",
     "pipeline/worker/claim_loop.py": "a user's function may raise anything; its tasks are nacked with the reason",
     "sdk/worker/execution.py": "the top of every handler: what it raises is its task's, never the worker's",
-    "server/app.py": "the top of every request: what is not foreseen is logged and hidden",
-    "sdk/batcher.py": "the top of a sender: whoever waits for the batch is told, and the next one is sent",
+    "server/app.py": "the top of every request: an unexpected error is logged and hidden",
+    "sdk/batcher.py": "the top of a sender: the calls that wait for the batch get the error, and the next one is sent",
 }
 SILENT = {
     "pipeline/worker/claim_loop.py",
@@ -40,9 +40,9 @@ SILENT = {
     "server/app.py",
     "store/rocksdb/group_commit.py",
 }
-"""Those of them that tell whoever waits instead of raising again."""
+"""Those of them that pass the error to the waiting call instead of raising it again."""
 
-# Put together, so that this file does not say what no file may say.
+# Concatenated, so that this file does not contain the forbidden texts.
 UNDONE = re.compile("|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK"]))
 REGISTRIES = [
     "pypi" + ".org",
@@ -67,7 +67,7 @@ def positional(function: Function) -> list[str]:
 
 
 def handlers(source: "Source", *kinds: str) -> list[ast.ExceptHandler]:
-    """The handlers that catch one of these kinds, by name; a bare `except` is a `BaseException`."""
+    """Returns the handlers that catch one of these kinds, by name; a bare `except` is a `BaseException`."""
     found = []
     for node in ast.walk(source.tree):
         if isinstance(node, ast.ExceptHandler):
@@ -96,7 +96,7 @@ def test_functions_take_few_positional_parameters(sources: "list[Source]") -> No
     found = {
         f"{source.name} {function.name}"
         for source in sources
-        if not source.name.startswith("cli/")  # Typer makes options of them
+        if not source.name.startswith("cli/")  # Typer turns them into options
         for function in functions(source)
         if len(positional(function)) > POSITIONAL_MAX
     }

@@ -1,4 +1,4 @@
-"""Tasks drawn at random, whatever the rules of the queue would say of them."""
+"""Hypothesis strategies for tasks with random fields, valid by the rules of the queue or not."""
 
 from hypothesis import strategies as st
 

@@ -1,4 +1,4 @@
-"""Columns made of encoded tasks are what the decoded tasks would have given, and nothing else passes for one."""
+"""Columns made of encoded tasks equal the fields of the decoded tasks, and any other encoding is refused."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -23,7 +23,7 @@ def _moment(at_ms: int) -> datetime:
 
 
 def _odd(task: Task, field: str, value: object) -> msgspec.Raw:
-    """The task with something in the field that no task has there."""
+    """Returns the encoded task with a value in the field that no task has there."""
     plain = msgspec.msgpack.decode(codec.encode(task))
     plain[Task.__struct_fields__.index(field)] = value
     return msgspec.Raw(msgspec.msgpack.encode(plain))

@@ -21,12 +21,12 @@ def high() -> float:
     return MOST
 
 
-def not_asked() -> float:
+def unused_random() -> float:
     raise AssertionError("a policy without jitter draws no random number")
 
 
 def waits(kind: BackoffKind, tries: int = 6, base_ms: int = 100, max_ms: int = 1_000) -> list[int]:
-    return [Backoff(kind, base_ms, max_ms).delay_ms(attempts, not_asked) for attempts in range(1, tries + 1)]
+    return [Backoff(kind, base_ms, max_ms).delay_ms(attempts, unused_random) for attempts in range(1, tries + 1)]
 
 
 def test_fixed_waits_the_same_every_time() -> None:

@@ -1,4 +1,4 @@
-"""What is written is what is read, and the layout is plain MessagePack."""
+"""Decoding returns what was encoded, and the layout is plain MessagePack."""
 
 import msgspec
 from hypothesis import given, settings

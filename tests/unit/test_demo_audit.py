@@ -1,4 +1,4 @@
-"""The demo's audit finds what it is there to find: a run without fault passes, and each planted fault is reported."""
+"""The demo's audit detects faults: a run without fault passes, and each planted fault is reported."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ def tenant_of(task_id: str) -> str:
 
 
 def log_of(lives: dict[str, Sequence[str]]) -> list[Event]:
-    """One life after the other, numbered without gaps."""
+    """Returns the events of one task after the other, numbered without gaps."""
     events: list[Event] = []
     for task_id, moves in lives.items():
         token, attempts = 0, 0
@@ -237,9 +237,9 @@ def report_of(evidence: Evidence) -> DemoReport:
 def test_the_report_of_a_good_run_says_so() -> None:
     console = Console(file=io.StringIO(), record=True, width=120)
     print_report(console, report_of(good()), timeline=True)
-    said = console.export_text()
-    assert "ALL IS WELL" in said
-    assert "BROKEN" not in said
+    printed = console.export_text()
+    assert "ALL IS WELL" in printed
+    assert "BROKEN" not in printed
 
 
 @pytest.mark.parametrize("options", [["--plain"], ["--json"]])

@@ -1,4 +1,4 @@
-"""What a producer may ask for. Behind it stands a store that takes everything and keeps nothing."""
+"""What a producer may enqueue, against a store that accepts every change and stores nothing."""
 
 import asyncio
 from collections.abc import Sequence
@@ -32,14 +32,14 @@ from codeq.usecases.waiters import Waiters
 NOW = 1_700_000_000_000
 
 
-class Taker:
-    """The few verbs used here of a store that has seen no key before."""
+class FakeStore:
+    """The verbs of a store that `enqueue` uses, with no idempotency key in use."""
 
     shards = 4
 
     def __init__(self) -> None:
-        self.taken: list[Change] = []
-        self.settled = 0
+        self.committed: list[Change] = []
+        self.flushed = 0
 
     def now_ms(self) -> int:
         return NOW
@@ -48,33 +48,35 @@ class Taker:
         return {}
 
     async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
-        self.taken += changes
+        self.committed += changes
         return [change.after for change in changes]
 
     async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None) -> None:
-        """Kept nowhere."""
+        """Stores nothing."""
 
     async def flush(self) -> None:
-        self.settled = len(self.taken)
+        self.flushed = len(self.committed)
 
 
-def core_of(store: Taker) -> Core:
+def core_of(store: FakeStore) -> Core:
     policy = QueuePolicy(max_attempts=7, max_deliveries=70)
     return Core(cast("Store", store), Waiters(), policy, IdMint(bytes), lambda: 0.5)
 
 
-def ask(*orders: NewTask, tenant: str = "acme", taker: Taker | None = None) -> list[Enqueued | CodeqError]:
-    store = taker or Taker()
-    return asyncio.run(enqueue(core_of(store), tenant, orders))
+def enqueue_all(
+    *new_tasks: NewTask, tenant: str = "acme", store: FakeStore | None = None
+) -> list[Enqueued | CodeqError]:
+    store = store or FakeStore()
+    return asyncio.run(enqueue(core_of(store), tenant, new_tasks))
 
 
-def ask_one(**wanted: Any) -> Task | CodeqError:
-    [answer] = ask(NewTask(**{"command": "mail"} | wanted))
+def enqueue_one(**wanted: Any) -> Task | CodeqError:
+    [answer] = enqueue_all(NewTask(**{"command": "mail"} | wanted))
     return answer.task if isinstance(answer, Enqueued) else answer
 
 
 def accepted(**wanted: Any) -> Task:
-    answer = ask_one(**wanted)
+    answer = enqueue_one(**wanted)
     assert isinstance(answer, Task), answer
     return answer
 
@@ -112,7 +114,7 @@ def accepted(**wanted: Any) -> Task:
     ids=str,
 )
 def test_a_task_beyond_the_limits_is_refused(wanted: dict[str, Any]) -> None:
-    assert isinstance(ask_one(**wanted), InvalidRequest)
+    assert isinstance(enqueue_one(**wanted), InvalidRequest)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +145,11 @@ def test_a_task_at_the_limits_is_taken(wanted: dict[str, Any]) -> None:
     ids=str,
 )
 def test_a_value_of_the_wrong_kind_is_refused_before_it_reaches_the_store(wanted: dict[str, Any]) -> None:
-    assert isinstance(ask_one(**wanted), InvalidRequest)
+    assert isinstance(enqueue_one(**wanted), InvalidRequest)
 
 
 def test_a_payload_that_is_text_is_refused_before_it_reaches_the_store() -> None:
-    assert isinstance(ask_one(payload="text"), InvalidRequest)
+    assert isinstance(enqueue_one(payload="text"), InvalidRequest)
 
 
 @pytest.mark.parametrize(
@@ -163,37 +165,37 @@ def test_a_payload_that_is_text_is_refused_before_it_reaches_the_store() -> None
 )
 def test_a_policy_beyond_the_limits_is_refused_before_it_reaches_the_store(policy: QueuePolicy) -> None:
     with pytest.raises(InvalidRequest):
-        asyncio.run(policies.set_policy(core_of(Taker()), QueueKey("acme", "mail"), policy))
+        asyncio.run(policies.set_policy(core_of(FakeStore()), QueueKey("acme", "mail"), policy))
 
 
 def test_a_refusal_leaves_the_other_tasks_of_the_batch_alone() -> None:
-    taker = Taker()
-    answers = ask(NewTask(command="a"), NewTask(command="!"), NewTask(command="b"), taker=taker)
+    store = FakeStore()
+    answers = enqueue_all(NewTask(command="a"), NewTask(command="!"), NewTask(command="b"), store=store)
     assert [type(answer) for answer in answers] == [Enqueued, InvalidRequest, Enqueued]
-    assert [change.after.command for change in taker.taken] == ["a", "b"]
+    assert [change.after.command for change in store.committed] == ["a", "b"]
 
 
 def test_nothing_is_answered_before_it_is_on_disk() -> None:
-    taker = Taker()
-    ask(NewTask(command="a"), NewTask(command="b"), taker=taker)
-    assert taker.settled == 2
+    store = FakeStore()
+    enqueue_all(NewTask(command="a"), NewTask(command="b"), store=store)
+    assert store.flushed == 2
 
 
 def test_a_tenant_without_a_proper_name_is_refused() -> None:
     with pytest.raises(InvalidRequest):
-        ask(NewTask(command="mail"), tenant="a/b")
+        enqueue_all(NewTask(command="mail"), tenant="a/b")
 
 
 def test_a_batch_of_too_many_tasks_is_refused_whole() -> None:
     with pytest.raises(InvalidRequest):
-        ask(*[NewTask(command="mail")] * (BATCH_TASKS_MAX + 1))
-    assert len(ask(*[NewTask(command="mail")] * BATCH_TASKS_MAX)) == BATCH_TASKS_MAX
+        enqueue_all(*[NewTask(command="mail")] * (BATCH_TASKS_MAX + 1))
+    assert len(enqueue_all(*[NewTask(command="mail")] * BATCH_TASKS_MAX)) == BATCH_TASKS_MAX
 
 
 def test_a_batch_of_too_many_bytes_is_refused_whole() -> None:
     megabyte = NewTask(command="mail", payload=b"x" * PAYLOAD_BYTES_MAX)
     with pytest.raises(InvalidRequest):
-        ask(*[megabyte] * (BATCH_BYTES_MAX // PAYLOAD_BYTES_MAX + 1))
+        enqueue_all(*[megabyte] * (BATCH_BYTES_MAX // PAYLOAD_BYTES_MAX + 1))
 
 
 def test_a_time_wins_over_a_delay_and_a_time_in_the_past_means_at_once() -> None:
@@ -208,7 +210,7 @@ def test_what_a_task_does_not_say_is_taken_from_the_policy() -> None:
 
 
 def test_tasks_with_the_same_key_go_to_the_same_shard() -> None:
-    answers = ask(*[NewTask(command="mail", idempotency_key="order-1")] * 5)
+    answers = enqueue_all(*[NewTask(command="mail", idempotency_key="order-1")] * 5)
     assert len({shard_of(answer.task.id) for answer in answers if isinstance(answer, Enqueued)}) == 1
 
 

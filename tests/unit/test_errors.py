@@ -1,4 +1,4 @@
-"""The drawn tree of errors is the tree of the classes, and each has a code of its own."""
+"""The drawn tree of errors equals the class hierarchy, and each error has its own code."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ def classes() -> dict[str, type[CodeqError]]:
 
 
 def drawn() -> dict[str, tuple[str | None, str | None]]:
-    """Per name in the drawing: its parent and its code."""
+    """Returns per name in the drawing: its parent and its code."""
     tree: dict[str, tuple[str | None, str | None]] = {}
     above: list[str] = []
     for line in (errors.__doc__ or "").split("\n\n", 1)[1].strip().splitlines():
@@ -30,7 +30,7 @@ def drawn() -> dict[str, tuple[str | None, str | None]]:
 
 
 def raised() -> set[str]:
-    """The names of all errors that codeQ's own code makes."""
+    """Returns the names of all errors that codeQ's own code raises."""
     calls = (
         node.func.id
         for path in Path(codeq.__file__).parent.rglob("*.py")

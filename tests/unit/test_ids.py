@@ -1,4 +1,4 @@
-"""Task ids sort in the order they were made, carry their shard, and are UUIDs of version 7."""
+"""Task ids sort in the order in which they were made, contain their shard, and are UUIDs of version 7."""
 
 import uuid
 from itertools import pairwise
@@ -22,8 +22,8 @@ def all_noise(size: int) -> bytes:
     return b"\xff" * size
 
 
-def mint_one(mint: IdMint, now_ms: int, home: int | None = 0) -> str:
-    [made] = mint.mint(now_ms, 1, [home])
+def mint_one(mint: IdMint, now_ms: int, shard: int | None = 0) -> str:
+    [made] = mint.mint(now_ms, 1, [shard])
     return made
 
 
@@ -33,9 +33,9 @@ def millisecond(task_id: str) -> int:
 
 @pytest.mark.parametrize("noise", [no_noise, all_noise])
 @settings(max_examples=50, deadline=None)
-@given(now_ms=times, home=st.integers(0, SHARDS_MAX - 1))
-def test_an_id_is_a_uuid_of_version_7(noise: object, now_ms: int, home: int) -> None:
-    made = mint_one(IdMint(no_noise if noise is no_noise else all_noise), now_ms, home)
+@given(now_ms=times, shard=st.integers(0, SHARDS_MAX - 1))
+def test_an_id_is_a_uuid_of_version_7(noise: object, now_ms: int, shard: int) -> None:
+    made = mint_one(IdMint(no_noise if noise is no_noise else all_noise), now_ms, shard)
     parsed = uuid.UUID(made)
     assert (parsed.version, parsed.variant, str(parsed)) == (7, uuid.RFC_4122, made)
     assert is_task_id(made)
@@ -49,8 +49,8 @@ def test_an_id_tells_the_millisecond_it_was_made_in(now_ms: int) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, SHARDS_MAX - 1))
-def test_the_shard_of_an_id_is_the_one_it_was_made_for(home: int) -> None:
-    assert shard_of(mint_one(IdMint(all_noise), NOW, home)) == home
+def test_the_shard_of_an_id_is_the_one_it_was_made_for(shard: int) -> None:
+    assert shard_of(mint_one(IdMint(all_noise), NOW, shard)) == shard
 
 
 @settings(max_examples=50, deadline=None)

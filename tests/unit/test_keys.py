@@ -1,4 +1,4 @@
-"""The keys of the RocksDB engine: no name can reach into another, and byte order is the order of the queue."""
+"""The keys of the RocksDB engine: no name is a prefix of another, and byte order is the order of the queue."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from codeq.domain.queue import QueueKey
 from codeq.store.rocksdb import keys
 
-# Mostly the bytes that the escaping is about; `name` promises safety whatever a name is made of.
+# Mostly the bytes that are escaped; `name` must be safe whatever a name contains.
 names = st.text(alphabet="\0\x01\xff/ab", max_size=6) | st.text(max_size=12)
 queues = st.builds(QueueKey, names, names)
 priorities = st.integers(0, 9)
@@ -32,13 +32,13 @@ def test_names_come_back_as_they_were_whatever_they_hold(texts: list[str]) -> No
 @settings(max_examples=120, deadline=None)
 @given(queues, priorities, versions, queues)
 def test_the_keys_of_one_queue_are_never_among_those_of_another(
-    mine: QueueKey, priority: int, version: int, other: QueueKey
+    queue: QueueKey, priority: int, version: int, other: QueueKey
 ) -> None:
-    pending = keys.pending_prefix(mine, priority) + keys.number(version)
-    dead = keys.dead_prefix(mine) + keys.number(version)
+    pending = keys.pending_prefix(queue, priority) + keys.number(version)
+    dead = keys.dead_prefix(queue) + keys.number(version)
     for p in range(10):
-        assert pending.startswith(keys.pending_prefix(other, p)) is (mine == other and p == priority)
-    assert dead.startswith(keys.dead_prefix(other)) is (mine == other)
+        assert pending.startswith(keys.pending_prefix(other, p)) is (queue == other and p == priority)
+    assert dead.startswith(keys.dead_prefix(other)) is (queue == other)
 
 
 @settings(max_examples=120, deadline=None)

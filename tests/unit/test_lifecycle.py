@@ -1,4 +1,4 @@
-"""The rules of the queue (DESIGN section 3), as far as they are decided by one task and one move."""
+"""The rules of the queue (DESIGN section 3) that concern one task and one move."""
 
 from collections.abc import Callable
 
@@ -97,7 +97,7 @@ def refusal(move: Callable[[Task, Holder], Change], task: Task, who: Holder) -> 
     return caught.type
 
 
-# -- entering ----------------------------------------------------------------------------------------------------
+# -- enqueue -----------------------------------------------------------------------------------------------------
 
 
 def test_a_new_task_is_pending_and_has_not_been_tried() -> None:
@@ -153,7 +153,7 @@ def test_only_a_delayed_task_can_be_promoted(task: Task) -> None:
         lifecycle.promote(task, NOW + 999_999)
 
 
-# -- claiming ----------------------------------------------------------------------------------------------------
+# -- claim -------------------------------------------------------------------------------------------------------
 
 
 def test_a_claim_hands_the_task_to_the_worker_under_a_lease() -> None:
@@ -480,7 +480,7 @@ def test_the_purge_event_of_a_task_failed_by_its_worker_does_not_call_it_dead() 
     assert not lifecycle.purge(fail(claimed()), NOW).after.is_dead
 
 
-# -- where a task stands -----------------------------------------------------------------------------------------
+# -- index of a task ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -511,8 +511,8 @@ def test_the_position_follows_from_the_record(task: Task, place: Index) -> None:
 
 def test_grace_lengthens_a_lease_that_would_end_too_soon() -> None:
     task = msgspec.structs.replace(claimed(), version=9, previous=8)
-    patient = lifecycle.with_grace(task, NOW + LEASE + 1)
-    assert patient == msgspec.structs.replace(task, lease_until_ms=NOW + LEASE + 1)
+    extended = lifecycle.with_grace(task, NOW + LEASE + 1)
+    assert extended == msgspec.structs.replace(task, lease_until_ms=NOW + LEASE + 1)
 
 
 @pytest.mark.parametrize("least_ms", [0, NOW, NOW + LEASE])

@@ -1,4 +1,4 @@
-"""What holds of one task after any sequence of moves by anyone at any time."""
+"""Invariants of one task after any sequence of moves by any caller at any time."""
 
 import msgspec
 from hypothesis import event, given, settings
@@ -19,7 +19,7 @@ HELD = {Move.HEARTBEAT, Move.COMPLETE, Move.FAIL, Move.NACK, Move.ABANDON}
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One try at a move. `behind` is how far the caller's token lags; None when it sends none."""
+    """One attempted move. `behind` is how far the caller's token lags; None when it sends none."""
 
     move: Move
     worker: str
@@ -98,7 +98,7 @@ def check_step(step: Step, change: Change, now_ms: int, who: Holder) -> None:
 
 
 def check_record(task: Task) -> None:
-    """What fits together in any record, whatever led to it."""
+    """Checks the invariants of any record, whatever moves led to it."""
     running, pending = task.status is Status.IN_PROGRESS, task.status is Status.PENDING
     assert 0 <= task.attempts <= task.max_attempts
     assert task.attempts <= task.deliveries <= task.max_deliveries

@@ -1,4 +1,4 @@
-"""The drawing at the head of `domain/lifecycle.py` and the functions below it say the same."""
+"""The drawing at the head of `domain/lifecycle.py` agrees with the functions below it."""
 
 import re
 from collections.abc import Callable
@@ -52,7 +52,7 @@ STARTS = [
 
 
 def reachable() -> list[Task]:
-    """Tasks of every kind: what any three moves can make of a new one, each kind once."""
+    """Returns tasks of every kind: the results of any three moves from a new one, each kind once."""
     found: dict[tuple[object, ...], Task] = {}
     edge = STARTS
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Values from outside: what keeps to the limits passes unchanged, everything else is an InvalidRequest."""
+"""Validation of values from outside: within the limits they pass unchanged, everything else is an InvalidRequest."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Waiting callers are woken by the event itself, first come first served, and no task is lost on one who left."""
+"""Waiting callers are woken by the event, first come first served, and no task is lost to one that disconnected."""
 
 import asyncio
 from collections import deque
@@ -32,11 +32,11 @@ def ended(name: str, status: Status = Status.COMPLETED) -> Task:
 
 
 def names(deliveries: Sequence[Delivery]) -> list[str]:
-    return [given.task.id for given in deliveries]
+    return [one.task.id for one in deliveries]
 
 
 class FakeClaim:
-    """A claim whose steps are given."""
+    """A claim whose steps are parameters."""
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class FakeClaim:
 
 
 class Queues:
-    """Waiting claims with queues of names behind them, and a record of who asked and what came back."""
+    """Waiting claims on queues of names, with a record of which claims were tried and which tasks were returned."""
 
     def __init__(self) -> None:
         self.waiters = Waiters()
         self.stock: dict[QueueKey, deque[str]] = {MAIL: deque(), SMS: deque()}
-        self.asked: list[str] = []
-        self.back: list[str] = []
+        self.attempted: list[str] = []
+        self.returned: list[str] = []
         self.gate: asyncio.Event | None = None
         self.in_attempt = asyncio.Event()
 
@@ -71,7 +71,7 @@ class Queues:
         self.waiters.ready(queue, len(tasks))
 
     async def take(self, who: str, queues: list[QueueKey]) -> list[Delivery]:
-        self.asked.append(who)
+        self.attempted.append(who)
         self.in_attempt.set()
         if self.gate is not None:
             await self.gate.wait()
@@ -81,10 +81,10 @@ class Queues:
         return []
 
     async def hand_back(self, unwanted: Sequence[Delivery]) -> None:
-        self.back += names(unwanted)
+        self.returned += names(unwanted)
 
-    async def come(self, who: str, *queues: QueueKey, wait_ms: int = LONG_MS) -> "asyncio.Task[list[Delivery]]":
-        """Let someone wait; returns once they stand in line."""
+    async def wait(self, who: str, *queues: QueueKey, wait_ms: int = LONG_MS) -> "asyncio.Task[list[Delivery]]":
+        """Starts a waiting claim; returns once it waits."""
         looks_at = [MAIL, SMS] if ALL_OF_ACME in queues else list(queues)
         claim = FakeClaim(queues, lambda: self.take(who, looks_at), self.hand_back)
         waiting = self.waiters.wait_for_tasks(claim, wait_ms)
@@ -94,7 +94,7 @@ class Queues:
 
 
 async def turns(number: int = 10) -> None:
-    """Let everything run that can run."""
+    """Lets everything run that can run."""
     for _ in range(number):
         await asyncio.sleep(0)
 
@@ -110,7 +110,7 @@ def run(story: Coroutine[Any, Any, None]) -> None:
 def test_a_waiter_is_given_the_task_that_arrives() -> None:
     async def story() -> None:
         queues = Queues()
-        ann = await queues.come("ann", MAIL)
+        ann = await queues.wait("ann", MAIL)
         queues.put(MAIL, "t1")
         assert names(await ann) == ["t1"]
 
@@ -120,10 +120,10 @@ def test_a_waiter_is_given_the_task_that_arrives() -> None:
 def test_waiters_are_served_first_come_first_served() -> None:
     async def story() -> None:
         queues = Queues()
-        line = [await queues.come(who, MAIL) for who in ("ann", "bob", "cid")]
+        waiting_claims = [await queues.wait(who, MAIL) for who in ("ann", "bob", "cid")]
         queues.put(MAIL, "t1", "t2", "t3")
-        assert [names(await waiter) for waiter in line] == [["t1"], ["t2"], ["t3"]]
-        assert queues.asked == ["ann", "bob", "cid"]
+        assert [names(await waiter) for waiter in waiting_claims] == [["t1"], ["t2"], ["t3"]]
+        assert queues.attempted == ["ann", "bob", "cid"]
 
     run(story())
 
@@ -131,15 +131,15 @@ def test_waiters_are_served_first_come_first_served() -> None:
 def test_one_task_wakes_one_waiter() -> None:
     async def story() -> None:
         queues = Queues()
-        line = [await queues.come(who, MAIL) for who in ("ann", "bob", "cid", "dan")]
+        waiting_claims = [await queues.wait(who, MAIL) for who in ("ann", "bob", "cid", "dan")]
         queues.put(MAIL, "t1")
-        assert names(await line[0]) == ["t1"]
+        assert names(await waiting_claims[0]) == ["t1"]
         await turns()
-        assert [waiter.done() for waiter in line] == [True, False, False, False]
-        assert queues.asked == ["ann", "bob"]  # bob finds out that there is no more; nobody behind him is troubled
+        assert [waiter.done() for waiter in waiting_claims] == [True, False, False, False]
+        assert queues.attempted == ["ann", "bob"]  # bob finds that there is no more; no claim after him is tried
         queues.put(MAIL, "t2")
-        assert names(await line[1]) == ["t2"]
-        for waiter in line[2:]:
+        assert names(await waiting_claims[1]) == ["t2"]
+        for waiter in waiting_claims[2:]:
             waiter.cancel()
 
     run(story())
@@ -148,11 +148,11 @@ def test_one_task_wakes_one_waiter() -> None:
 def test_a_task_of_another_queue_wakes_nobody() -> None:
     async def story() -> None:
         queues = Queues()
-        ann = await queues.come("ann", MAIL)
+        ann = await queues.wait("ann", MAIL)
         queues.put(SMS, "t1")
         queues.waiters.ready(QueueKey("other", "mail"), 1)
         await turns()
-        assert (queues.asked, ann.done()) == ([], False)
+        assert (queues.attempted, ann.done()) == ([], False)
         ann.cancel()
 
     run(story())
@@ -161,12 +161,12 @@ def test_a_task_of_another_queue_wakes_nobody() -> None:
 def test_one_who_waits_for_several_queues_is_served_by_the_first_that_has_a_task() -> None:
     async def story() -> None:
         queues = Queues()
-        ann = await queues.come("ann", MAIL, SMS)
+        ann = await queues.wait("ann", MAIL, SMS)
         queues.put(SMS, "t1")
         assert names(await ann) == ["t1"]
         queues.put(MAIL, "t2")
         await turns()
-        assert queues.asked == ["ann"]
+        assert queues.attempted == ["ann"]
         assert list(queues.stock[MAIL]) == ["t2"]
 
     run(story())
@@ -176,11 +176,11 @@ def test_one_who_waits_for_several_queues_is_served_by_the_first_that_has_a_task
 def test_one_who_waits_for_every_queue_stands_in_the_same_line(order: tuple[QueueKey, QueueKey]) -> None:
     async def story() -> None:
         queues = Queues()
-        line = [await queues.come(who, queue) for who, queue in zip(("ann", "bob"), order, strict=True)]
+        waiting_claims = [await queues.wait(who, queue) for who, queue in zip(("ann", "bob"), order, strict=True)]
         queues.put(MAIL, "t1")
-        assert names(await line[0]) == ["t1"]
+        assert names(await waiting_claims[0]) == ["t1"]
         queues.put(MAIL, "t2")
-        assert names(await line[1]) == ["t2"]
+        assert names(await waiting_claims[1]) == ["t2"]
 
     run(story())
 
@@ -188,9 +188,9 @@ def test_one_who_waits_for_every_queue_stands_in_the_same_line(order: tuple[Queu
 def test_a_newcomer_lets_those_who_waited_go_first() -> None:
     async def story() -> None:
         queues = Queues()
-        ann = await queues.come("ann", MAIL)
+        ann = await queues.wait("ann", MAIL)
         queues.put(MAIL, "t1")
-        await queues.waiters.serve_first()  # what a claim does before it takes for itself
+        await queues.waiters.serve_first()  # what a claim does before it takes tasks
         assert await queues.take("newcomer", [MAIL]) == []
         assert names(await ann) == ["t1"]
 
@@ -202,7 +202,7 @@ def test_serving_an_empty_lobby_asks_nobody() -> None:
         queues = Queues()
         queues.put(MAIL, "t1")
         await queues.waiters.serve_first()
-        assert queues.asked == []
+        assert queues.attempted == []
 
     run(story())
 
@@ -212,12 +212,12 @@ def test_a_waiter_whose_time_has_passed_goes_away_with_nothing() -> None:
         queues = Queues()
         loop = asyncio.get_running_loop()
         start_s = loop.time()
-        ann = await queues.come("ann", MAIL, wait_ms=20)
+        ann = await queues.wait("ann", MAIL, wait_ms=20)
         assert await ann == []
         assert loop.time() - start_s >= 0.019
         queues.put(MAIL, "t1")
         await turns()
-        assert queues.asked == []
+        assert queues.attempted == []
 
     run(story())
 
@@ -225,8 +225,8 @@ def test_a_waiter_whose_time_has_passed_goes_away_with_nothing() -> None:
 def test_a_waiter_who_gave_up_does_not_hold_up_the_next() -> None:
     async def story() -> None:
         queues = Queues()
-        ann = await queues.come("ann", MAIL, wait_ms=1)
-        bob = await queues.come("bob", MAIL)
+        ann = await queues.wait("ann", MAIL, wait_ms=1)
+        bob = await queues.wait("bob", MAIL)
         assert await ann == []
         queues.put(MAIL, "t1")
         assert names(await bob) == ["t1"]
@@ -238,13 +238,13 @@ def test_one_who_gives_up_while_being_served_hands_the_task_back() -> None:
     async def story() -> None:
         queues = Queues()
         queues.gate = asyncio.Event()
-        ann = await queues.come("ann", MAIL, wait_ms=5)
+        ann = await queues.wait("ann", MAIL, wait_ms=5)
         queues.put(MAIL, "t1")
         await queues.in_attempt.wait()
         assert await ann == []
         queues.gate.set()
         await turns()
-        assert queues.back == ["t1"]
+        assert queues.returned == ["t1"]
 
     run(story())
 
@@ -252,12 +252,12 @@ def test_one_who_gives_up_while_being_served_hands_the_task_back() -> None:
 def test_one_who_leaves_before_being_served_takes_nothing() -> None:
     async def story() -> None:
         queues = Queues()
-        ann, bob = await queues.come("ann", MAIL), await queues.come("bob", MAIL)
+        ann, bob = await queues.wait("ann", MAIL), await queues.wait("bob", MAIL)
         ann.cancel()
         await asyncio.gather(ann, return_exceptions=True)
         queues.put(MAIL, "t1")
         assert names(await bob) == ["t1"]
-        assert (queues.asked, queues.back) == (["bob"], [])
+        assert (queues.attempted, queues.returned) == (["bob"], [])
 
     run(story())
 
@@ -265,13 +265,13 @@ def test_one_who_leaves_before_being_served_takes_nothing() -> None:
 def test_one_who_leaves_in_the_moment_a_task_arrives_hands_it_back() -> None:
     async def story() -> None:
         queues = Queues()
-        ann, bob = await queues.come("ann", MAIL), await queues.come("bob", MAIL)
+        ann, bob = await queues.wait("ann", MAIL), await queues.wait("bob", MAIL)
         queues.put(MAIL, "t1", "t2")
-        ann.cancel()  # before anyone was served
+        ann.cancel()  # before any claim was served
         assert len(names(await bob)) == 1
         await asyncio.gather(ann, return_exceptions=True)
         assert ann.cancelled()
-        assert len(queues.back) + len(queues.stock[MAIL]) == 1  # nothing is lost
+        assert len(queues.returned) + len(queues.stock[MAIL]) == 1  # nothing is lost
 
     run(story())
 
@@ -281,7 +281,7 @@ def test_one_who_leaves_just_after_being_served_hands_the_task_back() -> None:
         queues = Queues()
 
         async def take_while_ann_turns_away() -> list[Delivery]:
-            asyncio.get_running_loop().call_soon(ann.cancel)  # after the task was given to ann, before she looks at it
+            asyncio.get_running_loop().call_soon(ann.cancel)  # after the lease for ann, before she receives it
             return [delivery("t1")]
 
         ann = asyncio.create_task(
@@ -291,7 +291,7 @@ def test_one_who_leaves_just_after_being_served_hands_the_task_back() -> None:
         queues.waiters.ready(MAIL, 1)
         await asyncio.gather(ann, return_exceptions=True)
         assert ann.cancelled()
-        assert queues.back == ["t1"]
+        assert queues.returned == ["t1"]
 
     run(story())
 
@@ -300,14 +300,14 @@ def test_one_who_leaves_while_being_served_hands_the_task_back_and_the_next_is_s
     async def story() -> None:
         queues = Queues()
         queues.gate = asyncio.Event()
-        ann, bob = await queues.come("ann", MAIL), await queues.come("bob", MAIL)
+        ann, bob = await queues.wait("ann", MAIL), await queues.wait("bob", MAIL)
         queues.put(MAIL, "t1", "t2")
         await queues.in_attempt.wait()
         ann.cancel()
         await asyncio.gather(ann, return_exceptions=True)
         queues.gate.set()
         assert names(await bob) == ["t2"]
-        assert queues.back == ["t1"]
+        assert queues.returned == ["t1"]
 
     run(story())
 
@@ -321,7 +321,7 @@ def test_a_refused_waiter_hears_why_and_the_next_is_served() -> None:
 
         ann = asyncio.create_task(queues.waiters.wait_for_tasks(FakeClaim([MAIL], refused, queues.hand_back), LONG_MS))
         await turns()
-        bob = await queues.come("bob", MAIL)
+        bob = await queues.wait("bob", MAIL)
         queues.put(MAIL, "t1")
         assert names(await bob) == ["t1"]
         with pytest.raises(NotFound):
@@ -340,12 +340,12 @@ def test_a_failed_store_is_heard_by_all_who_wait() -> None:
         async def nothing(unwanted: Sequence[Delivery]) -> None:
             raise AssertionError("nothing was taken")
 
-        line = [
+        waiting_claims = [
             asyncio.create_task(waiters.wait_for_tasks(FakeClaim([MAIL], broken, nothing), LONG_MS)) for _ in range(3)
         ]
         await turns()
         waiters.ready(MAIL, 1)
-        answers = await asyncio.gather(*line, return_exceptions=True)
+        answers = await asyncio.gather(*waiting_claims, return_exceptions=True)
         assert [type(answer) for answer in answers] == [StoreFailed] * 3
 
     run(story())
@@ -355,7 +355,7 @@ def test_tasks_that_arrive_while_others_are_served_are_not_overlooked() -> None:
     async def story() -> None:
         queues = Queues()
         queues.gate = asyncio.Event()
-        ann, bob = await queues.come("ann", MAIL), await queues.come("bob", SMS)
+        ann, bob = await queues.wait("ann", MAIL), await queues.wait("bob", SMS)
         queues.put(MAIL, "t1")
         await queues.in_attempt.wait()
         queues.put(SMS, "t2")
@@ -369,7 +369,7 @@ def test_a_newcomer_waits_until_the_serving_under_way_is_over() -> None:
     async def story() -> None:
         queues = Queues()
         queues.gate = asyncio.Event()
-        ann, bob = await queues.come("ann", MAIL), await queues.come("bob", MAIL)
+        ann, bob = await queues.wait("ann", MAIL), await queues.wait("bob", MAIL)
         queues.put(MAIL, "t1", "t2")
         await queues.in_attempt.wait()
         newcomer = asyncio.create_task(queues.waiters.serve_first())
@@ -386,8 +386,8 @@ def test_a_newcomer_who_leaves_while_serving_others_takes_no_wake_up_along() -> 
     async def story() -> None:
         queues = Queues()
         queues.gate = asyncio.Event()
-        ann = await queues.come("ann", MAIL)
-        newcomer = asyncio.create_task(queues.waiters.serve_first())  # runs first, so it is the newcomer who serves ann
+        ann = await queues.wait("ann", MAIL)
+        newcomer = asyncio.create_task(queues.waiters.serve_first())  # runs first, so the new claim serves ann
         queues.put(MAIL, "t1")
         await queues.in_attempt.wait()
         newcomer.cancel()
@@ -406,13 +406,13 @@ def test_a_newcomer_who_leaves_while_serving_others_takes_no_wake_up_along() -> 
 def test_all_who_wait_for_a_task_to_end_are_woken_by_its_end() -> None:
     async def story() -> None:
         waiters = Waiters()
-        line = [asyncio.create_task(waiters.wait_for_end("t1", LONG_MS)) for _ in range(3)]
+        waiting_claims = [asyncio.create_task(waiters.wait_for_end("t1", LONG_MS)) for _ in range(3)]
         await turns()
         waiters.moved([ended("t0"), delivery("t1").task])  # another ends, this one only moves
         await turns()
-        assert not any(waiter.done() for waiter in line)
+        assert not any(waiter.done() for waiter in waiting_claims)
         waiters.moved([ended("t0"), ended("t1")])
-        await asyncio.gather(*line)
+        await asyncio.gather(*waiting_claims)
 
     run(story())
 
@@ -433,7 +433,7 @@ def test_a_wait_for_an_end_that_does_not_come_is_over_in_time() -> None:
     async def story() -> None:
         waiters = Waiters()
         await waiters.wait_for_end("t1", 1)
-        waiters.moved([ended("t1")])  # nobody is there, nothing happens
+        waiters.moved([ended("t1")])  # no call waits, nothing happens
 
     run(story())
 
@@ -467,7 +467,7 @@ def test_one_who_waits_for_any_move_is_woken_by_the_next() -> None:
 def test_everyone_is_sent_home_when_the_service_stops() -> None:
     async def story() -> None:
         queues = Queues()
-        ann, bob = await queues.come("ann", MAIL, SMS), await queues.come("bob", MAIL)
+        ann, bob = await queues.wait("ann", MAIL, SMS), await queues.wait("bob", MAIL)
         others = [
             asyncio.create_task(queues.waiters.wait_for_end("t1", LONG_MS)),
         ]
@@ -476,7 +476,7 @@ def test_everyone_is_sent_home_when_the_service_stops() -> None:
             queues.waiters.end_waits()
             assert (await ann, await bob) == ([], [])
             await asyncio.gather(*others, happened)
-        assert queues.asked == []
+        assert queues.attempted == []
 
     run(story())
 
@@ -484,8 +484,8 @@ def test_everyone_is_sent_home_when_the_service_stops() -> None:
 def test_a_lobby_that_everyone_has_left_remembers_nobody() -> None:
     async def story() -> None:
         queues = Queues()
-        ann = await queues.come("ann", MAIL, SMS)
-        bob = await queues.come("bob", ALL_OF_ACME, wait_ms=1)
+        ann = await queues.wait("ann", MAIL, SMS)
+        bob = await queues.wait("bob", ALL_OF_ACME, wait_ms=1)
         cid = asyncio.create_task(queues.waiters.wait_for_end("t1", 1))
         queues.put(MAIL, "t1")
         await asyncio.gather(ann, bob, cid)

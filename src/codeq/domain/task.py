@@ -93,7 +93,7 @@ class Task(Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def is_dead(self) -> bool:
-        """Whether the task is in the dead-letter queue: it ran out of attempts, its worker did not fail it."""
+        """Whether the task is in the dead-letter queue: failed by nack, expiry or abandon, not by a submit."""
         return self.status is _FAILED and self.move in DEAD_LETTERING
 
 

@@ -50,11 +50,11 @@ def _changes(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list[Chan
 
 
 async def _replayed(core: Core, change: Change, stored: Task | None) -> Enqueued | CodeqError:
-    asked = change.after
-    [record] = await core.store.get_records(asked.tenant, [stored.id]) if stored else [None]
+    wanted = change.after
+    [record] = await core.store.get_records(wanted.tenant, [stored.id]) if stored else [None]
     if record is None or change.body is None:
-        return StoreFailed(f"the task that holds the idempotency key of {asked.id} cannot be read")
-    if record.task.command != asked.command or record.body.payload != change.body.payload:
+        return StoreFailed(f"the task that holds the idempotency key of {wanted.id} cannot be read")
+    if record.task.command != wanted.command or record.body.payload != change.body.payload:
         return IdempotencyMismatch(
             f"idempotency key {record.body.idempotency_key!r} was used for task {record.task.id}, which has another "
             "command or payload; use a new key for a new task"

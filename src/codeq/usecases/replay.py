@@ -1,4 +1,4 @@
-"""Puts dead tasks back into their queues, with a fresh set of attempts."""
+"""Returns dead tasks to their queues, with a fresh set of attempts."""
 
 from codeq.domain import lifecycle
 from codeq.domain.requests import BulkResult, Selection

@@ -133,13 +133,13 @@ async def submit_many(state: AppState, request: HttpRequest) -> HttpResponse:
     await _check_commands(state, request, [outcome.task_id for outcome in outcomes])
     with state.tracing.verb("submit_result", batch=len(outcomes), worker_id=request.principal.subject):
         submitted = iter(await submit(state.core, request.tenant, outcomes))
-    asked_ids = iter([outcome.task_id for outcome in outcomes])
+    task_ids = iter([outcome.task_id for outcome in outcomes])
     results = []
     for answer in answers:
         if answer is not None:
             results.append(answer)
             continue
-        done, task_id = next(submitted), next(asked_ids)
+        done, task_id = next(submitted), next(task_ids)
         if isinstance(done, CodeqError):
             results.append(wire.SubmitAnswer(task_id=task_id, error=str(done), code=done.code))
         else:
