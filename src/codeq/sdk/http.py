@@ -210,6 +210,8 @@ class HttpBackend:
 
 def _common_trace(new_tasks: Sequence[NewTask]) -> tuple[str | None, str | None]:
     """The trace that all of them share, which is sent once with the call; else none, and each task carries its own."""
+    if {task.trace_parent for task in new_tasks} == {None}:  # as in most programs, and found out at half the cost
+        return NO_TRACE
     traces = {(task.trace_parent, task.trace_state) for task in new_tasks}
     return traces.pop() if len(traces) == 1 else NO_TRACE
 
