@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from itertools import count
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,16 +17,22 @@ PackedOrRefused = tasks.PackedTask | InvalidRequest
 pack = msgspec.msgpack.Encoder().encode
 
 
+class EncodedTasks(NamedTuple):
+    body: bytes
+    """The request; without the tasks that were refused here."""
+    sent: int
+    refusals: dict[int, InvalidRequest]
+    """By the index of the new task."""
+
+
 class TaskEncoder:
     """Gives every new task an idempotency key, so that it can be sent again when the answer was lost."""
 
     def __init__(self) -> None:
         self._start_keys()
 
-    def encode(
-        self, new_tasks: Sequence[NewTask], *, trace_of_call: str | None
-    ) -> tuple[Sequence[PackedOrRefused], bytes]:
-        """Per new task the message that is sent, or why it is not sent; and the body of the request.
+    def encode(self, new_tasks: Sequence[NewTask], *, trace_of_call: str | None) -> EncodedTasks:
+        """Encodes one request for these tasks.
 
         The limits are checked here because a server corrects some values for older clients, and closes the connection
         on a body that is far too large.
@@ -34,10 +41,9 @@ class TaskEncoder:
             self._start_keys()
         packed = [self._packed(new_task, trace_of_call) for new_task in new_tasks]
         try:
-            return packed, _body(packed)
+            return _encoded(packed)
         except (TypeError, ValueError, OverflowError):  # subclasses of str and bytes, for instance
-            packed = [_refuse_unencodable(message) for message in packed]
-            return packed, _body(packed)
+            return _encoded([_refuse_unencodable(message) for message in packed])
 
     def _start_keys(self) -> None:
         self._pid = os.getpid()
@@ -70,9 +76,10 @@ def packed_task(new_task: NewTask, key: str, *, has_own_trace: bool = False) -> 
     )
 
 
-def _body(packed: Sequence[PackedOrRefused]) -> bytes:
-    sent = [message for message in packed if isinstance(message, tasks.PackedTask)]
-    return pack(sent[0] if len(sent) == 1 else {"tasks": sent})
+def _encoded(packed: Sequence[PackedOrRefused]) -> EncodedTasks:
+    refusals = {index: message for index, message in enumerate(packed) if not isinstance(message, tasks.PackedTask)}
+    sent = [message for message in packed if isinstance(message, tasks.PackedTask)] if refusals else packed
+    return EncodedTasks(pack(sent[0] if len(sent) == 1 else {"tasks": sent}), len(sent), refusals)
 
 
 def _refuse_unencodable(message: PackedOrRefused) -> PackedOrRefused:

@@ -11,7 +11,7 @@ from codeq.domain.queue import QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
 from codeq.sdk.backend import ClientOptions
-from codeq.sdk.encoding import PackedOrRefused, TaskEncoder, pack
+from codeq.sdk.encoding import EncodedTasks, TaskEncoder, pack
 from codeq.sdk.enqueue_results import enqueue_results
 from codeq.sdk.http_client import HttpClient, decoded, encoded, path_of
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult
@@ -39,23 +39,21 @@ class HttpBackend:
     ) -> Callable[[], Coroutine[Any, Any, Sequence[Task | CodeqError]]]:
         validation.batch([task.payload for task in new_tasks], "tasks", "payload")
         parent, state = _common_trace(new_tasks)
-        packed, body = self._encoder.encode(new_tasks, trace_of_call=parent)
-        return lambda: self._enqueue(packed, body, header_lines(parent, state))
+        encoded_tasks = self._encoder.encode(new_tasks, trace_of_call=parent)
+        return lambda: self._enqueue(encoded_tasks, header_lines(parent, state))
 
-    async def _enqueue(
-        self, packed: Sequence[PackedOrRefused], body: bytes, headers: str
-    ) -> Sequence[Task | CodeqError]:
+    async def _enqueue(self, encoded_tasks: EncodedTasks, headers: str) -> Sequence[Task | CodeqError]:
+        body, sent, refusals = encoded_tasks
         answers: Sequence[Task | CodeqError] = []
-        sent = sum(isinstance(message, tasks.PackedTask) for message in packed)
         if sent == 1:
             answers = await self._enqueue_one(body, headers)
         elif sent:
             response = await self.http.send("POST", paths.TASKS_BATCH, body, packed=True, headers=headers)
             answers = decoded(response, enqueue_results)
-        if sent == len(packed):
+        if not refusals:
             return answers
         left = iter(answers)
-        return [next(left) if isinstance(message, tasks.PackedTask) else message for message in packed]
+        return [refusals.get(index) or next(left) for index in range(sent + len(refusals))]
 
     async def _enqueue_one(self, body: bytes, headers: str) -> list[Task | CodeqError]:
         try:
@@ -208,6 +206,8 @@ class HttpBackend:
 
 def _common_trace(new_tasks: Sequence[NewTask]) -> tuple[str | None, str | None]:
     """The trace that all of them share, which is sent once with the call; else none, and each task carries its own."""
+    if {task.trace_parent for task in new_tasks} == {None}:  # as in most programs, and found out at half the cost
+        return NO_TRACE
     traces = {(task.trace_parent, task.trace_state) for task in new_tasks}
     return traces.pop() if len(traces) == 1 else NO_TRACE
 
