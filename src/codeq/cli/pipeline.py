@@ -31,9 +31,7 @@ LakeFolder = Annotated[Path, typer.Option("--lake", help="Folder of the lake.")]
 Master = Annotated[str, typer.Option(help="Where Spark runs, such as spark://host:7077.")]
 Keep = Annotated[
     float | None,
-    typer.Option(
-        parser=duration, metavar="DURATION", help="Delete events and ended tasks older than this."
-    ),
+    typer.Option(parser=duration, metavar="DURATION", help="Delete events and ended tasks older than this."),
 ]
 Where = Annotated[str, typer.Option("--where", help="SQL condition over the columns of silver_tasks.")]
 
@@ -49,9 +47,7 @@ def run(
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's events; for admins of the platform.")] = None,
     keep: Keep = None,
     and_audit: Annotated[bool, typer.Option("--audit", help="Then audit the lake; fails if a rule is broken.")] = False,
-    and_report: Annotated[
-        Path | None, typer.Option("--report", help="Then write the HTML report here.")
-    ] = None,
+    and_report: Annotated[Path | None, typer.Option("--report", help="Then write the HTML report here.")] = None,
     master: Master = "local[*]",
 ) -> None:
     """Ingest new events and update every table of the lake: once, or at an interval with --every until Ctrl-C.
