@@ -193,7 +193,7 @@ async def test_a_stale_change_commits_as_none_and_changes_nothing(world: World) 
     await world.enqueue()
     held = await world.claim_one()
     now_ms = world.clock.now_ms
-    stale = lifecycle.complete(held, holder_of(held), now_ms, keep_ms=1_000, result=b"late")
+    stale = lifecycle.complete(held, holder_of(held), now_ms, retention_ms=1_000, result=b"late")
     await world.abandon(held)
     before, events = await world.load(held), await world.events()
     assert await world.store.commit([stale]) == [None]
@@ -206,8 +206,8 @@ async def test_of_two_changes_of_one_task_in_a_batch_the_first_wins(world: World
     await world.enqueue()
     held = await world.claim_one()
     now_ms = world.clock.now_ms
-    done = lifecycle.complete(held, holder_of(held), now_ms, keep_ms=1_000)
-    gone = lifecycle.cancel(held, now_ms, keep_ms=1_000)
+    done = lifecycle.complete(held, holder_of(held), now_ms, retention_ms=1_000)
+    gone = lifecycle.cancel(held, now_ms, retention_ms=1_000)
     first, second = await world.store.commit([done, gone])
     assert (first, second) == (done.after, None)
     assert (await world.load(held)).status is Status.COMPLETED

@@ -173,6 +173,6 @@ async def test_counting_every_tenant_s_queues_with_ages_while_one_has_just_empti
     await world.reopen()
     held = await world.claim("b", limit=3)
     now_ms = world.clock.now_ms
-    await world.store.commit([lifecycle.cancel(task, now_ms, keep_ms=1_000) for task in held])
+    await world.store.commit([lifecycle.cancel(task, now_ms, retention_ms=1_000) for task in held])
     counts = await world.store.counts(None, ages=True)
     assert {key.command: count.pending for key, count in counts.items()} == {"a": 3, "c": 3}

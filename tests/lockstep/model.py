@@ -90,8 +90,8 @@ class ModelTask:
             return Index.IN_PROGRESS
         return Index.DEAD if self.dead else Index.NONE
 
-    def end(self, status: Status, now_ms: int, keep_ms: int) -> None:
-        self.status, self.purge_ms, self.visible_ms, self.lease_ms = status, now_ms + keep_ms, 0, 0
+    def end(self, status: Status, now_ms: int, retention_ms: int) -> None:
+        self.status, self.purge_ms, self.visible_ms, self.lease_ms = status, now_ms + retention_ms, 0, 0
 
     def is_held_by(self, holder: Holder) -> bool:
         return self.worker == holder.worker and holder.token in (None, self.token)

@@ -15,7 +15,7 @@ from tests.server.connections import Answer, Answers
 from codeq.server.app import App
 from codeq.server.auth.claims import Claims
 from codeq.server.auth.principal import Authenticator
-from codeq.server.connection import Connection, Serving
+from codeq.server.connection import Connection, ServerContext
 from codeq.server.metrics import Metrics
 from codeq.server.ratelimit import RateLimiter
 from codeq.server.response_head import ResponseHeads
@@ -72,17 +72,17 @@ class InProcessServer:
             tracing=tracing or Tracing(),
         )
         app = App(self.state, ROUTES, tasks=self.tasks, on_failure=self._failed)
-        self._serving = Serving(app.begin, Settings().http, ResponseHeads(list), set())
+        self._context = ServerContext(app.begin, Settings().http, ResponseHeads(list), set())
         self._callers: list[Caller] = []
         self._address: Any = None
 
     @property
     def open_connections(self) -> int:
-        return len(self._serving.connections)
+        return len(self._context.connections)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        listening = await asyncio.get_running_loop().create_server(lambda: Connection(self._serving), "127.0.0.1", 0)
+        listening = await asyncio.get_running_loop().create_server(lambda: Connection(self._context), "127.0.0.1", 0)
         self._address = listening.sockets[0].getsockname()
         try:
             async with listening:

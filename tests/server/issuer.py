@@ -125,7 +125,7 @@ class Issuer:
         return settings_for(self.url)
 
     @contextmanager
-    def serving(self) -> Iterator["Issuer"]:
+    def context(self) -> Iterator["Issuer"]:
         thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
         try:

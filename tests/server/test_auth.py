@@ -37,7 +37,7 @@ from codeq.server.auth import keyset, principal
 from codeq.server.auth.claims import Claims, make_validator
 from codeq.server.auth.jwks import LIFETIME_S_MAX, JwksValidator, make_jwks
 from codeq.server.auth.keyset import COOL_DOWN_S, REFRESH_S, STALE_S, KeySet, fetch_from, read_keys
-from codeq.server.auth.principal import CACHE_S, Authenticator, Kind, tenant_of
+from codeq.server.auth.principal import CACHE_S, Authenticator, TokenKind, tenant_of
 from codeq.server.routes import ROUTES, Route
 from codeq.wire import paths
 from codeq.wire.errors import Forbidden, Unauthenticated, Unavailable
@@ -50,12 +50,12 @@ SKEW_S = 5
 
 @pytest.fixture(scope="module")
 def issuer() -> Iterator[Issuer]:
-    with Issuer().serving() as serving:
+    with Issuer().context() as context:
         weak = rsa.generate_private_key(65_537, 1024)
         shown = jwt.algorithms.RSAAlgorithm.to_jwk(weak.public_key(), as_dict=True)
-        serving.extra = [{**shown, "kid": "weak", "use": "sig"}, public_entry("for-encryption") | {"use": "enc"}, 7, {}]
-        serving.weak = weak  # type: ignore[attr-defined]
-        yield serving
+        context.extra = [{**shown, "kid": "weak", "use": "sig"}, public_entry("for-encryption") | {"use": "enc"}, 7, {}]
+        context.weak = weak  # type: ignore[attr-defined]
+        yield context
 
 
 @pytest.fixture(scope="module")
@@ -596,7 +596,7 @@ def test_a_storm_of_unknown_keys_is_not_passed_on_to_the_issuer(guarded: Server,
 
 
 def test_a_new_key_is_accepted_at_once_and_an_issuer_that_is_down_later_harms_nobody(tmp_path: Path) -> None:
-    with Issuer().serving() as own, start_server(tmp_path, dev=False, settings=own.settings()) as server:
+    with Issuer().context() as own, start_server(tmp_path, dev=False, settings=own.settings()) as server:
         own.keys["next"] = "RS256"
         answered(server.request("POST", paths.TASKS, {"command": "a", "payload": 1}, token=sign(claims(), "next")), 202)
         answered(server.request("POST", paths.TASKS, {"command": "a", "payload": 1}, token=sign(claims(), "rsa")), 202)
@@ -916,15 +916,15 @@ def test_a_verdict_is_remembered_no_longer_than_the_token_is_good(clock: Clock) 
         validator = Counting(clock.now_s + 10)
         gate = gate_of(validator)
         for _ in range(5):
-            await gate.authenticate(Kind.PRODUCER, "t")
+            await gate.authenticate(TokenKind.PRODUCER, "t")
         assert validator.calls == 1
         clock.now_s += 9.9
-        await gate.authenticate(Kind.PRODUCER, "t")
+        await gate.authenticate(TokenKind.PRODUCER, "t")
         assert validator.calls == 1
         validator.is_revoked = True
         clock.now_s += 0.1
         with pytest.raises(Unauthenticated):
-            await gate.authenticate(Kind.PRODUCER, "t")
+            await gate.authenticate(TokenKind.PRODUCER, "t")
 
     asyncio.run(scenario())
 
@@ -934,12 +934,12 @@ def test_a_verdict_is_remembered_for_a_minute_at_most(clock: Clock, expires_s: f
     async def scenario() -> None:
         validator = Counting(expires_s)
         gate = gate_of(validator)
-        await gate.authenticate(Kind.PRODUCER, "t")
+        await gate.authenticate(TokenKind.PRODUCER, "t")
         clock.now_s += CACHE_S - 1
-        await gate.authenticate(Kind.PRODUCER, "t")
+        await gate.authenticate(TokenKind.PRODUCER, "t")
         assert validator.calls == 1
         clock.now_s += 1
-        await gate.authenticate(Kind.PRODUCER, "t")
+        await gate.authenticate(TokenKind.PRODUCER, "t")
         assert validator.calls == 2
 
     assert CACHE_S <= 60
@@ -949,11 +949,11 @@ def test_a_verdict_is_remembered_for_a_minute_at_most(clock: Clock, expires_s: f
 def test_a_verdict_for_one_kind_of_route_is_none_for_another(clock: Clock) -> None:
     async def scenario() -> None:
         gate = gate_of(Counting(None))
-        assert (await gate.authenticate(Kind.PRODUCER, "t")).subject == "t"
+        assert (await gate.authenticate(TokenKind.PRODUCER, "t")).subject == "t"
         with pytest.raises(Forbidden):
-            await gate.authenticate(Kind.ADMIN, "t")
+            await gate.authenticate(TokenKind.ADMIN, "t")
         with pytest.raises(Unauthenticated):
-            await gate.authenticate(Kind.WORKER, "t")
+            await gate.authenticate(TokenKind.WORKER, "t")
 
     asyncio.run(scenario())
 
@@ -962,11 +962,11 @@ def test_verdicts_are_forgotten_when_a_key_is_withdrawn(clock: Clock) -> None:
     async def scenario() -> None:
         validator = Counting(None)
         gate = gate_of(validator)
-        await gate.authenticate(Kind.PRODUCER, "t")
+        await gate.authenticate(TokenKind.PRODUCER, "t")
         validator.revision += 1
         validator.is_revoked = True
         with pytest.raises(Unauthenticated):
-            await gate.authenticate(Kind.PRODUCER, "t")
+            await gate.authenticate(TokenKind.PRODUCER, "t")
 
     asyncio.run(scenario())
 
@@ -977,13 +977,13 @@ def test_refusals_are_not_remembered_and_verdicts_are_bounded(clock: Clock, monk
         gate = gate_of(validator)
         for _ in range(3):
             with pytest.raises(Unauthenticated):
-                await gate.authenticate(Kind.PRODUCER, "bad")
+                await gate.authenticate(TokenKind.PRODUCER, "bad")
         assert validator.calls == 3
         for n in range(100):
-            await gate.authenticate(Kind.PRODUCER, f"t{n}")
+            await gate.authenticate(TokenKind.PRODUCER, f"t{n}")
         validator.calls = 0
         for n in (99, 90, 0):
-            await gate.authenticate(Kind.PRODUCER, f"t{n}")
+            await gate.authenticate(TokenKind.PRODUCER, f"t{n}")
         assert validator.calls == 1, "the last ten are remembered, the first is not"
 
     monkeypatch.setattr(principal, "CACHE_TOKENS_MAX", 10)

@@ -8,7 +8,7 @@ import jsonschema_rs
 import pytest
 from tests.server.server_process import EXERCISED, Server, answered
 
-from codeq.server.auth.principal import Kind
+from codeq.server.auth.principal import TokenKind
 from codeq.server.openapi import describe
 from codeq.server.routes import ROUTES
 from codeq.wire import paths
@@ -50,7 +50,7 @@ def test_no_route_gave_an_answer_that_the_table_does_not_know() -> None:
         if (
             surprising := set(EXERCISED[route.method, route.path])
             - {status for status, _ in route.gives}.union(route.refuses)
-            - (ALSO if route.kind is not Kind.NONE else {405, 408, 431, 503})
+            - (ALSO if route.kind is not TokenKind.NONE else {405, 408, 431, 503})
         )
     }
     assert not unknown

@@ -12,7 +12,7 @@ from schemathesis.specs.openapi.definitions import OPENAPI_31
 from tests.server.server_process import Server, answered, start_server
 
 import codeq
-from codeq.server.auth.principal import Kind
+from codeq.server.auth.principal import TokenKind
 from codeq.server.routes import ROUTES
 from codeq.wire import paths
 
@@ -47,7 +47,7 @@ def test_the_description_says_who_may_call_and_what_they_send(server: Server) ->
     described = answered(server.request("GET", paths.OPENAPI, token=None), 200)["paths"]
     for route in ROUTES:
         operation = described[route.path][route.method.lower()]
-        assert ("security" in operation) == (route.kind is not Kind.NONE)
+        assert ("security" in operation) == (route.kind is not TokenKind.NONE)
         assert ("requestBody" in operation) == (route.takes is not None)
         assert {str(status) for status, _ in route.gives} <= set(operation["responses"])
         named = {parameter["name"]: parameter["in"] for parameter in operation["parameters"]}

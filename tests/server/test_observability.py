@@ -23,7 +23,7 @@ from codeq.domain.queue import QueueCounts, QueueKey
 from codeq.server.app import App
 from codeq.server.auth.claims import make_validator
 from codeq.server.auth.principal import Authenticator
-from codeq.server.connection import Connection, Serving
+from codeq.server.connection import Connection, ServerContext
 from codeq.server.dev import auth_config
 from codeq.server.logs import JsonLines, log
 from codeq.server.metrics import QUEUES_MAX, Metrics
@@ -347,13 +347,13 @@ class Traced:
             tracing=Tracing(provider.get_tracer("codeq"), provider),
         )
         app = App(self.state, ROUTES, tasks=set(), on_failure=lambda: None)
-        self.serving = Serving(app.begin, Settings().http, ResponseHeads(list), set())
+        self.context = ServerContext(app.begin, Settings().http, ResponseHeads(list), set())
 
     def run(self, scenario: Callable[[httpx.AsyncClient], Any]) -> dict[str, ReadableSpan]:
         """Runs the scenario. Returns its spans by name."""
 
         async def running() -> None:
-            listening = await asyncio.get_running_loop().create_server(lambda: Connection(self.serving), "127.0.0.1", 0)
+            listening = await asyncio.get_running_loop().create_server(lambda: Connection(self.context), "127.0.0.1", 0)
             base = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
             headers = {"Authorization": "Bearer dev-token"}
             async with listening, httpx.AsyncClient(base_url=base, headers=headers, trust_env=False) as client:

@@ -8,7 +8,7 @@ import pytest
 
 from codeq.domain.backoff import Backoff, BackoffKind
 from codeq.domain.errors import CodeqError, InvalidRequest
-from codeq.domain.ids import IdMint, shard_of
+from codeq.domain.ids import IdGenerator, shard_of
 from codeq.domain.limits import (
     ATTEMPTS_MAX,
     BACKOFF_MS_MAX,
@@ -60,7 +60,7 @@ class FakeStore:
 
 def core_of(store: FakeStore) -> Core:
     policy = QueuePolicy(max_attempts=7, max_deliveries=70)
-    return Core(cast("Store", store), Waiters(), policy, IdMint(bytes), lambda: 0.5)
+    return Core(cast("Store", store), Waiters(), policy, IdGenerator(bytes), lambda: 0.5)
 
 
 def enqueue_all(

@@ -54,27 +54,27 @@ def holder(task: Task) -> Holder:
 
 
 def nack(task: Task, *, retry_ms: int = 1_000, reason: str = "boom", now_ms: int = NOW) -> Task:
-    return lifecycle.nack(task, holder(task), now_ms, retry_ms=retry_ms, reason=reason, keep_ms=KEEP).after
+    return lifecycle.nack(task, holder(task), now_ms, retry_ms=retry_ms, reason=reason, retention_ms=KEEP).after
 
 
 def expire(task: Task, *, retry_ms: int = 0) -> Task:
-    return lifecycle.expire(task, task.lease_until_ms, retry_ms=retry_ms, keep_ms=KEEP).after
+    return lifecycle.expire(task, task.lease_until_ms, retry_ms=retry_ms, retention_ms=KEEP).after
 
 
 def abandon(task: Task) -> Task:
-    return lifecycle.abandon(task, holder(task), NOW, keep_ms=KEEP).after
+    return lifecycle.abandon(task, holder(task), NOW, retention_ms=KEEP).after
 
 
 def complete(task: Task) -> Task:
-    return lifecycle.complete(task, holder(task), NOW + 7, keep_ms=KEEP).after
+    return lifecycle.complete(task, holder(task), NOW + 7, retention_ms=KEEP).after
 
 
 def fail(task: Task) -> Task:
-    return lifecycle.fail(task, holder(task), NOW + 7, error="bad input", keep_ms=KEEP).after
+    return lifecycle.fail(task, holder(task), NOW + 7, error="bad input", retention_ms=KEEP).after
 
 
 def cancel(task: Task) -> Task:
-    return lifecycle.cancel(task, NOW + 7, keep_ms=KEEP).after
+    return lifecycle.cancel(task, NOW + 7, retention_ms=KEEP).after
 
 
 def dead() -> Task:
@@ -83,10 +83,10 @@ def dead() -> Task:
 
 HELD_MOVES: dict[str, Callable[[Task, Holder], Change]] = {
     "heartbeat": lambda task, who: lifecycle.heartbeat(task, who, NOW, lease_ms=LEASE),
-    "complete": lambda task, who: lifecycle.complete(task, who, NOW, keep_ms=KEEP),
-    "fail": lambda task, who: lifecycle.fail(task, who, NOW, error="x", keep_ms=KEEP),
-    "nack": lambda task, who: lifecycle.nack(task, who, NOW, retry_ms=0, reason="x", keep_ms=KEEP),
-    "abandon": lambda task, who: lifecycle.abandon(task, who, NOW, keep_ms=KEEP),
+    "complete": lambda task, who: lifecycle.complete(task, who, NOW, retention_ms=KEEP),
+    "fail": lambda task, who: lifecycle.fail(task, who, NOW, error="x", retention_ms=KEEP),
+    "nack": lambda task, who: lifecycle.nack(task, who, NOW, retry_ms=0, reason="x", retention_ms=KEEP),
+    "abandon": lambda task, who: lifecycle.abandon(task, who, NOW, retention_ms=KEEP),
 }
 every_held_move = pytest.mark.parametrize("move", HELD_MOVES.values(), ids=HELD_MOVES.keys())
 
@@ -276,7 +276,7 @@ def test_a_heartbeat_changes_nothing_but_the_lease() -> None:
 
 
 def test_complete_ends_the_task_and_remembers_who_did_it() -> None:
-    change = lifecycle.complete(claimed(), Holder(ANN, 1), NOW + 7, keep_ms=KEEP, result=b"42")
+    change = lifecycle.complete(claimed(), Holder(ANN, 1), NOW + 7, retention_ms=KEEP, result=b"42")
     after = change.after
     assert (after.status, after.error, change.result) == (Status.COMPLETED, None, b"42")
     assert (after.ended_ms, after.purge_ms, after.lease_until_ms) == (NOW + 7, NOW + 7 + KEEP, 0)
@@ -288,7 +288,7 @@ def test_complete_keeps_the_last_error_of_earlier_tries() -> None:
 
 
 def test_a_workers_failure_is_final_and_not_dead_lettered() -> None:
-    change = lifecycle.fail(claimed(), Holder(ANN, 1), NOW + 7, error="bad input", keep_ms=KEEP, result=b"{}")
+    change = lifecycle.fail(claimed(), Holder(ANN, 1), NOW + 7, error="bad input", retention_ms=KEEP, result=b"{}")
     after = change.after
     assert (after.status, after.error, after.last_error) == (Status.FAILED, "bad input", "bad input")
     assert (after.ended_ms, after.purge_ms, change.result) == (NOW + 7, NOW + 7 + KEEP, b"{}")
@@ -346,7 +346,7 @@ def test_a_nack_at_the_limit_dead_letters_the_task() -> None:
 
 def test_an_expired_lease_counts_like_a_nack() -> None:
     task = claimed()
-    after = lifecycle.expire(task, NOW + LEASE, retry_ms=2_000, keep_ms=KEEP).after
+    after = lifecycle.expire(task, NOW + LEASE, retry_ms=2_000, retention_ms=KEEP).after
     assert (after.status, after.attempts, after.visible_ms) == (Status.PENDING, 1, NOW + LEASE + 2_000)
     assert after.last_error == lifecycle.LEASE_EXPIRED
 
@@ -367,19 +367,19 @@ def test_an_expired_lease_at_the_limit_dead_letters_the_task() -> None:
 
 def test_a_lease_does_not_expire_a_millisecond_early() -> None:
     with pytest.raises(StaleTask):
-        lifecycle.expire(claimed(), NOW + LEASE - 1, retry_ms=0, keep_ms=KEEP)
+        lifecycle.expire(claimed(), NOW + LEASE - 1, retry_ms=0, retention_ms=KEEP)
 
 
 @pytest.mark.parametrize("task", [new(), delayed(), complete(claimed()), fail(claimed()), dead(), cancel(claimed())])
 def test_only_a_task_in_progress_can_expire(task: Task) -> None:
     with pytest.raises(StaleTask):
-        lifecycle.expire(task, NOW + 999_999, retry_ms=0, keep_ms=KEEP)
+        lifecycle.expire(task, NOW + 999_999, retry_ms=0, retention_ms=KEEP)
 
 
 def test_a_heartbeat_in_time_keeps_the_lease_from_expiring() -> None:
     kept = lifecycle.heartbeat(claimed(), Holder(ANN, 1), NOW + LEASE - 1, lease_ms=LEASE).after
     with pytest.raises(StaleTask):
-        lifecycle.expire(kept, NOW + LEASE, retry_ms=0, keep_ms=KEEP)
+        lifecycle.expire(kept, NOW + LEASE, retry_ms=0, retention_ms=KEEP)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 100])

@@ -48,17 +48,17 @@ def make(task: Task, step: Step, now_ms: int, who: Holder) -> Change:  # noqa: C
         case Move.HEARTBEAT:
             return lifecycle.heartbeat(task, who, now_ms, lease_ms=100 + step.wait_ms)
         case Move.COMPLETE:
-            return lifecycle.complete(task, who, now_ms, keep_ms=KEEP)
+            return lifecycle.complete(task, who, now_ms, retention_ms=KEEP)
         case Move.FAIL:
-            return lifecycle.fail(task, who, now_ms, error="no", keep_ms=KEEP)
+            return lifecycle.fail(task, who, now_ms, error="no", retention_ms=KEEP)
         case Move.NACK:
-            return lifecycle.nack(task, who, now_ms, retry_ms=step.wait_ms, reason="boom", keep_ms=KEEP)
+            return lifecycle.nack(task, who, now_ms, retry_ms=step.wait_ms, reason="boom", retention_ms=KEEP)
         case Move.EXPIRE:
-            return lifecycle.expire(task, now_ms, retry_ms=step.wait_ms, keep_ms=KEEP)
+            return lifecycle.expire(task, now_ms, retry_ms=step.wait_ms, retention_ms=KEEP)
         case Move.ABANDON:
-            return lifecycle.abandon(task, who, now_ms, keep_ms=KEEP)
+            return lifecycle.abandon(task, who, now_ms, retention_ms=KEEP)
         case Move.CANCEL:
-            return lifecycle.cancel(task, now_ms, keep_ms=KEEP)
+            return lifecycle.cancel(task, now_ms, retention_ms=KEEP)
         case Move.REPLAY:
             return lifecycle.replay(task, now_ms)
         case Move.PURGE:
@@ -157,8 +157,8 @@ def test_max_attempts_bounds_deliveries_exactly_however_they_fail(limit: int, da
     while task.status is Status.PENDING:
         task = lifecycle.claim(task, "ann", START, lease_ms=100).after
         if ways[delivered]:
-            task = lifecycle.expire(task, START + 100, retry_ms=0, keep_ms=KEEP).after
+            task = lifecycle.expire(task, START + 100, retry_ms=0, retention_ms=KEEP).after
         else:
-            task = lifecycle.nack(task, Holder("ann"), START, retry_ms=0, reason="", keep_ms=KEEP).after
+            task = lifecycle.nack(task, Holder("ann"), START, retry_ms=0, reason="", retention_ms=KEEP).after
         delivered += 1
     assert (delivered, task.is_dead) == (limit, True)

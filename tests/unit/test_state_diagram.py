@@ -33,12 +33,12 @@ def _holder(task: Task) -> Holder:
 MOVES: dict[Move, Callable[[Task], Change]] = {
     Move.PROMOTE: lambda task: lifecycle.promote(task, LATER),
     Move.CLAIM: lambda task: lifecycle.claim(task, "ann", LATER, lease_ms=LEASE),
-    Move.COMPLETE: lambda task: lifecycle.complete(task, _holder(task), LATER, keep_ms=1),
-    Move.FAIL: lambda task: lifecycle.fail(task, _holder(task), LATER, error="x", keep_ms=1),
-    Move.NACK: lambda task: lifecycle.nack(task, _holder(task), LATER, retry_ms=1, reason="x", keep_ms=1),
-    Move.EXPIRE: lambda task: lifecycle.expire(task, LATER + LEASE, retry_ms=1, keep_ms=1),
-    Move.ABANDON: lambda task: lifecycle.abandon(task, _holder(task), LATER, keep_ms=1),
-    Move.CANCEL: lambda task: lifecycle.cancel(task, LATER, keep_ms=1),
+    Move.COMPLETE: lambda task: lifecycle.complete(task, _holder(task), LATER, retention_ms=1),
+    Move.FAIL: lambda task: lifecycle.fail(task, _holder(task), LATER, error="x", retention_ms=1),
+    Move.NACK: lambda task: lifecycle.nack(task, _holder(task), LATER, retry_ms=1, reason="x", retention_ms=1),
+    Move.EXPIRE: lambda task: lifecycle.expire(task, LATER + LEASE, retry_ms=1, retention_ms=1),
+    Move.ABANDON: lambda task: lifecycle.abandon(task, _holder(task), LATER, retention_ms=1),
+    Move.CANCEL: lambda task: lifecycle.cancel(task, LATER, retention_ms=1),
     Move.REPLAY: lambda task: lifecycle.replay(task, LATER),
     Move.PURGE: lambda task: lifecycle.purge(task, LATER),
 }

@@ -48,18 +48,18 @@ def test_a_name_or_worker_that_cannot_be_hashed_is_refused_like_any_other(value:
 
 @pytest.mark.parametrize("value", [1, 5, 9])
 def test_a_whole_number_within_its_bounds_passes(value: int) -> None:
-    assert validation.whole(value, "limit", 1, 9) == value
+    assert validation.integer(value, "limit", 1, 9) == value
 
 
 @pytest.mark.parametrize("value", [0, 10, -1, 10**400, 5.0, "5", None, True, float("nan"), float("inf")])
 def test_any_other_number_is_refused(value: Any) -> None:
     with pytest.raises(InvalidRequest, match="limit must be a whole number from 1 to 9"):
-        validation.whole(value, "limit", 1, 9)
+        validation.integer(value, "limit", 1, 9)
 
 
 def test_a_number_too_long_to_be_written_is_refused_like_any_other() -> None:
     with pytest.raises(InvalidRequest):
-        validation.whole(10**5000, "limit", 1, 9)
+        validation.integer(10**5000, "limit", 1, 9)
 
 
 @pytest.mark.parametrize("value", [LEASE_MS_MIN, LEASE_MS_MAX])

@@ -15,12 +15,12 @@ def shard_of(task_id: str) -> int:
     return int(task_id[-4:], 16)
 
 
-def shard_for(tenant: str, idempotency_key: str, shards: int) -> int:
+def shard_of_key(tenant: str, idempotency_key: str, shards: int) -> int:
     """Returns the shard that must store a keyed task, so that its key is checked and stored in one atomic step."""
     return crc32(f"{tenant}\0{idempotency_key}".encode()) % shards
 
 
-class IdMint:
+class IdGenerator:
     """Generates unique ids, each higher than all ids generated before by this process, even within one millisecond."""
 
     def __init__(self, random_bytes: Callable[[int], bytes]) -> None:
@@ -28,7 +28,7 @@ class IdMint:
         self._tick = 0  # milliseconds << 12 | counter, the 60 bits that order the ids
         self._last_shard = 0
 
-    def mint(self, now_ms: int, shards: int, shard_numbers: Sequence[int | None]) -> list[str]:
+    def generate(self, now_ms: int, shards: int, shard_numbers: Sequence[int | None]) -> list[str]:
         """Returns one id per entry: for the shard it names, or for the next of `shards` in rotation if it is None."""
         tick = max(self._tick, now_ms << 12)
         noise = self._random_bytes(6).hex()  # once per call: within a process the tick alone makes ids distinct

@@ -80,58 +80,60 @@ def heartbeat(task: Task, holder: Holder, now_ms: int, *, lease_ms: int, progres
     return Change(_HEARTBEAT, task, _extended(task, until_ms, progress or task.progress))
 
 
-def complete(task: Task, holder: Holder, now_ms: int, *, keep_ms: int, result: bytes | None = None) -> Change:
+def complete(task: Task, holder: Holder, now_ms: int, *, retention_ms: int, result: bytes | None = None) -> Change:
     """Ends the task with success."""
     _check_held(task, holder)
     # The last worker and token stay on the record: they distinguish a repeated submit from a late one.
     after = _moved(
-        task, _COMPLETE, now_ms, status=_COMPLETED, worker=task.worker, ended_ms=now_ms, purge_ms=now_ms + keep_ms
+        task, _COMPLETE, now_ms, status=_COMPLETED, worker=task.worker, ended_ms=now_ms, purge_ms=now_ms + retention_ms
     )
     return Change(_COMPLETE, task, after, None, result)
 
 
-def fail(task: Task, holder: Holder, now_ms: int, *, error: str, keep_ms: int, result: bytes | None = None) -> Change:
+def fail(
+    task: Task, holder: Holder, now_ms: int, *, error: str, retention_ms: int, result: bytes | None = None
+) -> Change:
     """Ends the task by the worker's decision. It is not retried and not dead-lettered."""
     _check_held(task, holder)
     after = _moved(
         task, _FAIL, now_ms, status=_FAILED, worker=task.worker, error=error, last_error=error,
-        ended_ms=now_ms, purge_ms=now_ms + keep_ms,
+        ended_ms=now_ms, purge_ms=now_ms + retention_ms,
     )  # fmt: skip
     return Change(_FAIL, task, after, None, result)
 
 
 def nack(
-    task: Task, holder: Holder, now_ms: int, *, retry_ms: int, reason: str, keep_ms: int, is_last: bool = False
+    task: Task, holder: Holder, now_ms: int, *, retry_ms: int, reason: str, retention_ms: int, is_last: bool = False
 ) -> Change:
     """Counts a failed delivery: retries after `retry_ms`, or dead-letters at the limit or if `is_last`."""
     _check_held(task, holder)
     return _retry_or_dead_letter(
-        _NACK, task, now_ms, failed=1, retry_ms=retry_ms, reason=reason, keep_ms=keep_ms, is_last=is_last
+        _NACK, task, now_ms, failed=1, retry_ms=retry_ms, reason=reason, retention_ms=retention_ms, is_last=is_last
     )
 
 
-def expire(task: Task, now_ms: int, *, retry_ms: int, keep_ms: int) -> Change:
+def expire(task: Task, now_ms: int, *, retry_ms: int, retention_ms: int) -> Change:
     """Ends an expired lease: retries or dead-letters the task. Counts like a nack."""
     if task.status is not _IN_PROGRESS or task.lease_until_ms > now_ms:
         raise StaleTask(f"the lease of task {task.id} has not expired")
     return _retry_or_dead_letter(
-        _EXPIRE, task, now_ms, failed=1, retry_ms=retry_ms, reason=LEASE_EXPIRED, keep_ms=keep_ms
+        _EXPIRE, task, now_ms, failed=1, retry_ms=retry_ms, reason=LEASE_EXPIRED, retention_ms=retention_ms
     )
 
 
-def abandon(task: Task, holder: Holder, now_ms: int, *, keep_ms: int) -> Change:
+def abandon(task: Task, holder: Holder, now_ms: int, *, retention_ms: int) -> Change:
     """Returns the task to the back of its queue at once, without counting an attempt."""
     _check_held(task, holder)
-    return _retry_or_dead_letter(_ABANDON, task, now_ms, failed=0, retry_ms=0, reason=None, keep_ms=keep_ms)
+    return _retry_or_dead_letter(_ABANDON, task, now_ms, failed=0, retry_ms=0, reason=None, retention_ms=retention_ms)
 
 
-def cancel(task: Task, now_ms: int, *, keep_ms: int) -> Change:
+def cancel(task: Task, now_ms: int, *, retention_ms: int) -> Change:
     """Cancels a task that has not ended. A worker that holds it is refused at its next call."""
     if task.status.is_final:
         raise AlreadyFinal(f"task {task.id} is {task.status} and cannot be cancelled")
     after = _moved(
         task, _CANCEL, now_ms, status=_CANCELLED, worker=task.worker,
-        ended_ms=now_ms, purge_ms=now_ms + keep_ms,
+        ended_ms=now_ms, purge_ms=now_ms + retention_ms,
     )  # fmt: skip
     return Change(_CANCEL, task, after)
 
@@ -191,7 +193,7 @@ def _retry_or_dead_letter(
     failed: int,
     retry_ms: int,
     reason: str | None,
-    keep_ms: int,
+    retention_ms: int,
     is_last: bool = False,
 ) -> Change:
     attempts = task.attempts + failed
@@ -203,7 +205,7 @@ def _retry_or_dead_letter(
     if verdict:
         after = _moved(
             task, move, now_ms, status=_FAILED, attempts=attempts, worker=task.worker, error=verdict,
-            last_error=reason, ended_ms=now_ms, purge_ms=now_ms + keep_ms,
+            last_error=reason, ended_ms=now_ms, purge_ms=now_ms + retention_ms,
         )  # fmt: skip
     else:
         visible_ms = now_ms + retry_ms if retry_ms > 0 else 0

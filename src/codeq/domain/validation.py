@@ -31,14 +31,14 @@ def new_task(value: NewTask, now_ms: int | None = None) -> NewTask:
             "store it elsewhere and send a reference"
         )
     if type(value.priority) is not int or value.priority:
-        whole(value.priority, "priority", limits.PRIORITY_MIN, limits.PRIORITY_MAX)
+        integer(value.priority, "priority", limits.PRIORITY_MIN, limits.PRIORITY_MAX)
     if value.delay_ms:
-        whole(value.delay_ms, "delay in milliseconds", 0, limits.DELAY_MS_MAX)
+        integer(value.delay_ms, "delay in milliseconds", 0, limits.DELAY_MS_MAX)
     if value.run_at_ms is not None:
         latest_ms = _FAR_MS if now_ms is None else now_ms + limits.DELAY_MS_MAX
-        whole(value.run_at_ms, "run time in Unix milliseconds (a year ahead at most)", 0, latest_ms)
+        integer(value.run_at_ms, "run time in Unix milliseconds (a year ahead at most)", 0, latest_ms)
     if value.max_attempts is not None:
-        whole(value.max_attempts, "max attempts", limits.ATTEMPTS_MIN, limits.ATTEMPTS_MAX)
+        integer(value.max_attempts, "max attempts", limits.ATTEMPTS_MIN, limits.ATTEMPTS_MAX)
     if value.backoff is not None:
         backoff(value.backoff)
     _texts(value)
@@ -49,7 +49,7 @@ def _texts(value: NewTask) -> None:
     if value.idempotency_key is not None:
         text(value.idempotency_key, "idempotency key", limits.IDEMPOTENCY_KEY_CHARS_MAX, least=1)
     if value.webhook is not None:
-        web_address(value.webhook, "webhook")
+        url(value.webhook, "webhook")
     if value.trace_parent is not None:
         text(value.trace_parent, "trace parent", limits.TRACE_CHARS_MAX)
     if value.trace_state is not None:
@@ -58,13 +58,13 @@ def _texts(value: NewTask) -> None:
 
 def policy(value: QueuePolicy) -> QueuePolicy:
     """Checks every limit of a queue's policy. A stored policy is loaded at every start, so it must be valid."""
-    whole(value.max_attempts, "max attempts", limits.ATTEMPTS_MIN, limits.ATTEMPTS_MAX)
-    whole(value.max_deliveries, "max deliveries", 1, limits.DELIVERIES_MAX)
+    integer(value.max_attempts, "max attempts", limits.ATTEMPTS_MIN, limits.ATTEMPTS_MAX)
+    integer(value.max_deliveries, "max deliveries", 1, limits.DELIVERIES_MAX)
     lease_ms(value.lease_ms)
     backoff(value.backoff)
-    whole(value.retention_ms, "retention in milliseconds", 0, limits.RETENTION_MS_MAX)
-    whole(value.dead_retention_ms, "dead retention in milliseconds", 0, limits.RETENTION_MS_MAX)
-    whole(value.max_consumers, "max consumers", 0, limits.CONSUMERS_MAX)
+    integer(value.retention_ms, "retention in milliseconds", 0, limits.RETENTION_MS_MAX)
+    integer(value.dead_retention_ms, "dead retention in milliseconds", 0, limits.RETENTION_MS_MAX)
+    integer(value.max_consumers, "max consumers", 0, limits.CONSUMERS_MAX)
     if value.on_expiry not in list(OnExpiry):
         raise InvalidRequest(f"on_expiry must be one of {', '.join(OnExpiry)}")
     if not isinstance(value.paused, bool):
@@ -87,7 +87,7 @@ def name(value: str, what: str) -> str:
     return value
 
 
-def whole(value: int, what: str, least: int, most: int) -> int:
+def integer(value: int, what: str, least: int, most: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise InvalidRequest(f"{what} must be a whole number from {least} to {most}, not {_shown(value)}")
     return value
@@ -98,14 +98,14 @@ def worker(value: str) -> str:
 
 
 def lease_ms(value: int) -> int:
-    return whole(value, "lease in milliseconds", limits.LEASE_MS_MIN, limits.LEASE_MS_MAX)
+    return integer(value, "lease in milliseconds", limits.LEASE_MS_MIN, limits.LEASE_MS_MAX)
 
 
 def backoff(value: Backoff) -> Backoff:
     if not isinstance(value, Backoff) or value.kind not in list(BackoffKind):
         raise InvalidRequest(f"backoff must be one of {', '.join(BackoffKind)}")
-    whole(value.base_ms, "backoff base in milliseconds", 0, limits.BACKOFF_MS_MAX)
-    whole(value.max_ms, "backoff maximum in milliseconds", 0, limits.BACKOFF_MS_MAX)
+    integer(value.base_ms, "backoff base in milliseconds", 0, limits.BACKOFF_MS_MAX)
+    integer(value.max_ms, "backoff maximum in milliseconds", 0, limits.BACKOFF_MS_MAX)
     return value
 
 
@@ -119,7 +119,7 @@ def text(value: str, what: str, most: int, *, least: int = 0) -> str:
     return _encodable(value, what)
 
 
-def web_address(value: str, what: str) -> str:
+def url(value: str, what: str) -> str:
     try:
         parts = urlsplit(text(value, what, limits.WEBHOOK_CHARS_MAX, least=1))
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)

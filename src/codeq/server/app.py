@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from codeq.domain.errors import CodeqError, StoreFailed
-from codeq.server.auth.principal import Kind, Principal
+from codeq.server.auth.principal import Principal, TokenKind
 from codeq.server.logs import log
 from codeq.server.microbatch import BatchedHandler, MicroBatcher, RequestBatch
 from codeq.server.problems import internal_error, refusal
@@ -50,7 +50,7 @@ class App:
         request.id = header.decode() if header and _REQUEST_ID.fullmatch(header) else request_id()
         try:
             route = request.route = self._router.find(request)
-            if self._joins_batch(route, request):
+            if self._try_add_to_batch(route, request):
                 return
         except CodeqError as fault:
             self._send(request, self._refuse(request, fault))
@@ -59,7 +59,7 @@ class App:
         else:
             self._start(self._run(route, request))
 
-    def _joins_batch(self, route: Route, request: HttpRequest) -> bool:
+    def _try_add_to_batch(self, route: Route, request: HttpRequest) -> bool:
         """Adds the request to this iteration's batch, unless it must wait first. Returns whether it was added."""
         handler = route.handler
         if not isinstance(handler, BatchedHandler) or not request.is_complete or self._state.tracing.is_on:
@@ -131,7 +131,7 @@ class App:
             return internal_error(request)
 
     async def _handle(self, route: Route, request: HttpRequest) -> HttpResponse:
-        if route.kind is not Kind.NONE and request.principal is NOBODY:
+        if route.kind is not TokenKind.NONE and request.principal is NOBODY:
             request.principal = await self._state.authenticator.authenticate(route.kind, _token(request))
             _check_scope(route, request.principal)
         if route.method in ("POST", "PUT"):
@@ -188,7 +188,7 @@ def _check_scope(route: Route, principal: Principal) -> None:
     scope = route.scope
     if scope is None or scope in principal.scopes:
         return
-    if route.kind is Kind.WORKER or not (principal.is_admin or principal.is_platform):
+    if route.kind is TokenKind.WORKER or not (principal.is_admin or principal.is_platform):
         raise Forbidden(f"missing scope: this needs {scope}")
 
 

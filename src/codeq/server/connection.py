@@ -3,15 +3,16 @@
 A connection serves one request at a time and sends responses in the order of the requests. What a client pipelines
 waits in the socket.
 
-           shutdown       ┌──────────┐  the response under way is sent
-       ┌─────────────────▶│ STOPPING │─────────────────────┐
-       │                  └──────────┘                     ▼
-    ┌──────┐  a response that closes, or the client's   ┌─────────┐  all is sent, or time is up   ┌──────┐
-    │ OPEN │───────────────────────────────────────────▶│ CLOSING │──────────────────────────────▶│ LOST │
-    └──────┘                                            └─────────┘                               └──────┘
-       │  bad HTTP, too slow    ┌──────────┐  everything before it is answered, and it is sent ▲
-       └───────────────────────▶│ REFUSING │────────────────────────────────────────────────────┘
-                                └──────────┘
+    ┌──────┐ shutdown ┌──────────┐ the response under way is sent
+    │ OPEN │─────────▶│ STOPPING │───────────────────────────────────┐
+    └──────┘          └──────────┘                                   ▼
+       │ │                  │ bad HTTP             ┌─────────┐ all is sent, or time is up  ┌──────┐
+       │ │ bad HTTP,   ┌──────────┐ it is sent     │ CLOSING │────────────────────────────▶│ LOST │
+       │ └────────────▶│ REFUSING │───────────────▶└─────────┘                             └──────┘
+       │   too slow    └──────────┘                     ▲
+       └────────────────────────────────────────────────┘
+        a response that closes, or the client's end of file
+
 From every state the transport may be lost. In each, `current` is the request that is being processed, if any.
 """
 
@@ -29,15 +30,20 @@ from codeq.server.state import request_id
 
 
 class State(IntEnum):
-    """In the order in which a connection passes through them; it never returns to an earlier one."""
+    """In the order in which a connection passes through them; it never returns to an earlier one.
+
+    state       parses   begins requests   sends responses
+    OPEN        yes      yes               yes
+    STOPPING    yes      yes               one more, then it closes
+    REFUSING    no       those before      yes, then the refusal, then it closes
+    CLOSING     no       no                no; the client has a while to read what was sent
+    LOST        no       no                no
+    """
 
     OPEN = 0
     STOPPING = 1
-    """The next response is the last."""
     REFUSING = 2
-    """A refusal waits until every request before it has its response; nothing more is parsed."""
     CLOSING = 3
-    """Everything is written; the client has a limited time to read it."""
     LOST = 4
 
 
@@ -47,7 +53,7 @@ _NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServerContext:
     """What all connections of a server share."""
 
     begin: Callable[[HttpRequest], None]
@@ -66,12 +72,12 @@ class Serving:
 
 class Connection(asyncio.Protocol):
     __slots__ = (
-        "_deadline_s", "_is_advancing", "_is_read_paused", "_is_write_paused", "_loop", "_reader", "_serving", "_state",
+        "_context", "_deadline_s", "_is_advancing", "_is_read_paused", "_is_write_paused", "_loop", "_reader", "_state",
         "_timed", "_timer", "_transport", "current", "waiting",
     )  # fmt: skip
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._reader = RequestReader(self)
@@ -97,16 +103,16 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
-        self._serving.connections.add(self)
-        if len(self._serving.connections) > self._serving.http.connections_max:
+        self._context.connections.add(self)
+        if len(self._context.connections) > self._context.http.connections_max:
             self._refuse(TOO_MANY_CONNECTIONS)
             self._advance()
         else:
-            self._set_deadline(self._serving.timeout_s(_HEAD))
+            self._set_deadline(self._context.timeout_s(_HEAD))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._state = _LOST
-        self._serving.connections.discard(self)
+        self._context.connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
         self._reader.close()
@@ -156,7 +162,7 @@ class Connection(asyncio.Protocol):
             or not request.keeps_alive
             or (is_unread and request.expects_continue)
         )
-        head = self._serving.heads.head(response, request.id, closes=is_last)
+        head = self._context.heads.head(response, request.id, closes=is_last)
         self._transport.write(head if request.method == "HEAD" else head + response.body)
         self.current = None
         if is_unread:
@@ -217,7 +223,7 @@ class Connection(asyncio.Protocol):
     def _begin(self, request: HttpRequest) -> None:
         self.current = request
         self._deadline_s, self._timed = _NEVER, _BETWEEN
-        self._serving.begin(request)
+        self._context.begin(request)
 
     def _refuse(self, refusal: Refusal) -> None:
         """Sends the refusal and closes, once every request before it has its response."""
@@ -234,13 +240,13 @@ class Connection(asyncio.Protocol):
     def _send_refusal(self) -> None:
         refusal = self._reader.refusal or TOO_SLOW
         response = HttpResponse(refusal.status, refusal.body)
-        self._transport.write(self._serving.heads.head(response, request_id(), closes=True) + refusal.body)
+        self._transport.write(self._context.heads.head(response, request_id(), closes=True) + refusal.body)
         self._close()
 
     def _close(self) -> None:
         self._state = max(self._state, _CLOSING)
         self._reader.complete.clear()
-        self._set_deadline(self._serving.http.idle_timeout_seconds)
+        self._set_deadline(self._context.http.idle_timeout_seconds)
         self._transport.close()
 
     def _set_bounds(self) -> None:
@@ -262,7 +268,7 @@ class Connection(asyncio.Protocol):
             return
         stage = _BETWEEN if self._is_write_paused else reader.stage
         if stage is _BETWEEN or stage is not self._timed:  # else it runs already, and a few bytes do not prolong it
-            self._set_deadline(self._serving.timeout_s(stage))
+            self._set_deadline(self._context.timeout_s(stage))
         self._timed = stage
 
     def _set_deadline(self, seconds: float) -> None:

@@ -20,7 +20,7 @@ from codeq.server import dev, logs, openapi, tracing
 from codeq.server.app import App
 from codeq.server.auth.claims import make_validator
 from codeq.server.auth.principal import Authenticator
-from codeq.server.connection import Connection, Serving
+from codeq.server.connection import Connection, ServerContext
 from codeq.server.logs import log
 from codeq.server.metrics import Metrics
 from codeq.server.ratelimit import RateLimiter
@@ -86,8 +86,8 @@ async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, b
     uvicorn_state = server.server_state
     app = App(state, ROUTES, tasks=uvicorn_state.tasks, on_failure=server.store_failed)
     heads = ResponseHeads(lambda: uvicorn_state.default_headers)
-    serving = Serving(app.begin, settings.http, heads, uvicorn_state.connections)
-    config.http = lambda **_: Connection(serving)  # type: ignore[assignment]
+    context = ServerContext(app.begin, settings.http, heads, uvicorn_state.connections)
+    config.http = lambda **_: Connection(context)  # type: ignore[assignment]
     sweeping = asyncio.create_task(
         sweep.run(
             state.core,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from codeq.domain.limits import NAME_PATTERN
-from codeq.server.auth.principal import Kind
+from codeq.server.auth.principal import TokenKind
 from codeq.server.routes import Route
 from codeq.wire.system import Problem
 
@@ -54,7 +54,7 @@ def describe(routes: Sequence[Route], version: str) -> dict[str, Any]:
 def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     refusal = {"description": "Refused", "content": {"application/json": {"schema": schemas[str(Problem)]}}}
     responses: dict[str, Any] = {}
-    codes = set(route.refuses) | (set(_EVERYWHERE) if route.kind is not Kind.NONE else set())
+    codes = set(route.refuses) | (set(_EVERYWHERE) if route.kind is not TokenKind.NONE else set())
     if route.method in ("POST", "PUT"):
         codes |= {408}
     for code in sorted(codes):
@@ -80,7 +80,7 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
             for name in route.query
         ],
     }
-    if route.kind is not Kind.NONE:
+    if route.kind is not TokenKind.NONE:
         operation["security"] = [{"bearer": []}]
     if route.scope:
         operation["description"] = f"Needs the scope `{route.scope}`."

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct
 
 from codeq.domain.limits import BATCH_BYTES_MAX, PAYLOAD_BYTES_MAX
-from codeq.server.auth.principal import Kind
+from codeq.server.auth.principal import TokenKind
 from codeq.server.handlers import admin, events, producer, queries, system, worker
 from codeq.server.request import Handler
 from codeq.wire import events as wire_events
@@ -16,13 +16,13 @@ from codeq.wire import system as system_wire
 _SMALL = 64 * 1024
 _ONE = 2 * PAYLOAD_BYTES_MAX
 _MANY = 2 * BATCH_BYTES_MAX
-_NONE, _PRODUCER, _WORKER, _ANY, _ADMIN = Kind
+_NONE, _PRODUCER, _WORKER, _ANY, _ADMIN = TokenKind
 
 
 class Route(Struct, frozen=True, kw_only=True):
     method: str
     path: str
-    kind: Kind
+    kind: TokenKind
     handler: Handler
     summary: str
     gives: tuple[tuple[int, Any], ...]
@@ -36,7 +36,7 @@ class Route(Struct, frozen=True, kw_only=True):
     media: str = "application/json"
 
 
-def _route(method: str, path: str, kind: Kind, handler: Handler, summary: str, **rest: Any) -> Route:
+def _route(method: str, path: str, kind: TokenKind, handler: Handler, summary: str, **rest: Any) -> Route:
     return Route(method=method, path=path, kind=kind, handler=handler, summary=summary, **rest)
 
 

@@ -14,7 +14,7 @@ async def abandon(core: Core, tenant: str, task_id: str, holder: Holder) -> Task
         core,
         tenant,
         task_id,
-        lambda task: lifecycle.abandon(task, holder, now_ms, keep_ms=core.dead_retention_ms(task)),
+        lambda task: lifecycle.abandon(task, holder, now_ms, retention_ms=core.dead_retention_ms(task)),
     )
     core.slot_freed(task)
     return task

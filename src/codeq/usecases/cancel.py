@@ -14,7 +14,7 @@ async def cancel(core: Core, tenant: str, ids: Sequence[str]) -> list[Task | Cod
     """Ends pending and delayed tasks at once; a worker that holds one is refused at its next heartbeat."""
     now_ms = core.now_ms()
     answers = await move_each(
-        core, tenant, ids, lambda _, task: lifecycle.cancel(task, now_ms, keep_ms=core.retention_ms(task))
+        core, tenant, ids, lambda _, task: lifecycle.cancel(task, now_ms, retention_ms=core.retention_ms(task))
     )
     for answer in answers:
         if isinstance(answer, Task):

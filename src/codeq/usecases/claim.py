@@ -64,7 +64,7 @@ class _ClaimAttempt:
     async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
         core, now_ms = self._core, self._core.now_ms()
         tasks = [delivery.task for delivery in deliveries]
-        changes = [lifecycle.abandon(t, _holder(t), now_ms, keep_ms=core.dead_retention_ms(t)) for t in tasks]
+        changes = [lifecycle.abandon(t, _holder(t), now_ms, retention_ms=core.dead_retention_ms(t)) for t in tasks]
         await core.store.commit(changes)
 
     async def _open_queues(self) -> list[QueueKey]:
@@ -81,9 +81,9 @@ def _holder(task: Task) -> Holder:
 def _check(tenant: str, wanted: Claim) -> None:
     validation.name(tenant, "tenant")
     validation.worker(wanted.worker)
-    validation.whole(wanted.limit, "limit", 1, BATCH_TASKS_MAX)
+    validation.integer(wanted.limit, "limit", 1, BATCH_TASKS_MAX)
     if wanted.wait_ms:
-        validation.whole(wanted.wait_ms, "wait in milliseconds", 0, CLAIM_WAIT_MS_MAX)
+        validation.integer(wanted.wait_ms, "wait in milliseconds", 0, CLAIM_WAIT_MS_MAX)
     if wanted.lease_ms is not None:
         validation.lease_ms(wanted.lease_ms)
     if wanted.commands is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from codeq.domain.ids import IdMint
+from codeq.domain.ids import IdGenerator
 from codeq.domain.queue import OnExpiry, QueueKey, QueuePolicy
 from codeq.domain.task import Task
 from codeq.store.interface import Store
@@ -33,7 +33,7 @@ class Core:
     store: Store
     waiters: Waiters
     defaults: QueuePolicy
-    ids: IdMint
+    ids: IdGenerator
     random: Callable[[], float]
     bulk_reads: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held for one piece of a long read: however many calls read, other calls wait for one piece at most."""
@@ -76,7 +76,7 @@ class Core:
 
 def make_core(store: Store, waiters: Waiters, defaults: QueuePolicy, *, randomness: Randomness) -> Core:
     """Builds the core. The waiters must be among the store's listeners, or no waiting call is ever woken."""
-    return Core(store, waiters, defaults, IdMint(randomness.randbytes), randomness.random)
+    return Core(store, waiters, defaults, IdGenerator(randomness.randbytes), randomness.random)
 
 
 def durable(
@@ -88,8 +88,6 @@ def durable(
     async def flushed(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return await verb(core, *args, **kwargs)
-        except asyncio.CancelledError:
-            raise
         finally:
             await core.store.flush()
 

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from codeq.domain import lifecycle, validation
 from codeq.domain.errors import CodeqError, IdempotencyMismatch, StoreFailed
-from codeq.domain.ids import shard_for
+from codeq.domain.ids import shard_of_key
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Body, Change, Task
 from codeq.usecases.core import Core, durable
@@ -40,9 +40,9 @@ def _changes(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list[Chan
     now_ms = core.now_ms()
     shards = core.store.shards
     shard_numbers = [
-        None if key is None else shard_for(tenant, key, shards) for key in (new.idempotency_key for new in new_tasks)
+        None if key is None else shard_of_key(tenant, key, shards) for key in (new.idempotency_key for new in new_tasks)
     ]
-    ids = core.ids.mint(now_ms, shards, shard_numbers)
+    ids = core.ids.generate(now_ms, shards, shard_numbers)
     return [
         lifecycle.enqueue(new, task_id, tenant, now_ms=now_ms, policy=core.policy(tenant, new.command))
         for task_id, new in zip(ids, new_tasks, strict=True)

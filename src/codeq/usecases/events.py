@@ -17,8 +17,8 @@ _ARROW = "codeq.store.arrow"
 @durable
 async def read(core: Core, shard: int, start: int, limit: int, *, wait_ms: int = 0) -> Events:
     """Returns the events from `start` on. With `wait_ms`, waits until there is one or that time has passed."""
-    validation.whole(shard, "shard", 0, core.shards - 1)
-    validation.whole(limit, "limit", 1, EVENTS_READ_MAX)
+    validation.integer(shard, "shard", 0, core.shards - 1)
+    validation.integer(limit, "limit", 1, EVENTS_READ_MAX)
     with core.waiters.next_event() as happened:
         found = await core.store.events(shard, start, limit)
         if not found.records and wait_ms:
@@ -43,7 +43,7 @@ async def scan(
     Other calls run between two pieces, however long the read; while tasks move, they have half of the time to
     themselves. Returns the shard's range of events, and the offset to continue from.
     """
-    validation.whole(limit, "limit", 1, EVENTS_READ_MAX)
+    validation.integer(limit, "limit", 1, EVENTS_READ_MAX)
     found = await read(core, shard, start, min(limit, piece), wait_ms=wait_ms)
     at, left, since_moved = max(start, found.first), limit, EVENTS_POLITE_PIECES
     while found.records:

@@ -22,13 +22,19 @@ async def nack(
     attempt, or with `is_last`, dead-letters it, with `reason` as its last error."""
     now_ms = core.now_ms()
     if delay_ms is not None:
-        validation.whole(delay_ms, "delay in milliseconds", 0, BACKOFF_MS_MAX)
-    said = validation.message(reason)
+        validation.integer(delay_ms, "delay in milliseconds", 0, BACKOFF_MS_MAX)
+    message = validation.message(reason)
 
     def decide(task: Task) -> Change:
-        retry_ms = core.retry_ms(task) if delay_ms is None else delay_ms
-        keep_ms = core.dead_retention_ms(task)
-        return lifecycle.nack(task, holder, now_ms, retry_ms=retry_ms, reason=said, keep_ms=keep_ms, is_last=is_last)
+        return lifecycle.nack(
+            task,
+            holder,
+            now_ms,
+            retry_ms=core.retry_ms(task) if delay_ms is None else delay_ms,
+            reason=message,
+            retention_ms=core.dead_retention_ms(task),
+            is_last=is_last,
+        )
 
     task = await move_one(core, tenant, task_id, decide)
     core.slot_freed(task)

@@ -15,7 +15,7 @@ from codeq.usecases.core import Core, durable
 @durable
 async def get(core: Core, tenant: str, task_id: str, *, wait_ms: int = 0) -> Record:
     """Returns all that is stored of the task. With `wait_ms`, waits until it has ended or that time has passed."""
-    validation.whole(wait_ms, "wait in milliseconds", 0, RESULT_WAIT_MS_MAX)
+    validation.integer(wait_ms, "wait in milliseconds", 0, RESULT_WAIT_MS_MAX)
     record = await _record(core, tenant, task_id)
     if wait_ms and not record.task.status.is_final:
         await core.waiters.wait_for_end(task_id, wait_ms)
@@ -49,7 +49,7 @@ async def history(core: Core, tenant: str, task_id: str) -> list[Task]:
 @durable
 async def find(core: Core, tenant: str, wanted: Filter, *, cursor: str | None = None, limit: int = 100) -> Page:
     """Returns a page of tasks without their bodies."""
-    validation.whole(limit, "limit", 1, LIST_TASKS_MAX)
+    validation.integer(limit, "limit", 1, LIST_TASKS_MAX)
     return await core.store.find(tenant, wanted, cursor=cursor, limit=limit)
 
 

@@ -58,12 +58,12 @@ def _change(core: Core, task: Task, outcome: Outcome, now_ms: int) -> Change:
         raise InvalidRequest(
             f"the result has {len(result)} bytes, at most {RESULT_BYTES_MAX} are taken; use an artifact"
         )
-    keep_ms = core.retention_ms(task)
+    retention_ms = core.retention_ms(task)
     if outcome.status is _COMPLETED:
-        return lifecycle.complete(task, outcome.holder, now_ms, keep_ms=keep_ms, result=result)
+        return lifecycle.complete(task, outcome.holder, now_ms, retention_ms=retention_ms, result=result)
     if outcome.status is _FAILED:
         error = validation.message(outcome.error or "")
         if not error:
             raise InvalidRequest("a failed task needs an error")
-        return lifecycle.fail(task, outcome.holder, now_ms, error=error, keep_ms=keep_ms, result=result)
+        return lifecycle.fail(task, outcome.holder, now_ms, error=error, retention_ms=retention_ms, result=result)
     raise InvalidRequest(f"a worker ends a task as COMPLETED or FAILED, not {outcome.status}")

@@ -30,7 +30,7 @@ async def expire_leases(core: Core, limit: int = SWEEP_TASKS_MAX) -> int:
         await core.store.commit(
             [
                 lifecycle.expire(
-                    task, now_ms, retry_ms=core.expiry_retry_ms(task), keep_ms=core.dead_retention_ms(task)
+                    task, now_ms, retry_ms=core.expiry_retry_ms(task), retention_ms=core.dead_retention_ms(task)
                 )
                 for task in due
             ]

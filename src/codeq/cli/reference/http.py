@@ -8,7 +8,7 @@ import msgspec
 from msgspec import inspect
 
 from codeq.cli.reference.markdown import field_notes, paragraphs, table
-from codeq.server.auth.principal import Kind
+from codeq.server.auth.principal import TokenKind
 from codeq.server.openapi import QUERY
 from codeq.server.routes import ROUTES, Route
 from codeq.wire import message, system, tasks
@@ -34,11 +34,11 @@ are listed with the route. An unknown field is refused with 400. A *name* has 1 
 """
 
 _WHO = {
-    Kind.NONE: "everyone",
-    Kind.PRODUCER: "producer",
-    Kind.WORKER: "worker",
-    Kind.ANY: "producer or worker",
-    Kind.ADMIN: "admin",
+    TokenKind.NONE: "everyone",
+    TokenKind.PRODUCER: "producer",
+    TokenKind.WORKER: "worker",
+    TokenKind.ANY: "producer or worker",
+    TokenKind.ADMIN: "admin",
 }
 _ITEMS: dict[Any, Any] = {tasks.CreateTasks: tasks.CreateTask, tasks.SubmitBatch: tasks.SubmitOf}
 """Messages whose items are decoded one by one, so that an invalid one does not refuse the batch."""

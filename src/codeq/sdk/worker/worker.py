@@ -52,7 +52,7 @@ class Worker:
         name of the worker for a queue in the same process."""
         self.concurrency = _concurrency(concurrency)
         if prefetch is not None:
-            validation.whole(prefetch, "prefetch", concurrency, BATCH_TASKS_MAX)
+            validation.integer(prefetch, "prefetch", concurrency, BATCH_TASKS_MAX)
         self.queue = queue
         self.processes = processes
         self.lease_ms = _lease_ms(lease)
@@ -87,7 +87,7 @@ class Worker:
         if len(self.handlers) >= CLAIM_COMMANDS_MAX:
             raise InvalidRequest(f"a worker has functions for at most {CLAIM_COMMANDS_MAX} commands")
         if max_attempts is not None:
-            validation.whole(max_attempts, "max_attempts", 1, ATTEMPTS_MAX)
+            validation.integer(max_attempts, "max_attempts", 1, ATTEMPTS_MAX)
 
         def register(function: Function) -> Function:
             self.handlers[command] = Handler(
@@ -192,7 +192,7 @@ async def _cancel_all_tasks() -> None:
 
 
 def _concurrency(value: int) -> int:
-    return validation.whole(value, "concurrency", 1, BATCH_TASKS_MAX)
+    return validation.integer(value, "concurrency", 1, BATCH_TASKS_MAX)
 
 
 def _seconds(value: Seconds, what: str, *, least_s: float = 0) -> float:

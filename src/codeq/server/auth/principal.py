@@ -20,7 +20,7 @@ CACHE_TOKENS_MAX = 10_000
 CACHE_S = 60.0
 
 
-class Kind(StrEnum):
+class TokenKind(StrEnum):
     """Which tokens a route accepts."""
 
     __hash__ = str.__hash__  # an enum's own is written in Python, and every request looks one up
@@ -54,7 +54,7 @@ class Authenticator:
         self._producers = producers
         self._workers = workers
         self._producers_may_work = producers_may_work
-        self._verdicts: OrderedDict[tuple[Kind, str], tuple[Principal, float]] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[TokenKind, str], tuple[Principal, float]] = OrderedDict()
         self._revision = 0
 
     async def start(self) -> None:
@@ -71,7 +71,7 @@ class Authenticator:
     def is_ready(self) -> bool:
         return self._producers.is_ready and self._workers.is_ready
 
-    def cached(self, kind: Kind, token: str) -> Principal | None:
+    def cached(self, kind: TokenKind, token: str) -> Principal | None:
         """Returns the principal of the token, if it is cached and still valid."""
         revision = self._producers.revision
         if self._workers is not self._producers:
@@ -82,7 +82,7 @@ class Authenticator:
         known = self._verdicts.get((kind, token))
         return known[0] if known is not None and time.time() < known[1] else None
 
-    async def authenticate(self, kind: Kind, token: str) -> Principal:
+    async def authenticate(self, kind: TokenKind, token: str) -> Principal:
         cached = self.cached(kind, token)
         if cached is not None:
             return cached
@@ -94,11 +94,11 @@ class Authenticator:
             self._verdicts.popitem(last=False)
         return principal
 
-    async def _judge(self, kind: Kind, token: str) -> tuple[Principal, float | None]:
-        if kind is Kind.WORKER:
+    async def _judge(self, kind: TokenKind, token: str) -> tuple[Principal, float | None]:
+        if kind is TokenKind.WORKER:
             claims = await self._worker_claims(token)
             return principal_of(claims, is_worker=True), claims.expires_s
-        if kind is Kind.ANY:
+        if kind is TokenKind.ANY:
             try:
                 claims = await self._workers.validate(token)
                 if claims.event_types:
@@ -107,7 +107,7 @@ class Authenticator:
                 pass
         claims = await self._producers.validate(token)
         principal = principal_of(claims, is_worker=False)
-        if kind is Kind.ADMIN and not principal.is_admin:
+        if kind is TokenKind.ADMIN and not principal.is_admin:
             raise Forbidden("this is for admins: the token needs the scope codeq:admin")
         return principal, claims.expires_s
 

@@ -50,13 +50,13 @@ class GroupCommit:
         self._on_flush = on_flush
         """Called after every fsync: how many calls it served and how long it took."""
 
-    def check(self, *, growing: bool) -> None:
-        """Refuses a call that cannot be stored. `growing` calls add tasks and are refused first when space runs out."""
+    def check(self, *, adds_tasks: bool) -> None:
+        """Refuses a call that cannot be stored. Calls that add tasks are refused first when space runs out."""
         if self._fault:
             raise type(self._fault)(*self._fault.args)
         if len(self._next) >= COMMITS_WAITING_MAX:
             raise StoreBusy(f"{len(self._next)} calls wait for the disk; try again in a moment")
-        if growing and self._is_full and self._is_space_low():
+        if adds_tasks and self._is_full and self._is_space_low():
             raise StoreFull(f"less than {DISK_RESERVE_BYTES >> 20} MB free at {self._database.path}; free some space")
 
     async def flush(self) -> None:

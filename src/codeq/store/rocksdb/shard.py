@@ -80,7 +80,7 @@ class RocksShard:
         return self._last_ms
 
     async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
-        self._group_commit.check(growing=any(change.before is None for change in changes))
+        self._group_commit.check(adds_tasks=any(change.before is None for change in changes))
         try:
             owners = self._key_owners(changes)
             return [self._apply(change, owners) for change in changes]
@@ -91,7 +91,7 @@ class RocksShard:
             self._report()
 
     async def take(self, request: ClaimRequest) -> list[Delivery]:
-        self._group_commit.check(growing=False)
+        self._group_commit.check(adds_tasks=False)
         try:
             selected = self._select(request)
             return self._lease(request, selected) if selected else []
@@ -100,11 +100,11 @@ class RocksShard:
             raise
 
     async def get_tasks(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
-        self._group_commit.check(growing=False)
+        self._group_commit.check(adds_tasks=False)
         return [self._current(tenant, task_id) for task_id in ids]
 
     async def get_records(self, tenant: str, ids: Sequence[str]) -> list[Record | None]:
-        self._group_commit.check(growing=False)
+        self._group_commit.check(adds_tasks=False)
         records: list[Record | None] = []
         size = 0
         for task_id in ids:
@@ -114,7 +114,7 @@ class RocksShard:
         return records
 
     async def due(self, index: Index, now_ms: int, limit: int) -> list[Task]:
-        self._group_commit.check(growing=False)
+        self._group_commit.check(adds_tasks=False)
         match index:
             case Index.DELAYED:
                 return self._delayed.due(now_ms, limit)
@@ -126,28 +126,28 @@ class RocksShard:
         raise ValueError(f"tasks in {index} wait for no time")
 
     async def find(self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
-        self._group_commit.check(growing=False)
+        self._group_commit.check(adds_tasks=False)
         return find(self._buffer, self._current, tenant, wanted, cursor=cursor, limit=limit)
 
     async def counts(self, tenant: str | None, *, ages: bool = False) -> dict[QueueKey, QueueCounts]:
-        self._group_commit.check(growing=False)
+        self._group_commit.check(adds_tasks=False)
         return self._queues.counts(tenant, ages=ages)
 
     async def events(self, shard: int, start: int, limit: int) -> Events:
-        self._group_commit.check(growing=False)
+        self._group_commit.check(adds_tasks=False)
         if shard:
             raise InvalidRequest(f"there is no shard {shard}; there is only shard 0")
         return Events(self._events.read(start, limit), self._events.first, self._buffer.next_version)
 
     async def trim(self, *, before_ms: int, keep_max: int) -> int:
-        self._group_commit.check(growing=False)
+        self._group_commit.check(adds_tasks=False)
         return self._events.trim(before_ms=before_ms, keep_max=keep_max)
 
     def policies(self) -> dict[QueueKey, QueuePolicy]:
         return self._policies
 
     async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None) -> None:
-        self._group_commit.check(growing=False)
+        self._group_commit.check(adds_tasks=False)
         if policy is None:
             self._policies.pop(queue, None)
             self._buffer.delete(keys.policy(queue))
@@ -159,7 +159,7 @@ class RocksShard:
         await self._group_commit.flush()
 
     async def checkpoint(self, target: Path) -> None:
-        self._group_commit.check(growing=False)
+        self._group_commit.check(adds_tasks=False)
         self._buffer.write()
         target.mkdir(mode=0o700, parents=True)
         await asyncio.to_thread(self._database.checkpoint, target / "rocksdb")
