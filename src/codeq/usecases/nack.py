@@ -23,12 +23,12 @@ async def nack(
     now_ms = core.now_ms()
     if delay_ms is not None:
         validation.whole(delay_ms, "delay in milliseconds", 0, BACKOFF_MS_MAX)
-    said = validation.message(reason)
+    message = validation.message(reason)
 
     def decide(task: Task) -> Change:
         retry_ms = core.retry_ms(task) if delay_ms is None else delay_ms
         keep_ms = core.dead_retention_ms(task)
-        return lifecycle.nack(task, holder, now_ms, retry_ms=retry_ms, reason=said, keep_ms=keep_ms, is_last=is_last)
+        return lifecycle.nack(task, holder, now_ms, retry_ms=retry_ms, reason=message, keep_ms=keep_ms, is_last=is_last)
 
     task = await move_one(core, tenant, task_id, decide)
     core.slot_freed(task)
