@@ -1,4 +1,4 @@
-"""A second, simple implementation of the rules of the queue (DESIGN.md, section 3): a dictionary of tasks.
+"""A second, simple implementation of the rules of the queue (domain/lifecycle.py): a dictionary of tasks.
 
 It shares only terms and error types with the product. A move by an operator returns the error that the call must
 raise, or None after it has changed the model as the call must change the store; `refusal` returns the same for workers.

@@ -81,7 +81,7 @@ def broken() -> data.ReportData:
     }
     first = data.RuleResult(
         rule="one_lease",
-        text="A task is not handed out twice.",
+        text="A task is not delivered twice.",
         label="FAIL",
         checked=10,
         violations=1,

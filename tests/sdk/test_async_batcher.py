@@ -246,7 +246,7 @@ def test_a_loop_that_ends_tells_those_who_wait() -> None:
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             if "AsyncBatcher._send" in repr(task):
                 task.cancel()
-        with pytest.raises(CodeqError, match="on its way"):
+        with pytest.raises(CodeqError, match="before the batch was acknowledged"):
             await ticket
 
     run(main())

@@ -1,4 +1,4 @@
-"""The rules of the queue (DESIGN section 3) that concern one task and one move."""
+"""The rules of the queue (domain/lifecycle.py) that concern one task and one move."""
 
 from collections.abc import Callable
 

@@ -197,7 +197,7 @@ def test_a_newcomer_lets_those_who_waited_go_first() -> None:
     run(story())
 
 
-def test_serving_an_empty_lobby_asks_nobody() -> None:
+def test_serving_without_waiters_asks_nobody() -> None:
     async def story() -> None:
         queues = Queues()
         queues.put(MAIL, "t1")
@@ -481,7 +481,7 @@ def test_everyone_is_sent_home_when_the_service_stops() -> None:
     run(story())
 
 
-def test_a_lobby_that_everyone_has_left_remembers_nobody() -> None:
+def test_waiters_that_have_left_are_not_remembered() -> None:
     async def story() -> None:
         queues = Queues()
         ann = await queues.wait("ann", MAIL, SMS)

@@ -117,7 +117,7 @@ def test_a_fail_whose_result_cannot_be_kept_is_kept_without(ended: FinishedRun) 
         ("keyboard", "KeyboardInterrupt"),
         ("odd", "Odd: odd"),
         ("half a character", "FileNotFoundError: ?.txt"),
-        ("mute", "Mute: (it cannot say what is wrong)"),
+        ("mute", "Mute: (error text unavailable)"),
         ("long words", "ValueError: xxx"),
         ("cancels itself", "CancelledError"),
     ],

@@ -18,8 +18,6 @@ app = typer.Typer(no_args_is_help=True, help="Follow the event log.")
 
 RETRY_S = 3600.0
 """Following continues after a restart of the server."""
-PAST_THE_END = 1 << 61
-"""An offset that no log reaches: a page from there has no events, and tells where the log ends."""
 PAGE_EVENTS = 1000
 WAIT_S = 20.0
 CONNECTIONS_MAX = 32
@@ -42,6 +40,8 @@ def tail(
     """
     if start not in ("start", "now") and not (start.isascii() and start.isdigit()):
         raise UsageError(f"--from is start, now or a number, not {start!r}")
+    from codeq.wire.events import PAST_THE_END
+
     offset = {"start": 1, "now": PAST_THE_END}.get(start) or max(1, int(start))
 
     def show(event: "Event") -> None:
@@ -56,6 +56,8 @@ def tail(
 async def _read_all(client: "AsyncClient", offset: int, show: "Callable[[Event], None]", *, follow: bool) -> None:
     """Reads all shards concurrently: to the ends of their logs, or for ever if `follow`."""
     import asyncio
+
+    from codeq.wire.events import PAST_THE_END
 
     connections = asyncio.Semaphore(CONNECTIONS_MAX)
 

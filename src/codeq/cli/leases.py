@@ -94,7 +94,7 @@ def nack(
 
 
 def abandon(client: "Client", out: Output, task_id: TaskId, token: LeaseToken) -> None:
-    """Give a task back to its queue at once, without counting a failed attempt."""
+    """Return a task to its queue at once, without counting a failed attempt."""
     _print_release(out, task_id, client.abandon(_claimed_job(task_id, token)))
 
 

@@ -49,14 +49,14 @@ def show(client: "Client", out: Output, command: Command) -> None:
 
 @remote(app, "pause", example="codeq queue pause resize")
 def pause(client: "Client", out: Output, command: Command) -> None:
-    """Stop handing out tasks of a queue until it is resumed. New tasks are still accepted."""
+    """Pause delivery from a queue until it is resumed. New tasks are still accepted."""
     client.pause(command)
     _print_paused(out, command, is_paused=True)
 
 
 @remote(app, "resume", example="codeq queue resume resize")
 def resume(client: "Client", out: Output, command: Command) -> None:
-    """Hand out tasks of a paused queue again."""
+    """Resume delivery from a paused queue."""
     client.resume(command)
     _print_paused(out, command, is_paused=False)
 

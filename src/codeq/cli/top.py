@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from codeq.cli.connect import remote
-from codeq.cli.events import PAST_THE_END
 from codeq.cli.output import Output, console, format_duration, format_time, rfc3339, table
 from codeq.cli.parameters import duration
 from codeq.cli.queues import queue_fields
@@ -148,6 +147,8 @@ class _QueueMonitor:
 
     def _read_events(self) -> None:
         if not self._offsets:
+            from codeq.wire.events import PAST_THE_END
+
             first = self._client.events(shard=0, offset=PAST_THE_END, limit=1)
             for shard in range(first.shards):
                 at = first if shard == 0 else self._client.events(shard=shard, offset=PAST_THE_END, limit=1)

@@ -43,7 +43,7 @@ def run(
     until_idle: Annotated[bool, typer.Option("--until-idle", help="Stop when no task is ready.")] = False,
     log_level: Annotated[str, typer.Option(help="Log level: debug, info, warning or error.")] = "info",
 ) -> None:
-    """Run a worker until SIGTERM or Ctrl-C: running handlers finish, other tasks are given back.
+    """Run a worker until SIGTERM or Ctrl-C: running handlers finish, other tasks are returned to their queue.
 
     A second signal stops it at once.
     """

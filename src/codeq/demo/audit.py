@@ -10,12 +10,11 @@ import msgspec
 
 from codeq.demo.acknowledged import AcknowledgedTask, FinalState, RepeatedEnqueue
 from codeq.demo.task_states import state_of
-from codeq.domain.task import Move, Status
+from codeq.domain.task import FINAL, Move, Status
 from codeq.wire.events import Event
 
 IDS_SHOWN = 5
 
-_FINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
 _STATUS = {
     FinalState.COMPLETED: Status.COMPLETED,
     FinalState.FAILED: Status.FAILED,
@@ -97,7 +96,7 @@ def _once(evidence: Evidence) -> Faults:
         task_id = event.task_id
         if has_ended.get(task_id) and event.move not in (Move.REPLAY, Move.PURGE):
             yield task_id, f"had ended, and event {event.seq} is {event.move}"
-        has_ended[task_id] = event.status_after in _FINAL
+        has_ended[task_id] = event.status_after in FINAL
         results[task_id] += event.move in _ENDING
     for task_id, times in results.items():
         if times > 1:
@@ -108,7 +107,7 @@ def _newest_lease(evidence: Evidence) -> Faults:
     token: defaultdict[str, int] = defaultdict(int)
     for event in evidence.events:
         if event.move == Move.CLAIM and event.lease_token <= token[event.task_id]:
-            yield event.task_id, f"was handed out under token {event.lease_token} after {token[event.task_id]}"
+            yield event.task_id, f"was delivered under token {event.lease_token} after {token[event.task_id]}"
         if event.move in _ENDING and event.lease_token != token[event.task_id]:
             yield event.task_id, f"accepted the result of delivery {event.lease_token}, not {token[event.task_id]}"
         if event.attempts > event.max_attempts:

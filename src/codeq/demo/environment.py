@@ -21,7 +21,7 @@ RETRY_S = 120.0
 """How long clients retry while the server is down: longer than any restart takes."""
 TOKEN_S = 3600
 EVENTS_PAGE = 2000
-NO_STEP = "business as usual"
+NO_STEP = "no fault injected"
 """The name shown between two steps of the scenario."""
 
 COMMANDS = {

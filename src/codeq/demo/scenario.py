@@ -46,7 +46,7 @@ async def kill_worker(demo: DemoEnvironment) -> None:
     demo.start_worker(WorkerSpec("worker-6", "acme"))
     demo.record("worker-6 started in its place")
     if held and await wait_until(lambda: demo.states.held["worker-2"] == 0, WAIT_S_MAX):
-        demo.record(f"the leases of worker-2 expired: {held} tasks handed to others", "green")
+        demo.record(f"the leases of worker-2 expired: {held} tasks redelivered", "green")
 
 
 async def cancel_tasks(demo: DemoEnvironment) -> None:

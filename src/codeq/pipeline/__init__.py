@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["event_schema", "last_write_summary", "make_session", "register", "work"]
 
-_HOMES = {
+_MODULE_OF = {
     "event_schema": "codeq.pipeline.connector.schema",
     "last_write_summary": "codeq.pipeline.connector.write_summary",
     "make_session": "codeq.pipeline.session",
@@ -40,6 +40,6 @@ def register(spark: "SparkSession") -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULE_OF:
+        return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

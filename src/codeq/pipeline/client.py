@@ -29,8 +29,6 @@ CALL_RETRY_S = 2.0
 """How long one call is retried before its error is raised."""
 LOG_EVERY_S = 10.0
 _RETRY_PAUSE_S = 0.2
-_PAST_THE_END = 1 << 62
-"""An offset after the last event of any log: the answer has no events, only the bounds of the log."""
 
 Result = TypeVar("Result")
 _encode = msgspec.msgpack.Encoder().encode
@@ -104,7 +102,7 @@ class PipelineClient:
         return {0: first, **{shard: self._bounds_of(shard, at) for shard in range(1, first.shards)}}
 
     def _bounds_of(self, shard: int, at: str | None) -> LogBounds:
-        query: dict[str, Any] = {"shard": shard} | ({"at": at} if at else {"offset": _PAST_THE_END, "limit": 1})
+        query: dict[str, Any] = {"shard": shard} | ({"at": at} if at else {"offset": wire.PAST_THE_END, "limit": 1})
         answer = run_blocking(self.http.send("GET", f"{paths.EVENTS}?{urlencode(query)}"))
         page = msgspec.json.decode(answer.body, type=wire.EventPage)
         return LogBounds(page.first_offset, page.end_offset, page.next_offset, page.shards)

@@ -70,7 +70,7 @@ class PendingTask(Generic[E]):
 
 
 class Ticket(PendingTask[threading.Event]):
-    """A task on its way into the queue."""
+    """A task that is not yet acknowledged."""
 
     __slots__ = ()
 
@@ -81,12 +81,12 @@ class Ticket(PendingTask[threading.Event]):
     def result(self, timeout: float | None = None) -> Task:
         """The task, once it is on disk. Raises why it was refused, or TimeoutError."""
         if not self._batch.is_done.wait(timeout):
-            raise TimeoutError("the batch is still on its way")
+            raise TimeoutError("the batch is not yet acknowledged")
         return self._batch.answer(self._index)
 
 
 class AsyncTicket(PendingTask[asyncio.Event]):
-    """A task on its way into the queue: `await` it for the task, once it is on disk, or for why it was refused."""
+    """A task that is not yet acknowledged: `await` it for the task, once it is on disk, or for why it was refused."""
 
     __slots__ = ()
 
@@ -317,7 +317,7 @@ class AsyncBatcher(BatchSender[asyncio.Event]):
             async with self._turn:  # one after the other, so that tasks stay in the order in which they were put
                 self._answered(batch, await send())
         except asyncio.CancelledError:
-            batch.fault = StoreClosed("the event loop ended while the batch was on its way")
+            batch.fault = StoreClosed("the event loop ended before the batch was acknowledged")
             raise
         except Exception as fault:  # noqa: BLE001 - callers get it from their tickets, and the next batch is sent
             self._failed(batch, fault)

@@ -22,7 +22,7 @@ _JSON, _MSGPACK = "application/json", "application/msgpack"
 
 
 class HttpClient:
-    """Repeats a request on lost connections, 429 and 503 for `retry_s`, so every request must be safe to repeat."""
+    """Repeats a request for `retry_s` on lost connections and on `RETRIED`, so every request must be safe to repeat."""
 
     def __init__(self, transport: Transport, address: Address, token: Token, *, timeout_s: float, retry_s: float):
         self._transport = transport

@@ -52,7 +52,7 @@ class Response:
         self._parts: list[bytes] = []
 
     def on_message_begin(self) -> None:
-        if self.is_complete:  # nobody asked for a second one: the connection is not used again
+        if self.is_complete:  # a second, unrequested one: the connection is not used again
             self.keep_alive = False
 
     def on_header(self, name: bytes, value: bytes) -> None:

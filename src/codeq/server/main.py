@@ -64,7 +64,8 @@ def check(settings: Settings, *, is_dev: bool) -> None:
     missing = [name for name in ("producer", "worker") if not getattr(settings.auth, name).provider]
     if "producer" in missing or ("worker" in missing and not settings.auth.producers_may_work):
         raise InvalidRequest(
-            f"auth.{missing[0]}.provider is not set: say who may call (see docs/guides/server.md), or try it with --dev"
+            f"auth.{missing[0]}.provider is not set: "
+            "configure who may call (see docs/guides/server.md), or try it with --dev"
         )
     _authenticator(settings, Path(), is_dev=False)  # a provider refuses a configuration that it cannot use
 

@@ -117,7 +117,7 @@ class Metrics(Listener):
     def _counters(self) -> Iterable[Metric]:
         by_queue = ["tenant", "command"]
         created = CounterMetricFamily("codeq_task_created", "Tasks enqueued", labels=by_queue)
-        claimed = CounterMetricFamily("codeq_task_claimed", "Tasks handed to workers", labels=by_queue)
+        claimed = CounterMetricFamily("codeq_task_claimed", "Tasks claimed by workers", labels=by_queue)
         ended = CounterMetricFamily("codeq_task_completed", "Tasks ended", labels=[*by_queue, "status"])
         expired = CounterMetricFamily("codeq_lease_expired", "Leases that ran out", labels=by_queue)
         moves = CounterMetricFamily("codeq_task_moves", "Moves of tasks, by name", labels=[*by_queue, "move", "status"])

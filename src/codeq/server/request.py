@@ -57,7 +57,7 @@ class Parser:
 
 
 class BatchParser:
-    """Decodes a batch in one pass. Where that fails, item by item, so that only the bad ones are refused."""
+    """Decodes a batch in one pass. Where that fails, item by item, so that the bad ones are known."""
 
     def __init__(self, items: Parser, item: Parser, whole: Parser, nested: Callable[[Any], bytes]) -> None:
         self._items = items

@@ -33,10 +33,6 @@ class ShardedStore:
         self._turn = 0
 
     @property
-    def parts(self) -> Sequence[Shard]:
-        return self._shards
-
-    @property
     def shards(self) -> int:
         return len(self._shards)
 

@@ -161,7 +161,7 @@ class Waiters(Listener):
             self._for_event.discard(happened)
 
     def end_waits(self) -> None:
-        """Completes all waiting calls empty-handed, for shutdown."""
+        """Completes all waiting calls with no tasks, for shutdown."""
         for line in list(self._claims.values()):
             for waiter in list(line.values()):
                 self._time_out(waiter)

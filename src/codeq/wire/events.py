@@ -60,6 +60,8 @@ ARROW = "application/vnd.apache.arrow.stream"
 """The media type of events as Arrow."""
 ARROW_LZ4 = f"{ARROW};compression=lz4"
 """The same with compressed buffers, for clients that accept it."""
+PAST_THE_END = 1 << 62
+"""An offset after the last event of any log: a page from there has no events, only the bounds of the log."""
 NEXT_OFFSET, FIRST_OFFSET, END_OFFSET, SHARDS = (
     b"codeq-next-offset",
     b"codeq-first-offset",

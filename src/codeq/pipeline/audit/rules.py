@@ -78,18 +78,18 @@ def _legal() -> str:
 RULES = (
     Rule(
         "accounted",
-        "Every acknowledged task has ended, or stands in the store as its events say.",
+        "Every acknowledged task has ended, or has the status in the store that its last event has.",
         LogView.LAST_STATES,
         "is_settled",
         "(move is null and is_whole) or (move = 'purge') <> (listed is null) or listed <> status_after",
-        "case when move is null then 'listed, and no event tells of it'"
+        "case when move is null then 'listed, and there is no event for it'"
         " when move = 'purge' then 'purged, and still listed'"
         " when listed is null then concat('lost: its last event is ', move, ', and the store does not know it')"
         " else concat('listed as ', listed, ', and ', status_after, ' by its events') end",
     ),
     Rule(
         "one_result",
-        "A result is accepted at most once in each life of a task; a replay begins a new life.",
+        "A result of a task is accepted at most once, and once more after each replay.",
         LogView.TASK_STEPS,
         "move in ('complete', 'fail')",
         "last_result > coalesce(last_replay, 0)",
@@ -105,7 +105,7 @@ RULES = (
     ),
     Rule(
         "one_lease",
-        "A task is not handed out while the delivery before has not ended.",
+        "A task is not delivered while the delivery before has not ended.",
         LogView.TASK_STEPS,
         "move = 'claim'",
         "status_after_before = 'IN_PROGRESS'",
@@ -113,7 +113,7 @@ RULES = (
     ),
     Rule(
         "fifo",
-        "Within one tenant, command, priority and shard, tasks are handed out in the order in which they became ready.",
+        "Within one tenant, command, priority and shard, tasks are delivered in the order in which they became ready.",
         LogView.READY_PERIODS,
         "true",
         "passed_by > seq",

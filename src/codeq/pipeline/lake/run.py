@@ -179,8 +179,8 @@ def _merge_gold(
     replaced = _days_of(events, table.files(part=DAYS))
     rows = definition.merged(table.read(spark, replaced), partials)
     # There are few rows, so one file for each day is enough.
-    partitions = 1 + sum(file.rows for file in replaced) // GOLD_ROWS_PER_FILE
-    added = table.write(rows.coalesce(partitions), part=DAYS, batch=batch, by_day=True)
+    file_count = 1 + sum(file.rows for file in replaced) // GOLD_ROWS_PER_FILE
+    added = table.write(rows.coalesce(file_count), part=DAYS, batch=batch, by_day=True)
     table.commit(added, batch=batch, removed=replaced)
     log(f"{table.folder.name}: batch {batch}")
 

@@ -1,7 +1,7 @@
 """The Delta tables of the lake. Spark writes their files, delta-rs commits them, and each commit names its batch.
 
-The name of a file tells its batch and its part of the table: `b00000012-3f9c/part=closed/..`. So the files of a batch
-are found without reading any, and a part of a table is replaced by naming its files.
+The name of a file contains its batch and its part of the table: `b00000012-3f9c/part=closed/..`. So the files of a
+batch are found without reading any, and a part of a table is replaced by naming its files.
 """
 
 import json

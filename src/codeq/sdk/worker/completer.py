@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Completer:
-    """Takes jobs from the end of their handler to the acknowledgement of the queue."""
+    """Reports outcomes of jobs until the queue acknowledges them."""
 
     def __init__(
         self,

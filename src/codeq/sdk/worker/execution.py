@@ -23,7 +23,7 @@ class Retry(Exception):
     """Raised or returned by a handler to have the task tried again: after `delay` seconds, or after its backoff."""
 
     def __init__(self, delay: Seconds | None = None, reason: str = "") -> None:
-        super().__init__(reason or "retry asked for")
+        super().__init__(reason or "retry requested")
         self.delay_ms = None if delay is None else milliseconds(delay)
         if self.delay_ms is not None and not 0 <= self.delay_ms <= BACKOFF_MS_MAX:
             raise InvalidRequest(f"a retry is 0 s to {BACKOFF_MS_MAX // 3_600_000} h later, not {delay}")
@@ -147,7 +147,7 @@ def _text_of(fault: BaseException) -> str:
     try:
         return str(fault)
     except Exception:  # noqa: BLE001 - an error whose `__str__` fails must not become a second error
-        return "(it cannot say what is wrong)"
+        return "(error text unavailable)"
 
 
 def _line(text: str) -> str:

@@ -138,7 +138,7 @@ class LoopHeartbeater:
             log.warning("a heartbeat was refused: %s", refusal)
             self._lost("", refusal.code)
         except (CodeqError, TimeoutError) as fault:
-            log.warning("a heartbeat did not come through: %s", fault or "no answer")
+            log.warning("a heartbeat failed: %s", fault or "no answer")
         finally:
             del self._beating[key]
             lease.due_s = self._loop.time() + next_s

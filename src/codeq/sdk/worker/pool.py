@@ -11,7 +11,7 @@ from codeq.sdk.worker.handler import Handler
 
 
 class InFlightJob(Struct, gc=False, eq=False):
-    """The worker's record of a job, from its claim until its handler has ended or was left behind."""
+    """The worker's record of a job, from its claim until its handler has ended or was discarded."""
 
     job: Job
     handler: Handler

@@ -1,4 +1,4 @@
-"""The main loop of a worker: claims jobs ahead, gives them to pools, enforces timeouts, and stops gracefully."""
+"""The main loop of a worker: claims jobs ahead, submits them to pools, enforces timeouts, and stops gracefully."""
 
 import asyncio
 import contextlib
@@ -236,7 +236,7 @@ class Runner:
             timeout_s = entry.handler.timeout_s
             if entry.decided_s:
                 if now_s - entry.decided_s > INTERRUPT_S:
-                    log.error("the handler of task %s ignores its interruption and is left behind", entry.job.id)
+                    log.error("the handler of task %s ignores its interruption and is discarded", entry.job.id)
                     del self._in_flight[entry.key]
                     self._pools[entry.handler.pool].discard(entry)
             elif timeout_s is not None and now_s - entry.started_s > timeout_s:

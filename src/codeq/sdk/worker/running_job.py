@@ -49,7 +49,7 @@ class RunningJob:
         return logging.getLogger(f"codeq.task.{self.command}")
 
     def progress(self, fraction: float | None = None, note: str = "") -> None:
-        """Reports how far the work is; the API, the dashboard and the command line show it with the task."""
+        """Reports how far the work is; the API and `codeq task show` show it with the task."""
         percent = "" if fraction is None else f"{min(max(fraction, 0.0), 1.0):.0%}"
         if self._report is not None:
             text = _NOT_SHOWN.sub(" ", f"{percent} {note}").strip()[:PROGRESS_CHARS_MAX]

@@ -92,7 +92,7 @@ class Window:
         self.count -= tasks
         if not self.count:
             del self.queue.windows[self.priority]
-            self.budget.forget(self)
+            self.budget.remove(self)
 
     def _read_ahead(self, buffer: WriteBuffer, limit: int) -> None:
         last = self.floor - 1
@@ -133,7 +133,7 @@ class Budget:
         self.body_bytes += task.payload_bytes
         return True
 
-    def forget(self, window: Window) -> None:
+    def remove(self, window: Window) -> None:
         """Drops a window that has no tasks left."""
         self._used.pop(id(window), None)
         if window is self._latest:

@@ -11,7 +11,7 @@ Selected = tuple[Window, Entry]
 def select(buffer: WriteBuffer, request: ClaimRequest, queues: list[QueueState]) -> list[Selected]:
     """Removes the claim's tasks from their windows. `queues` are in order of rotation."""
     if any(window.must_read(request.limit) for queue in queues for window in queue.windows.values()):
-        # Scans flush the write buffer. That must not happen between the pops below and the changes that match them:
+        # Scans write the write buffer. That must not happen between the pops below and the changes that match them:
         # a crash would leave counts on disk that miss tasks which are still pending.
         buffer.write()
     limits = request.limits
