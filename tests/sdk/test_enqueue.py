@@ -116,6 +116,12 @@ def test_a_task_past_a_limit_is_refused_and_its_neighbours_are_taken(queue: Bloc
     assert queue.queues()["work"].pending == 2
 
 
+def test_a_backoff_named_by_its_text_is_taken_and_harms_no_neighbour(queue: BlockingVerbs) -> None:
+    by_text: Any = "fixed"
+    new_tasks = [NewTask(command="work", backoff=backoff) for backoff in (None, Backoff(by_text, 1_000, 2_000), None)]
+    assert [isinstance(answer, Task) for answer in queue.enqueue_many(new_tasks)] == [True] * 3
+
+
 def test_an_empty_batch_enqueues_nothing(queue: BlockingVerbs) -> None:
     assert queue.enqueue_many([]) == []
 

@@ -31,7 +31,8 @@ from codeq.wire.errors import Unauthenticated
 
 
 class AcceptAll:
-    """Accepts every token, read as `<tenant>` or `<tenant>/<name>`, except `nobody`."""
+    """Accepts every token, read as `<tenant>` or `<tenant>/<name>`, except `nobody`. With `@<command>` at its end it is
+    limited to that command."""
 
     is_ready = True
     revision = 0
@@ -43,8 +44,10 @@ class AcceptAll:
     async def validate(self, token: str) -> Claims:
         if token == "nobody":
             raise Unauthenticated("the token is not accepted")
-        scopes = frozenset({"codeq:result", "codeq:claim"})
-        return Claims(subject=token, scopes=scopes, event_types=("*",), raw={"tid": token.partition("/")[0]})
+        scopes = frozenset({"codeq:result", "codeq:claim", "codeq:heartbeat"})
+        name, _, command = token.partition("@")
+        tenant = name.partition("/")[0]
+        return Claims(subject=token, scopes=scopes, event_types=(command or "*",), raw={"tid": tenant})
 
 
 class InProcessServer:
@@ -75,6 +78,10 @@ class InProcessServer:
         self._context = ServerContext(app.begin, Settings().http, ResponseHeads(list), set())
         self._callers: list[Caller] = []
         self._address: Any = None
+
+    @property
+    def connections(self) -> list[Connection]:
+        return list(self._context.connections)
 
     @property
     def open_connections(self) -> int:

@@ -10,10 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.server.connections import connect, create, head, look
-from tests.server.in_process_server import InProcessServer
+from tests.server.in_process_server import InProcessServer, until
 from tests.server.server_process import Server, start_server
 
+from codeq.server.connection import Connection
 from codeq.server.request import HttpRequest
+from codeq.server.request_reader import RequestReader
 from codeq.wire import paths
 
 MB = 1 << 20
@@ -305,3 +307,39 @@ def test_a_stopping_server_answers_what_is_under_way_and_closes_what_idles(tmp_p
         assert busy.is_closed()
         assert idle.is_closed()
         assert own.process.wait(20) == 0
+
+
+def test_at_shutdown_the_response_under_way_is_the_last_whatever_was_sent_ahead(tmp_path: Path) -> None:
+    async def story() -> None:
+        server = InProcessServer(tmp_path)
+        async with server.running():
+            [client] = await server.callers("acme")
+            client.send("POST", paths.CLAIM, b'{"commands":["work"],"waitSeconds":20}')
+            client.socket.sendall(look() + b"this is not HTTP\r\n\r\n")
+            await asyncio.sleep(0.1)
+            for connection in server.connections:
+                connection.shutdown()
+            server.state.core.waiters.end_waits()
+            answer = await client.answer()
+            assert (answer.status, answer.headers["connection"]) == (204, "close")
+            assert await asyncio.to_thread(client.socket.recv, 1) == b""
+
+    asyncio.run(story())
+
+
+def test_a_closed_connection_leaves_no_reference_cycle_behind(tmp_path: Path) -> None:
+    async def story() -> None:
+        server = InProcessServer(tmp_path)
+        async with server.running():
+            gc.collect()
+            gc.disable()
+            try:
+                for client in await server.callers("acme", "acme"):
+                    client.disconnect()
+                await until(lambda: not server.open_connections)
+                await asyncio.sleep(0.05)  # for the transport to let go of it
+                assert not [thing for thing in gc.get_objects() if isinstance(thing, (Connection, RequestReader))]
+            finally:
+                gc.enable()
+
+    asyncio.run(story())

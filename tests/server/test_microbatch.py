@@ -375,3 +375,32 @@ def test_creates_and_results_of_one_turn_do_not_mix(run_story: Callable[..., Non
         assert (ended.status, ended.json["result"]) == (200, "done")
 
     run_story(story)
+
+
+def test_a_heartbeat_does_not_wait_for_the_disk_whatever_its_token_is_limited_to(
+    run_story: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(server: InProcessServer) -> None:
+        callers = [server.stranger("acme/any"), server.stranger("acme/one@work")]
+        held = [await caller.held() for caller in callers]
+        flushing = asyncio.Event()
+        flush_after(flushing.wait, server, monkeypatch)
+        for caller, task in zip(callers, held, strict=True):
+            caller.send("POST", paths.HEARTBEAT.replace("{id}", task["id"]))
+            assert (await caller.answer()).status == 200
+        flushing.set()
+
+    run_story(story)
+
+
+def test_a_limited_token_is_refused_a_task_of_another_command_before_its_result_is_checked(
+    run_story: Callable[..., None],
+) -> None:
+    async def story(server: InProcessServer) -> None:
+        [any_worker] = await server.callers("acme/any")
+        task = await any_worker.held()
+        limited = server.stranger("acme/mail@mail")
+        limited.submit(task, status="NO SUCH STATUS")
+        assert (await limited.answer()).status == 403
+
+    run_story(story)

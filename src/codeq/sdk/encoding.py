@@ -53,10 +53,12 @@ class TaskEncoder:
     def _packed(self, new_task: NewTask, trace_of_call: str | None) -> PackedOrRefused:
         try:
             validation.new_task(new_task)
+            key = new_task.idempotency_key or f"{self._prefix}-{next(self._numbers)}"
+            return packed_task(new_task, key, has_own_trace=new_task.trace_parent != trace_of_call)
         except InvalidRequest as refusal:
             return refusal
-        key = new_task.idempotency_key or f"{self._prefix}-{next(self._numbers)}"
-        return packed_task(new_task, key, has_own_trace=new_task.trace_parent != trace_of_call)
+        except (TypeError, ValueError, OverflowError, OSError, AttributeError) as fault:
+            return InvalidRequest(f"the task cannot be sent: {fault}")
 
 
 def packed_task(new_task: NewTask, key: str, *, has_own_trace: bool = False) -> tasks.PackedTask:

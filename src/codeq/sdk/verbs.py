@@ -306,6 +306,8 @@ def _reason(text: str) -> str:
 
 
 def _selection(command: str | None, ids: Sequence[str] | None, error: str | None, limit: int) -> Selection:
+    if ids is not None and not ids:
+        return ids
     if ids is not None and (command is not None or error is not None):
         raise InvalidRequest("dead tasks are chosen by ids, or by command and error; not by both")
     if not 1 <= limit <= BULK_MAX:

@@ -72,7 +72,8 @@ class App:
         _check_body(route, request)
         if handler.needs_authorizing(request):
             return False
-        self._batcher.add(handler, request, handler.parse(self._state, request))
+        item = handler.to_item(self._state, request, request.parse(handler.parser))
+        self._batcher.add(handler, request, item)
         return True
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -3,16 +3,17 @@
 A connection serves one request at a time and sends responses in the order of the requests. What a client pipelines
 waits in the socket.
 
-    ┌──────┐ shutdown ┌──────────┐ the response under way is sent
-    │ OPEN │─────────▶│ STOPPING │───────────────────────────────────┐
-    └──────┘          └──────────┘                                   ▼
-       │ │                  │ bad HTTP             ┌─────────┐ all is sent, or time is up  ┌──────┐
-       │ │ bad HTTP,   ┌──────────┐ it is sent     │ CLOSING │────────────────────────────▶│ LOST │
-       │ └────────────▶│ REFUSING │───────────────▶└─────────┘                             └──────┘
-       │   too slow    └──────────┘                     ▲
-       └────────────────────────────────────────────────┘
-        a response that closes, or the client's end of file
+    ┌──────┐ bad HTTP, too slow  ┌──────────┐
+    │ OPEN │────────────────────▶│ REFUSING │
+    └──────┘                     └──────────┘
+       │ a response that closes,       │ everything before the refusal is answered,
+       │ shutdown, end of file         │ and the refusal is sent; shutdown, end of file
+       ▼                               ▼
+    ┌─────────────────────────────────────────┐ all is sent, or time is up  ┌──────┐
+    │                 CLOSING                 │────────────────────────────▶│ LOST │
+    └─────────────────────────────────────────┘                             └──────┘
 
+A shutdown waits for the response under way, which is then the last.
 From every state the transport may be lost. In each, `current` is the request that is being processed, if any.
 """
 
@@ -34,20 +35,18 @@ class State(IntEnum):
 
     state       parses   begins requests   sends responses
     OPEN        yes      yes               yes
-    STOPPING    yes      yes               one more, then it closes
     REFUSING    no       those before      yes, then the refusal, then it closes
     CLOSING     no       no                no; the client has a while to read what was sent
     LOST        no       no                no
     """
 
     OPEN = 0
-    STOPPING = 1
-    REFUSING = 2
-    CLOSING = 3
-    LOST = 4
+    REFUSING = 1
+    CLOSING = 2
+    LOST = 3
 
 
-_OPEN, _STOPPING, _REFUSING, _CLOSING, _LOST = State
+_OPEN, _REFUSING, _CLOSING, _LOST = State
 _BETWEEN, _HEAD, _BODY = Stage
 _NEVER = float("inf")
 
@@ -72,7 +71,8 @@ class ServerContext:
 
 class Connection(asyncio.Protocol):
     __slots__ = (
-        "_context", "_deadline_s", "_is_advancing", "_is_read_paused", "_is_write_paused", "_loop", "_reader", "_state",
+        "_context", "_deadline_s", "_is_advancing", "_is_read_paused", "_is_stopping", "_is_write_paused", "_loop",
+        "_reader", "_state",
         "_timed", "_timer", "_transport", "current", "waiting",
     )  # fmt: skip
 
@@ -88,6 +88,8 @@ class Connection(asyncio.Protocol):
         """The task of a long poll; cancelled when the client disconnects."""
         self._is_advancing = False
         """Guards against recursion: a response that is sent at once would advance the connection again."""
+        self._is_stopping = False
+        """The server shuts down: the response under way is the last."""
         self._is_read_paused = False
         self._is_write_paused = False
         self._deadline_s = _NEVER
@@ -143,7 +145,7 @@ class Connection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Closes as soon as the current request, if there is one, has its response."""
-        self._state = max(self._state, _STOPPING)
+        self._is_stopping = True
         if self.current is None:
             self._close()
 
@@ -157,10 +159,7 @@ class Connection(asyncio.Protocol):
             return
         is_unread = self._reader.arriving is request
         is_last = (
-            response.closes
-            or self._state is _STOPPING
-            or not request.keeps_alive
-            or (is_unread and request.expects_continue)
+            response.closes or self._is_stopping or not request.keeps_alive or (is_unread and request.expects_continue)
         )
         head = self._context.heads.head(response, request.id, closes=is_last)
         self._transport.write(head if request.method == "HEAD" else head + response.body)

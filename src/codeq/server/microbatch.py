@@ -8,23 +8,24 @@ from msgspec import Struct
 
 from codeq.domain.errors import CodeqError
 from codeq.domain.limits import BATCH_BYTES_MAX, BATCH_TASKS_MAX
-from codeq.server.request import HttpRequest, HttpResponse
+from codeq.server.request import HttpRequest, HttpResponse, Parser
 from codeq.server.state import AppState
 from codeq.usecases.core import Core
 
 
 class BatchedHandler(Struct, frozen=True, kw_only=True):
-    """A handler in three steps, so that concurrent requests of one tenant can share the middle one.
+    """A handler in steps, so that concurrent requests of one tenant can share one of them, the use case.
 
     Called like any other handler it runs a batch of one, with the same steps.
     """
 
     name: str
-    parse: Callable[[AppState, HttpRequest], Any]
-    """Turns the request into an item, or raises a refusal."""
+    parser: Parser
     authorize: Callable[[AppState, HttpRequest], Awaitable[None]] | None = None
     """A check that has to read tasks first. A request that needs it is not batched."""
     needs_authorizing: Callable[[HttpRequest], bool] = lambda _: False
+    to_item: Callable[[AppState, HttpRequest, Any], Any]
+    """Turns the parsed message into an item for the use case, or raises a refusal."""
     execute: Callable[[Core, str, Sequence[Any]], Awaitable[Sequence[Any]]]
     """The use case: a result or a CodeqError per item, none of which affects another's."""
     respond: Callable[[HttpRequest, Any], HttpResponse]
@@ -39,9 +40,10 @@ class BatchedHandler(Struct, frozen=True, kw_only=True):
         return self.name
 
     async def __call__(self, state: AppState, request: HttpRequest) -> HttpResponse:
-        item = self.parse(state, request)
+        message = request.parse(self.parser)
         if self.authorize is not None and self.needs_authorizing(request):
             await self.authorize(state, request)
+        item = self.to_item(state, request, message)
         with state.tracing.verb(self.span, **self.attributes(request, item)):
             [answer] = await self.execute(state.core, request.tenant, [item])
         if isinstance(answer, CodeqError):

@@ -112,7 +112,7 @@ class RequestReader:
     def close(self) -> None:
         if self.body_ready is not None:
             self.body_ready.cancel()
-        self._parser = None  # it refers to this object
+        self._parser = self.connection = None  # which refer to this object: without them no cycle is left to collect
 
     # -- from the parser -----------------------------------------------------------------------------------------
 

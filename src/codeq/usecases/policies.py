@@ -52,5 +52,7 @@ async def _store(core: Core, queue: QueueKey, policy: QueuePolicy | None) -> Non
     validation.name(queue.command, "command")
     if policy is not None:
         validation.policy(policy)
+    elif queue not in core.store.policies():
+        return
     await core.store.set_policy(queue, policy)
     core.waiters.ready(queue, 1)

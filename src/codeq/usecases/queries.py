@@ -23,9 +23,9 @@ async def get(core: Core, tenant: str, task_id: str, *, wait_ms: int = 0) -> Rec
     return record
 
 
-@durable
 async def get_tasks(core: Core, tenant: str, ids: Sequence[str]) -> list[Task]:
-    """Returns those of the tasks that exist, without body and result."""
+    """Returns those of the tasks that exist, without body and result. Does not flush: it is for checks before another
+    verb, which flushes itself or, like a heartbeat, must not wait for the disk."""
     return [task for task in await core.store.get_tasks(tenant, ids) if task is not None]
 
 

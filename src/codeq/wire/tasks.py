@@ -246,7 +246,7 @@ _IN_PROGRESS, _COMPLETED = Status.IN_PROGRESS, Status.COMPLETED
 
 def backoff_fields(backoff: domain.Backoff) -> Backoff:
     base_s, max_s = backoff.base_ms / 1000, backoff.max_ms / 1000
-    return Backoff(policy=backoff.kind.value, base_seconds=base_s, max_seconds=max_s)
+    return Backoff(policy=str(backoff.kind), base_seconds=base_s, max_seconds=max_s)
 
 
 def view(task: Task, body: Body) -> TaskView:

@@ -119,8 +119,8 @@ def _milliseconds(seconds: float) -> int:
 def _unix_ms(value: datetime | str) -> int:
     try:
         if isinstance(value, str):
-            return times.parse(value)
-        return round((value.replace(tzinfo=UTC) if value.tzinfo is None else value).timestamp() * 1000)
+            return max(0, times.parse(value))
+        return max(0, round((value.replace(tzinfo=UTC) if value.tzinfo is None else value).timestamp() * 1000))
     except (ValueError, OverflowError) as fault:
         raise InvalidRequest(f"run_at is {fault}") from None
 

@@ -93,6 +93,7 @@ class LoopHeartbeater:
     def report(self, progress: Mapping[str, str]) -> None:
         for key in progress.keys() & self._held.keys():
             self._held[key].progress = progress[key]
+        self._send_due()
 
     async def close(self) -> None:
         self._held.clear()

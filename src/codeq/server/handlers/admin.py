@@ -114,7 +114,8 @@ async def _move_dead(state: AppState, request: HttpRequest, move: Any) -> HttpRe
     chosen = [message.ids is not None, message.command is not None or message.error is not None, message.all]
     if sum(chosen) != 1:
         raise InvalidRequest("say which dead tasks: ids, or command and error, or all: true; one of these")
-    selection = message.ids or Filter(command=message.command, error=message.error)
+    is_filter = message.ids is None
+    selection = Filter(command=message.command, error=message.error) if is_filter else message.ids
     result = await move(state.core, request.tenant, selection, limit=message.limit, dry_run=message.dry_run)
     answer = wire.Selected(
         matched=result.matched, changed=result.changed, dry_run=message.dry_run, ids=result.ids, refused=result.refused

@@ -28,8 +28,7 @@ _TRACE_PARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-
 _REPLAYED = [(b"idempotent-replay", b"true")]
 
 
-def _parse_create(state: AppState, request: HttpRequest) -> NewTask:
-    message = request.parse(CREATE)
+def _task_to_create(state: AppState, request: HttpRequest, message: Any) -> NewTask:
     state.limiter.spend("producer", "create_task", token=request.authorization, tenant=request.tenant)
     return _new_task(state, request, message, request.headers.get(b"idempotency-key"))
 
@@ -43,7 +42,8 @@ def _respond_created(request: HttpRequest, answer: Enqueued) -> HttpResponse:
 
 create = BatchedHandler(
     name="create",
-    parse=_parse_create,
+    parser=CREATE,
+    to_item=_task_to_create,
     execute=enqueue,
     respond=_respond_created,
     item_bytes=lambda task: len(task.payload),

@@ -93,10 +93,6 @@ def _new_place(task: Task) -> str:
     return "dlq" if task.is_dead else "requeued"
 
 
-def _parse_submit(_: AppState, request: HttpRequest) -> Outcome:
-    return _outcome(request, request.parse(SUBMIT), request.params["id"])
-
-
 async def _authorize_submit(state: AppState, request: HttpRequest) -> None:
     await _check_commands(state, request, [request.params["id"]])
 
@@ -107,9 +103,10 @@ def _respond_submitted(request: HttpRequest, answer: Submitted) -> HttpResponse:
 
 submit_one = BatchedHandler(
     name="submit_one",
-    parse=_parse_submit,
+    parser=SUBMIT,
     authorize=_authorize_submit,
     needs_authorizing=lambda request: EVERY_COMMAND not in request.principal.commands,
+    to_item=lambda _, request, message: _outcome(request, message, request.params["id"]),
     execute=submit,
     respond=_respond_submitted,
     item_bytes=lambda outcome: len(outcome.result or b""),
