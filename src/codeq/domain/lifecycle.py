@@ -43,13 +43,10 @@ def enqueue(new: NewTask, task_id: str, tenant: str, *, now_ms: int, policy: Que
     due_ms = now_ms + new.delay_ms if new.run_at_ms is None else new.run_at_ms
     trace = new.trace_parent
     task = Task(
-        id=task_id, tenant=tenant, command=new.command, priority=new.priority, status=_PENDING, version=0, previous=0,
-        move=_ENQUEUE, status_before=None, created_ms=now_ms, updated_ms=now_ms,
-        visible_ms=due_ms if due_ms > now_ms else 0,
-        attempts=0, max_attempts=new.max_attempts or policy.max_attempts,
-        deliveries=0, max_deliveries=policy.max_deliveries, lease_token=0, worker=None, lease_until_ms=0, error=None,
-        last_error=None, ended_ms=0, purge_ms=0, payload_bytes=len(new.payload),
-        trace_id=trace[3:35] if trace else None, backoff=new.backoff, has_webhook=new.webhook is not None,
+        task_id, tenant, new.command, new.priority, _PENDING, 0, 0, _ENQUEUE, None, now_ms, now_ms,
+        due_ms if due_ms > now_ms else 0, 0, new.max_attempts or policy.max_attempts, 0, policy.max_deliveries,
+        0, None, 0, None, None, 0, 0, len(new.payload), trace[3:35] if trace else None, new.backoff,
+        new.webhook is not None,
     )  # fmt: skip
     body = Body(new.payload, new.idempotency_key, new.webhook, trace, new.trace_state)
     return Change(_ENQUEUE, None, task, body)
@@ -232,7 +229,8 @@ def _moved(
 ) -> Task:
     """Returns the task after a move. Fields not passed keep their value if fixed for life, and are cleared otherwise.
 
-    The one place where a task is written out by position: by name it takes twice as long, and every move makes one.
+    This and `enqueue` write a task out by position: by name it takes a microsecond more, a twentieth of a task's whole
+    way through the engine.
     """
     t = task
     return Task(

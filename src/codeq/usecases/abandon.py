@@ -9,7 +9,7 @@ from codeq.usecases.moves import move_one
 @durable
 async def abandon(core: Core, tenant: str, task_id: str, holder: Holder) -> Task:
     """Moves the task to the back of its queue at once."""
-    now_ms = core.now_ms()
+    now_ms = core.store.now_ms()
     task = await move_one(
         core,
         tenant,

@@ -12,7 +12,7 @@ from codeq.usecases.moves import move_each
 @durable
 async def cancel(core: Core, tenant: str, ids: Sequence[str]) -> list[Task | CodeqError]:
     """Ends pending and delayed tasks at once; a worker that holds one is refused at its next heartbeat."""
-    now_ms = core.now_ms()
+    now_ms = core.store.now_ms()
     answers = await move_each(
         core, tenant, ids, lambda _, task: lifecycle.cancel(task, now_ms, retention_ms=core.retention_ms(task))
     )

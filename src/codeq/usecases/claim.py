@@ -62,7 +62,7 @@ class _ClaimAttempt:
         )
 
     async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
-        core, now_ms = self._core, self._core.now_ms()
+        core, now_ms = self._core, self._core.store.now_ms()
         tasks = [delivery.task for delivery in deliveries]
         changes = [lifecycle.abandon(t, _holder(t), now_ms, retention_ms=core.dead_retention_ms(t)) for t in tasks]
         await core.store.commit(changes)

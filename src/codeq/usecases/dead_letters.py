@@ -29,7 +29,7 @@ async def _move_ids(core: Core, tenant: str, ids: Sequence[str], move: MoveFunct
     if dry_run:
         found = [task.id for task in await core.store.get_tasks(tenant, ids) if task is not None and task.is_dead]
         return BulkResult(len(found), 0, found)
-    now_ms = core.now_ms()
+    now_ms = core.store.now_ms()
     answers = await move_each(core, tenant, ids, lambda _, task: move(task, now_ms))
     moved: list[str] = []
     refused: dict[str, str] = {}
@@ -45,7 +45,7 @@ async def _move_matching(
     core: Core, tenant: str, wanted: Filter, move: MoveFunction, *, limit: int, dry_run: bool
 ) -> BulkResult:
     """Moves up to `limit` dead tasks that match, a page and an fsync at a time."""
-    now_ms = core.now_ms()
+    now_ms = core.store.now_ms()
     dead = msgspec.structs.replace(wanted, index=Index.DEAD)
     matched: list[str] = []
     changed = 0

@@ -24,7 +24,7 @@ async def enqueue(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list
     """Returns per new task: the task, or why it was refused. One refusal does not affect the others."""
     validation.batch([new_task.payload for new_task in new_tasks], "tasks", "payload")
     validation.name(tenant, "tenant")
-    now_ms = core.now_ms()
+    now_ms = core.store.now_ms()
     answers: list[Enqueued | CodeqError | None] = [_refusal(new_task, now_ms) for new_task in new_tasks]
     places = [place for place, refusal in enumerate(answers) if refusal is None]
     changes = _changes(core, tenant, [new_tasks[place] for place in places])
@@ -37,7 +37,7 @@ async def enqueue(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list
 
 
 def _changes(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list[Change]:
-    now_ms = core.now_ms()
+    now_ms = core.store.now_ms()
     shards = core.store.shards
     shard_numbers = [
         None if key is None else shard_of_key(tenant, key, shards) for key in (new.idempotency_key for new in new_tasks)

@@ -21,7 +21,7 @@ async def heartbeat(
     Changes memory and does not wait for the disk: losing it in a crash only shortens a lease, and a restart extends
     every lease by a grace period.
     """
-    now_ms = core.now_ms()
+    now_ms = core.store.now_ms()
     if extend_ms is not None:
         validation.lease_ms(extend_ms)
     if progress is not None:

@@ -20,7 +20,7 @@ async def nack(
 ) -> Task:
     """Retries the task after `delay_ms` (0 for the back of the queue now), by default after its backoff; at its last
     attempt, or with `is_last`, dead-letters it, with `reason` as its last error."""
-    now_ms = core.now_ms()
+    now_ms = core.store.now_ms()
     if delay_ms is not None:
         validation.integer(delay_ms, "delay in milliseconds", 0, BACKOFF_MS_MAX)
     message = validation.message(reason)

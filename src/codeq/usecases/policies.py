@@ -16,7 +16,7 @@ def get_policy(core: Core, queue: QueueKey) -> QueuePolicy | None:
 @durable
 async def put_policy(core: Core, queue: QueueKey, policy: QueuePolicy) -> tuple[QueuePolicy, bool]:
     """Stores the policy as a new version, unless it changes nothing. Returns the stored one, and whether it is new."""
-    now_ms = core.now_ms()
+    now_ms = core.store.now_ms()
     before = core.store.policies().get(queue)
     if before is None:
         stored = msgspec.structs.replace(policy, version=1, created_ms=now_ms, updated_ms=now_ms)
@@ -40,7 +40,7 @@ async def set_policy(core: Core, queue: QueueKey, policy: QueuePolicy | None) ->
 @durable
 async def set_paused(core: Core, queue: QueueKey, *, paused: bool) -> None:
     """Stops or resumes the delivery of the queue's tasks, and leaves its other rules as they are."""
-    now_ms = core.now_ms()
+    now_ms = core.store.now_ms()
     policy = core.store.policies().get(queue) or msgspec.structs.replace(core.defaults, version=0, created_ms=now_ms)
     if policy.paused != paused:
         changed = msgspec.structs.replace(policy, paused=paused, version=policy.version + 1, updated_ms=now_ms)

@@ -18,7 +18,7 @@ async def purge(core: Core, tenant: str, selection: Selection, *, limit: int, dr
 @durable
 async def purge_before(core: Core, tenant: str, before_ms: int, *, limit: int) -> int:
     """Deletes up to `limit` ended tasks whose retention passes before `before_ms`. Returns how many."""
-    now_ms = core.now_ms()
+    now_ms = core.store.now_ms()
     purged = 0
     cursor: str | None = None
     while purged < limit:

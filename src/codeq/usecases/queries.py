@@ -82,7 +82,7 @@ async def queues(core: Core, tenant: str) -> list[QueueStatus]:
 
 
 def _status(core: Core, key: QueueKey, counted: QueueCounts) -> QueueStatus:
-    age_ms = 0 if counted.oldest_ms is None else max(0, core.now_ms() - counted.oldest_ms)
+    age_ms = 0 if counted.oldest_ms is None else max(0, core.store.now_ms() - counted.oldest_ms)
     return QueueStatus(key=key, counts=counted, paused=core.policy(*key).paused, oldest_age_ms=age_ms)
 
 

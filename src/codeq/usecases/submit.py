@@ -26,7 +26,7 @@ async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[S
     """Returns per outcome: the ended task, or why it was refused. A repeated outcome returns the same as the first."""
     if sum(len(outcome.result or b"") for outcome in outcomes) > BATCH_BYTES_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_BYTES_MAX} bytes of results")
-    now_ms = core.now_ms()
+    now_ms = core.store.now_ms()
     repeats: list[int] = []
 
     def decide(place: int, task: Task) -> Change | None:

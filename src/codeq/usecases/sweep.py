@@ -16,7 +16,7 @@ PROMOTE_EVERY_S, EXPIRE_EVERY_S, PURGE_EVERY_S, TRIM_EVERY_S = 0.1, 1.0, 1.0, 60
 
 
 async def promote_due(core: Core, limit: int = SWEEP_TASKS_MAX) -> int:
-    now_ms = core.now_ms()
+    now_ms = core.store.now_ms()
     due = await core.store.due(Index.DELAYED, now_ms, limit)
     if due:
         await core.store.commit([lifecycle.promote(task, now_ms) for task in due])
@@ -24,7 +24,7 @@ async def promote_due(core: Core, limit: int = SWEEP_TASKS_MAX) -> int:
 
 
 async def expire_leases(core: Core, limit: int = SWEEP_TASKS_MAX) -> int:
-    now_ms = core.now_ms()
+    now_ms = core.store.now_ms()
     due = await core.store.due(Index.IN_PROGRESS, now_ms, limit)
     if due:
         await core.store.commit(
@@ -41,7 +41,7 @@ async def expire_leases(core: Core, limit: int = SWEEP_TASKS_MAX) -> int:
 
 
 async def purge_finished(core: Core, limit: int = SWEEP_TASKS_MAX) -> int:
-    now_ms = core.now_ms()
+    now_ms = core.store.now_ms()
     due = await core.store.due(Index.NONE, now_ms, limit)
     if due:
         await core.store.commit([lifecycle.purge(task, now_ms) for task in due])
@@ -58,7 +58,7 @@ async def run(core: Core, *, events_keep_ms: int, events_keep_max: int) -> None:
     """Runs every role at its own interval, until cancelled or until the store fails."""
 
     async def trim(core: Core, limit: int) -> int:  # noqa: ARG001 - trims all at once
-        await core.store.trim(before_ms=core.now_ms() - events_keep_ms, keep_max=events_keep_max)
+        await core.store.trim(before_ms=core.store.now_ms() - events_keep_ms, keep_max=events_keep_max)
         return 0
 
     await asyncio.gather(
