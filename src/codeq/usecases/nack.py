@@ -26,14 +26,10 @@ async def nack(
     message = validation.message(reason)
 
     def decide(task: Task) -> Change:
+        retry_ms = core.retry_ms(task) if delay_ms is None else delay_ms
+        retention_ms = core.dead_retention_ms(task)
         return lifecycle.nack(
-            task,
-            holder,
-            now_ms,
-            retry_ms=core.retry_ms(task) if delay_ms is None else delay_ms,
-            reason=message,
-            retention_ms=core.dead_retention_ms(task),
-            is_last=is_last,
+            task, holder, now_ms, retry_ms=retry_ms, reason=message, retention_ms=retention_ms, is_last=is_last
         )
 
     task = await move_one(core, tenant, task_id, decide)

@@ -114,8 +114,7 @@ async def _move_dead(state: AppState, request: HttpRequest, move: Any) -> HttpRe
     chosen = [message.ids is not None, message.command is not None or message.error is not None, message.all]
     if sum(chosen) != 1:
         raise InvalidRequest("say which dead tasks: ids, or command and error, or all: true; one of these")
-    is_filter = message.ids is None
-    selection = Filter(command=message.command, error=message.error) if is_filter else message.ids
+    selection = message.ids if message.ids is not None else Filter(command=message.command, error=message.error)
     result = await move(state.core, request.tenant, selection, limit=message.limit, dry_run=message.dry_run)
     answer = wire.Selected(
         matched=result.matched, changed=result.changed, dry_run=message.dry_run, ids=result.ids, refused=result.refused

@@ -48,11 +48,9 @@ create = BatchedHandler(
     respond=_respond_created,
     item_bytes=lambda task: len(task.payload),
     span="create",
-    attributes=lambda request, task: {
-        "command": task.command,
-        "tenant_id": request.tenant,
-        "priority": task.priority,
-    },
+    attributes=lambda request, task: (
+        {"command": task.command, "tenant_id": request.tenant, "priority": task.priority}
+    ),
 )
 
 
