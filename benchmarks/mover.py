@@ -8,6 +8,7 @@ import msgspec
 
 import codeq
 from codeq import AsyncQueue, NewTask
+from codeq.testing import ClockForTests
 from codeq.usecases.sweep import promote_due
 
 COMMAND = "bench"
@@ -27,18 +28,8 @@ class Promotion(msgspec.Struct, frozen=True):
     idle_worst_ms: float
 
 
-class _Clock:
-    """Time that stands still until it is told to go on, so that nothing becomes due by itself."""
-
-    def __init__(self) -> None:
-        self.now_ms = time.time_ns() // 1_000_000
-
-    def __call__(self) -> int:
-        return self.now_ms
-
-
 class Mover:
-    def __init__(self, queue: AsyncQueue, clock: _Clock, future: int) -> None:
+    def __init__(self, queue: AsyncQueue, clock: ClockForTests, future: int) -> None:
         self._queue = queue
         self._clock = clock
         self._future = future
@@ -48,7 +39,7 @@ class Mover:
     @classmethod
     async def start(cls, home: Path, future: int) -> "Mover":
         """A store with so many tasks that are delayed by an hour or more, spread over another hour."""
-        clock = _Clock()
+        clock = ClockForTests()
         queue = await codeq.open_async(home, durability="process", clock=clock, sweeping=False)
         for first in range(0, future, _BATCH):
             delays = [_HOUR_MS + place * _HOUR_MS // future for place in range(first, min(first + _BATCH, future))]

@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from codeq import errors
-    from codeq.domain.backoff import Backoff, BackoffKind
+    from codeq.domain.backoff import Backoff, BackoffKind, PartialBackoff
     from codeq.domain.errors import CodeqError
-    from codeq.domain.queue import OnExpiry, QueuePolicy
+    from codeq.domain.queue import EffectivePolicy, OnExpiry, QueuePolicy
     from codeq.domain.requests import NewTask
     from codeq.domain.task import Move, Status, Task
+    from codeq.domain.tenants import TenantLimits
     from codeq.embedded import AsyncQueue, Queue, open, open_async
     from codeq.sdk.client import AsyncClient, Client
-    from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, TaskDetails, TaskFailed, WaitTimeout
+    from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, ReplayedTask, TaskDetails, TaskFailed, WaitTimeout
     from codeq.sdk.new_tasks import new_tasks
     from codeq.sdk.worker import Fail, Interrupted, Retry, RunningJob, Worker, current_job
     from codeq.store.data_dir import restore
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES_BY_MODULE = {
-    "codeq.domain.backoff": ("Backoff", "BackoffKind"),
+    "codeq.domain.backoff": ("Backoff", "BackoffKind", "PartialBackoff"),
     "codeq.domain.errors": ("CodeqError",),
-    "codeq.domain.queue": ("OnExpiry", "QueuePolicy"),
+    "codeq.domain.queue": ("EffectivePolicy", "OnExpiry", "QueuePolicy"),
     "codeq.domain.requests": ("NewTask",),
     "codeq.domain.task": ("Move", "Status", "Task"),
+    "codeq.domain.tenants": ("TenantLimits",),
     "codeq.embedded": ("AsyncQueue", "Queue", "open", "open_async"),
     "codeq.sdk.client": ("AsyncClient", "Client"),
-    "codeq.sdk.jobs": ("ReleaseResult", "Job", "TaskDetails", "QueueInfo", "TaskFailed", "WaitTimeout"),
+    "codeq.sdk.jobs": ("ReleaseResult", "ReplayedTask", "Job", "TaskDetails", "QueueInfo", "TaskFailed", "WaitTimeout"),
     "codeq.sdk.new_tasks": ("new_tasks",),
     "codeq.sdk.worker": ("Fail", "Interrupted", "Retry", "RunningJob", "Worker", "current_job"),
     "codeq.store.data_dir": ("restore",),
@@ -42,22 +44,26 @@ __all__ = [
     "BackoffKind",
     "Client",
     "CodeqError",
+    "EffectivePolicy",
     "Fail",
     "Interrupted",
     "Job",
     "Move",
     "NewTask",
     "OnExpiry",
+    "PartialBackoff",
     "Queue",
     "QueueInfo",
     "QueuePolicy",
     "ReleaseResult",
+    "ReplayedTask",
     "Retry",
     "RunningJob",
     "Status",
     "Task",
     "TaskDetails",
     "TaskFailed",
+    "TenantLimits",
     "WaitTimeout",
     "Worker",
     "current_job",

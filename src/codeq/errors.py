@@ -11,6 +11,8 @@ from codeq.domain.errors import (
     NotFound,
     NotInProgress,
     NotOwner,
+    PolicyChanged,
+    QuotaExceeded,
     Refused,
     StaleTask,
     StoreBusy,
@@ -23,12 +25,22 @@ from codeq.domain.errors import (
     StoreMismatch,
 )
 from codeq.sdk.jobs import TaskFailed, WaitTimeout
-from codeq.wire.errors import Forbidden, RateLimited, TooLarge, Unauthenticated, Unavailable, Unexpected, Unreachable
+from codeq.wire.errors import (
+    Conflict,
+    Forbidden,
+    RateLimited,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    Unexpected,
+    Unreachable,
+)
 
 __all__ = [
     "AlreadyFinal",
     "Cancelled",
     "CodeqError",
+    "Conflict",
     "Forbidden",
     "IdempotencyMismatch",
     "InvalidRequest",
@@ -37,6 +49,8 @@ __all__ = [
     "NotFound",
     "NotInProgress",
     "NotOwner",
+    "PolicyChanged",
+    "QuotaExceeded",
     "RateLimited",
     "Refused",
     "StaleTask",

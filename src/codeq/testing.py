@@ -33,21 +33,24 @@ ROUNDS_MAX = 1000
 _ANY: Any = object()
 
 
-class Clock:
+class ClockForTests:
     """A clock that stands still until it is moved."""
 
-    def __init__(self) -> None:
-        self.now_ms = time.time_ns() // 1_000_000
+    def __init__(self, now_ms: int | None = None) -> None:
+        self.now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
 
     def __call__(self) -> int:
         return self.now_ms
+
+    def start_at(self, ms: int) -> None:
+        self.now_ms = max(self.now_ms, ms)
 
 
 class QueueForTests(Queue):
     """A queue with assertions. Nothing expires and no delay ends unless `advance` moves the clock."""
 
     def __init__(
-        self, started: tuple[AsyncQueue, asyncio.AbstractEventLoop, threading.Thread], clock: Clock, folder: str
+        self, started: tuple[AsyncQueue, asyncio.AbstractEventLoop, threading.Thread], clock: ClockForTests, folder: str
     ) -> None:
         super().__init__(*started)
         self.clock = clock
@@ -119,7 +122,7 @@ class QueueForTests(Queue):
 def open(*, tenant: str = "default", defaults: QueuePolicy | None = None) -> QueueForTests:  # noqa: A001
     """Opens a new, empty queue in a temporary folder, which is removed when the queue is closed."""
     folder = tempfile.mkdtemp(prefix="codeq-test-")
-    clock = Clock()
+    clock = ClockForTests()
     opening = open_async(folder, tenant=tenant, durability="process", defaults=defaults, clock=clock, sweeping=False)
     return QueueForTests(start(opening), clock, folder)
 

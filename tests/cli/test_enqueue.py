@@ -172,3 +172,15 @@ def test_an_interrupted_import_says_how_far_it_came(cli: Cli) -> None:
     assert (process.returncode, out) == (130, "enqueued 700 tasks, refused 0 lines\n")
     assert "--key-field" in err
     assert "Traceback" not in err
+
+
+def test_a_used_key_prints_its_task_and_says_if_it_is_another(cli: Cli) -> None:
+    """(13.24)"""
+    first = cli.ok("enqueue", "charge", '{"a": 1, "b": 2}', "--idempotency-key", "k").out
+    same = cli.ok("enqueue", "charge", '{"b": 2, "a": 1}', "--idempotency-key", "k")
+    assert (same.out, same.err) == (first, "")
+    other = cli.ok("enqueue", "charge", "7", "--idempotency-key", "k")
+    assert other.out == first
+    assert "another command or payload" in other.err
+    shown = cli.ok("enqueue", "charge", "7", "--idempotency-key", "k", "--json").json
+    assert (shown["id"], shown["replayed"], shown["mismatched"]) == (first.strip(), True, True)

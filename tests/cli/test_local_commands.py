@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from tests.cli.shell import Cli
-from tests.server.server_process import eventually
+from tests.server.server_process import eventually, start_server
 
 import codeq
 from codeq.cli import bench, machine_checks, server_checks
+from codeq.wire.local_server import DEV_TOKEN
 
 
 def states(done: Any) -> dict[str, str]:
@@ -36,6 +37,14 @@ def test_doctor_speaks_plainly_and_says_what_to_do(cli: Cli, tmp_path: Path) -> 
     assert "✗ problem  server" in done.out
     assert "→ start it with `codeq serve`" in done.out
     assert "1 problem" in done.out.splitlines()[-1]
+
+
+def test_doctor_warns_of_a_data_directory_that_others_can_read(cli: Cli, tmp_path: Path) -> None:
+    """(13.14)"""
+    tmp_path.chmod(0o755)
+    assert states(cli.ok("doctor", "--data", str(tmp_path), "--json"))["permissions"] == "warning"
+    tmp_path.chmod(0o700)
+    assert states(cli.ok("doctor", "--data", str(tmp_path), "--json"))["permissions"] == "ok"
 
 
 def test_doctor_does_not_look_for_a_server_that_nobody_named(cli: Cli, tmp_path: Path) -> None:
@@ -125,7 +134,7 @@ def test_bench_measures_three_ways_and_leaves_nothing_behind(cli: Cli) -> None:
 
 
 def test_bench_without_an_admin_completes_what_it_made(cli: Cli) -> None:
-    scopes = ["codeq:claim", "codeq:result"]
+    scopes = ["codeq:create", "codeq:claim", "codeq:result"]
     token = {"CODEQ_TOKEN": cli.server.token(cli.tenant, "worker", scopes=scopes)}
     done = cli.ok("bench", "--tasks", "10", "--batch", "5", "--json", env=token).json
     assert done["forgotten"] is False
@@ -163,6 +172,20 @@ def test_a_directory_is_counted_copied_and_put_back(cli: Cli, tmp_path: Path) ->
     assert cli.ok("restore", copy, again, "--json").json == {"from": copy, "to": again}
     assert cli.ok("stats", again).out.splitlines()[1].split()[:2] == ["work", "1"]
     assert "has no queues with tasks" in cli.ok("stats", again, "--tenant", "other").out
+
+
+def test_a_running_server_is_backed_up_by_name(cli: Cli, tmp_path: Path) -> None:
+    """(13.27)"""
+    with start_server(tmp_path, settings={"backup": {"path": str(tmp_path / "backups")}}) as server:
+        server.tenant("acme").create()
+        where = ("--url", server.base, "--token", DEV_TOKEN)
+        made = cli.ok("backup", *where, "monday", "--json").json
+        assert (made["name"], made["tasks"], made["bytes"] > 0) == ("monday", 1, True)
+        again = cli("backup", *where, "monday", "--json")
+        assert again.error["code"] == "conflict"
+        assert cli("backup", *where, "../x").code == 1
+        assert cli("backup", *where, str(server.data), str(tmp_path / "x")).code == 2
+    assert cli.ok("stats", str(tmp_path / "backups" / "monday"), "--tenant", "acme", "--json").json["queues"]
 
 
 def test_a_directory_that_is_none_or_is_open_is_said_so(cli: Cli, tmp_path: Path) -> None:

@@ -48,16 +48,45 @@ def test_rules_are_set_one_by_one_and_kept(cli: Cli) -> None:
     )
     policy = cli.ok("queue", "policy", "work", "--json").json["policy"]
     assert (policy["maxAttempts"], policy["leaseSeconds"], policy["retentionSeconds"]) == (3, 600, 604_800)
-    assert policy["backoff"] == {"policy": "fixed", "baseSeconds": 0.5, "maxSeconds": 900}
+    assert policy["backoff"] == {"policy": "fixed", "baseSeconds": 0.5}
     assert policy["onExpiry"] == "immediate"
     shown = cli.ok("queue", "show", "work").out
     assert "10 m" in shown
     assert "immediate" in shown
 
 
+def test_a_rule_is_set_and_unset_and_the_others_stay_as_they_are(cli: Cli) -> None:
+    """(13.26)"""
+    cli.ok("queue", "policy", "work", "--set", "max-attempts=3", "--set", "backoff-base=1s", "--set", "backoff-max=2s")
+    cli.ok("queue", "pause", "work")
+    changed = cli.ok("queue", "policy", "work", "--unset", "backoff-base", "--set", "lease=10m", "--json").json
+    assert changed["policy"] == {
+        "maxAttempts": 3, "backoff": {"maxSeconds": 2.0}, "leaseSeconds": 600.0, "paused": True
+    }  # fmt: skip
+    assert changed["effectivePolicy"]["backoff"] == {"policy": "exp_full_jitter", "baseSeconds": 5.0, "maxSeconds": 2.0}
+    assert changed["version"] == 3
+    cli.ok("queue", "policy", "work", "--unset", "backoff-max", "--unset", "paused", "--unset", "max-attempts")
+    shown = cli.ok("queue", "policy", "work").out
+    assert "version 4" in shown
+    assert [line.split()[0] for line in shown.splitlines() if line.endswith("set")] == ["lease"]
+    assert cli.ok("queue", "policy", "other", "--unset", "lease", "--json").json["policy"] is None
+    assert cli("queue", "policy", "work", "--unset", "leese").code == 2
+
+
+def test_a_change_is_refused_if_the_policy_has_another_version(cli: Cli) -> None:
+    """(13.26)"""
+    cli.ok("queue", "policy", "work", "--set", "max-attempts=3", "--if-version", "0")
+    cli.ok("queue", "policy", "work", "--set", "max-attempts=4", "--if-version", "1")
+    for change in (("--set", "max-attempts=5"), ("--unset", "max-attempts"), ("--reset",)):
+        done = cli("queue", "policy", "work", *change, "--if-version", "1", "--json")
+        assert (done.code, done.error["code"]) == (1, "policy-changed")
+    assert cli.ok("queue", "policy", "work", "--json").json["policy"] == {"maxAttempts": 4}
+    assert cli.ok("queue", "policy", "work", "--reset", "--if-version", "2", "--json").json["version"] == 0
+
+
 def test_reset_forgets_the_rules(cli: Cli) -> None:
     cli.ok("queue", "policy", "work", "--set", "max-attempts=3")
-    assert cli.ok("queue", "policy", "work", "--reset", "--json").json == {"command": "work", "policy": None}
+    assert cli.ok("queue", "policy", "work", "--reset", "--json").json["policy"] is None
 
 
 @pytest.mark.parametrize("rule", ["unknown=1", "max-attempts", "max-attempts=many", "backoff=wild", "lease=soon", "=3"])

@@ -23,6 +23,9 @@ class FakeClock:
     def __call__(self) -> int:
         return self.now_ms
 
+    def start_at(self, ms: int) -> None:
+        self.now_ms = max(self.now_ms, ms)
+
     def pass_ms(self, ms: int) -> None:
         self.now_ms += ms
 

@@ -168,7 +168,9 @@ async def test_an_empty_batch_does_nothing(world: World) -> None:
     assert await world.store.commit([]) == []
     assert await world.store.get_tasks(TENANT, []) == []
     assert await world.store.get_records(TENANT, []) == []
-    order = ClaimRequest(queues=[], worker="w", lease_ms=LEASE_MS, limit=5)
+    order = ClaimRequest(
+        tenant=TENANT, commands=[], worker="w", lease_ms=LEASE_MS, limit=5, policy_of=world.core.policy_of
+    )
     assert await world.store.take(order) == []
     assert all(not events for events in (await world.events()).values())
 

@@ -1,15 +1,16 @@
 """One key, one task, per tenant; checked in the same step that stores the task."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.contract.world import KEEP_MS, TENANT, World, accepted
 
-from codeq.domain.errors import IdempotencyMismatch
+from codeq.domain.errors import IdempotencyMismatch, InvalidRequest
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Status
-from codeq.usecases.enqueue import Enqueued
+from codeq.usecases.enqueue import Enqueued, enqueue
 
 
 def new_task(key: str = "k", *, command: str = "work", payload: bytes = b"null") -> NewTask:
@@ -44,10 +45,17 @@ async def test_the_same_key_of_two_tenants_makes_two_tasks(world: World) -> None
 
 
 @pytest.mark.parametrize("different", [{"payload": b"2"}, {"command": "play"}])
-async def test_the_same_key_for_another_task_is_refused(world: World, different: dict[str, Any]) -> None:
+async def test_the_same_key_for_another_task_answers_the_first_or_is_refused_if_strict(
+    world: World, different: dict[str, Any]
+) -> None:
+    """(13.24)"""
     first = await put(world, new_task(payload=b"1"))
-    with pytest.raises(IdempotencyMismatch, match=first.task.id):
-        await put(world, new_task("k", **({"payload": b"1"} | different)))
+    wanted = new_task("k", **({"payload": b"1"} | different))
+    again = await put(world, wanted)
+    assert (again.task, again.is_replay, again.is_mismatch) == (first.task, True, True)
+    [refusal] = await enqueue(replace(world.core, strict_idempotency=True), TENANT, [wanted])
+    assert isinstance(refusal, IdempotencyMismatch)
+    assert first.task.id in str(refusal)
     assert await world.counts() == (1, 0, 0, 0)
     assert await world.counts("play") == (0, 0, 0, 0)
 
@@ -57,10 +65,10 @@ async def test_a_key_twice_in_one_batch_makes_one_task(world: World) -> None:
         [new_task("a"), new_task("b"), new_task("a"), new_task("a", payload=b"2"), new_task("b")]
     )
     tasks = [accepted(answer) for answer in answers if isinstance(answer, Enqueued)]
-    assert [answer.is_replay for answer in tasks] == [False, False, True, True]
-    assert tasks[2].task.id == tasks[0].task.id
-    assert tasks[3].task.id == tasks[1].task.id
-    assert isinstance(answers[3], IdempotencyMismatch)
+    assert [answer.is_replay for answer in tasks] == [False, False, True, True, True]
+    assert [answer.is_mismatch for answer in tasks] == [False, False, False, True, False]
+    assert tasks[2].task.id == tasks[3].task.id == tasks[0].task.id
+    assert tasks[4].task.id == tasks[1].task.id
     assert await world.counts() == (2, 0, 0, 0)
 
 
@@ -125,3 +133,16 @@ async def test_keys_that_look_alike_are_different(world: World) -> None:
     assert len(tasks) == len(keys)
     for key in keys:
         assert (await put(world, new_task(key))).is_replay
+
+
+async def test_the_replays_of_a_batch_are_bounded_in_bytes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small request could ask for a thousand stored payloads of a megabyte each."""
+    monkeypatch.setattr("codeq.usecases.enqueue.BATCH_BYTES_MAX", 2_000)
+    payload = b'"' + b"x" * 998 + b'"'
+    first = await world.enqueue_all(
+        [NewTask(command="work", payload=payload, idempotency_key=f"k{i}") for i in range(5)]
+    )
+    again = await world.enqueue_all([NewTask(command="work", idempotency_key=f"k{i}") for i in range(5)])
+    replays = [answer for answer in again if isinstance(answer, Enqueued)]
+    assert [answer.task.id for answer in replays] == [accepted(answer).task.id for answer in first[:2]]
+    assert [type(answer) for answer in again[2:]] == [InvalidRequest] * 3

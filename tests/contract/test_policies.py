@@ -6,8 +6,10 @@ import msgspec
 import pytest
 from tests.contract.world import LEASE_MS, TENANT, World
 
-from codeq.domain.backoff import Backoff, BackoffKind
-from codeq.domain.queue import OnExpiry, QueueKey, QueuePolicy
+from codeq.domain.backoff import Backoff, BackoffKind, PartialBackoff
+from codeq.domain.errors import PolicyChanged
+from codeq.domain.queue import EffectivePolicy, OnExpiry, QueueKey, QueuePolicy
+from codeq.usecases import policies
 
 WAIT_MS = 20_000
 """Longer than any test takes: a waiter that is not woken fails the test by its timeout."""
@@ -43,6 +45,64 @@ async def test_a_policy_can_be_forgotten(world: World) -> None:
     await world.set_policy("never-had-one", None)
     await world.reopen()
     assert dict(world.store.policies()) == {}
+
+
+async def test_rules_that_were_not_set_follow_the_defaults_of_the_next_start(world: World) -> None:
+    """(13.26) Also those of a queue that was paused and resumed meanwhile."""
+    await world.set_policy("work", QueuePolicy(max_attempts=9, backoff=PartialBackoff(max_ms=7)))
+    for command in ("work", "paused-once"):
+        for paused in (True, False):
+            await policies.set_paused(world.core, QueueKey(TENANT, command), paused=paused)
+    before = dict(world.store.policies())
+    world.defaults = QueuePolicy(max_attempts=4, lease_ms=1_234, backoff=Backoff(BackoffKind.LINEAR, 5, 6))
+    await world.reopen()
+    assert dict(world.store.policies()) == before
+    filled = world.core.policy(TENANT, "work")
+    assert filled == EffectivePolicy(max_attempts=9, lease_ms=1_234, backoff=Backoff(BackoffKind.LINEAR, 5, 7))
+    assert world.core.policy(TENANT, "paused-once") == world.core.defaults == world.core.policy(TENANT, "without")
+    assert (await world.enqueue()).max_attempts == 9
+    held = await world.claim_one()
+    assert held.lease_until_ms == world.clock.now_ms + 1_234
+    assert (await world.enqueue("paused-once")).max_attempts == 4
+
+
+async def test_every_change_of_a_policy_is_a_version(world: World) -> None:
+    """(13.26)"""
+    queue = QueueKey(TENANT, "work")
+
+    async def stored(policy: QueuePolicy, if_match: str | None = None) -> tuple[int, int, int]:
+        world.clock.pass_ms(1)
+        made, _ = await policies.put_policy(world.core, queue, policy, if_match=if_match)
+        assert world.store.policies()[queue] == made
+        return made.version, made.created_ms - start_ms, made.updated_ms - start_ms
+
+    start_ms = world.clock.now_ms
+    assert await stored(QueuePolicy(max_attempts=2, version=77), "0") == (1, 1, 1)
+    assert await stored(QueuePolicy(max_attempts=2)) == (1, 1, 1)
+    assert await stored(QueuePolicy(max_attempts=2, lease_ms=200)) == (2, 1, 3)
+    await policies.set_paused(world.core, queue, paused=True)
+    await policies.set_paused(world.core, queue, paused=True)
+    assert world.store.policies()[queue].version == 3
+    with pytest.raises(PolicyChanged, match="version 3"):
+        await stored(QueuePolicy(max_attempts=8), "2")
+    assert await stored(FULL, "3") == (4, 1, 5)
+    with pytest.raises(PolicyChanged):
+        await policies.delete_policy(world.core, queue, if_match="3")
+    await policies.delete_policy(world.core, queue, if_match="4")
+    assert world.core.policy(*queue) == world.core.defaults
+
+
+async def test_a_policy_that_was_deleted_and_made_again_is_another_one(world: World) -> None:
+    """(13.26) Its version is the same, its etag is not."""
+    queue = QueueKey(TENANT, "work")
+    first, _ = await policies.put_policy(world.core, queue, QueuePolicy(max_attempts=2))
+    await policies.delete_policy(world.core, queue, if_match=first.etag)
+    world.clock.pass_ms(1)
+    again, _ = await policies.put_policy(world.core, queue, QueuePolicy(max_attempts=3))
+    assert (again.version, first.version) == (1, 1)
+    with pytest.raises(PolicyChanged):
+        await policies.put_policy(world.core, queue, QueuePolicy(max_attempts=4), if_match=first.etag)
+    await policies.put_policy(world.core, queue, QueuePolicy(max_attempts=4), if_match=again.etag)
 
 
 async def test_new_tasks_and_claims_follow_the_policy_of_their_queue(world: World) -> None:

@@ -307,3 +307,20 @@ async def test_nothing_is_purged_by_the_time_a_store_was_down_but_what_is_due(wo
     assert await world.sweep() == (0, 0, 1)
     assert await world.is_gone(ended)
     assert ids(await world.claim()) == [waiting.id]
+
+
+async def test_time_goes_on_from_the_newest_event_when_the_clock_was_set_back_before_a_restart(world: World) -> None:
+    """(13.4) In all shards, though only one has the newest event."""
+    held = [await world.claim_one() for _ in await world.enqueue_many(6)]
+    delayed = await world.enqueue("delayed", delay_ms=20_000)
+    newest_ms = world.clock.now_ms
+    await world.close()
+    world.clock.now_ms -= 3_600_000
+    world.open()
+    assert world.store.now_ms() == newest_ms
+    world.clock.pass_ms(RESTART_GRACE_MS - 1)
+    assert await world.sweep() == (0, 0, 0), "no lease has ended early"
+    world.clock.pass_ms(20_000 - RESTART_GRACE_MS + 1)
+    assert ids(await world.claim("delayed")) == [delayed.id]
+    world.clock.pass_ms(LEASE_MS)
+    assert await world.sweep() == (0, len(held) + 1, 0)

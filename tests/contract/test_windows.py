@@ -10,8 +10,9 @@ from tests.contract.world import TENANT, World, by_shard, ids
 
 from codeq.domain.ids import shard_of
 from codeq.domain.limits import WINDOW_TASKS_MAX
-from codeq.domain.requests import Filter
+from codeq.domain.requests import Filter, NewTask
 from codeq.domain.task import Status, Task
+from codeq.store import codec
 from codeq.store.rocksdb import pending
 from codeq.usecases import cancel
 
@@ -169,3 +170,25 @@ class Mixture:
         for command in self.commands:
             wanted = sum(len(line) for key, line in self.waiting.items() if key[0] == command)
             assert counted.get(command, 0) == wanted
+
+
+async def test_claims_over_many_backlogged_queues_read_little_more_than_they_take(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(13.9) Each queue read 1,024 tasks ahead, and the next ones pushed them out of memory before they were used."""
+    monkeypatch.setattr(pending, "WINDOWS_TASKS_MAX", 2_000)
+    commands = [f"c{i}" for i in range(300)]
+    for command in commands:
+        await world.enqueue_all([NewTask(command=command) for _ in range(40)])
+    await world.reopen()
+    read = 0
+
+    def counted(value: bytes) -> Task:
+        nonlocal read
+        read += 1
+        return codec.decode_task(value)
+
+    monkeypatch.setattr(pending, "decode_task", counted)
+    claimed = [task for _ in range(5) for command in commands for task in await world.claim(command)]
+    assert len(claimed) == 5 * len(commands)
+    assert read < 8 * len(claimed) * world.store.shards

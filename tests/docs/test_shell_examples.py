@@ -1,6 +1,7 @@
 """The links of the documentation lead somewhere, and its shell commands run as they stand."""
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.docs.code_blocks import blocks, environment
 from tests.server.server_process import start_server
 
 from codeq.cli.main import app
+from codeq.wire.local_server import DEV_TOKEN
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +49,37 @@ def test_the_shell_commands_of_the_page_run(page: str, tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     for expected in ("greet", "PENDING", "enqueue", '"Bob"'):
         assert expected in run.stdout
+
+
+def test_the_restore_drill_of_the_deployment_guide_runs(tmp_path: Path) -> None:
+    """(13.27) Against a real server, as it stands but for the port of the second one."""
+    [drill] = [block for block in blocks("docs/guides/deployment.md", "sh") if "codeq restore" in block]
+    backups = tmp_path / "backups"
+    with start_server(tmp_path / "server", settings={"backup": {"path": str(backups)}}) as server:
+        acme = server.tenant("acme")
+        for number in range(3):
+            acme.create("resize", payload=number)
+        run = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", drill.replace("8099", str(free_port()))],
+            cwd=tmp_path,
+            env=environment(tmp_path, CODEQ_URL=server.base, CODEQ_TOKEN=DEV_TOKEN, BACKUPS=str(backups)),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert re.search(r"^backed up as drill: \d+ bytes, 3 tasks", run.stdout, re.MULTILINE)
+    assert re.search(r"^resize +3 ", run.stdout, re.MULTILINE)
+    assert run.stdout.count("PENDING") == 3
+    assert list(backups.iterdir()) == []
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 def test_every_command_that_the_pages_name_is_one() -> None:

@@ -6,6 +6,7 @@ The model does not invent an order: a task that becomes pending gets the number 
 which is what "first in" means.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from codeq.domain import errors
@@ -32,18 +33,11 @@ FINAL = (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
 Failure = type[errors.CodeqError] | None
 
 
-def policy_of(command: str) -> QueuePolicy | None:
+def policy_of(command: str) -> QueuePolicy:
+    """The rules in which the command differs from the defaults."""
     if command == NOW:
-        return QueuePolicy(
-            max_attempts=MAX_ATTEMPTS, max_deliveries=MAX_DELIVERIES, lease_ms=LEASE_MS, backoff=DEFAULTS.backoff,
-            retention_ms=KEEP_MS, dead_retention_ms=KEEP_DEAD_MS, on_expiry=OnExpiry.IMMEDIATE,
-        )  # fmt: skip
-    if command == LIMITED:
-        return QueuePolicy(
-            max_attempts=MAX_ATTEMPTS, max_deliveries=MAX_DELIVERIES, lease_ms=LEASE_MS, backoff=DEFAULTS.backoff,
-            retention_ms=KEEP_MS, dead_retention_ms=KEEP_DEAD_MS, max_consumers=FEW,
-        )  # fmt: skip
-    return None
+        return QueuePolicy(on_expiry=OnExpiry.IMMEDIATE)
+    return QueuePolicy(max_consumers=FEW) if command == LIMITED else QueuePolicy()
 
 
 @dataclass
@@ -127,6 +121,10 @@ class Model:
         line = [task for task in self.at(Index.PENDING) if task.queue == queue and task.shard == shard]
         return min(line, key=lambda task: (-task.priority, task.line), default=None)
 
+    def highest(self, queue: QueueKey) -> int:
+        """Returns the highest priority that waits in the queue, over all shards; -1 if nothing does."""
+        return max((task.priority for task in self.at(Index.PENDING) if task.queue == queue), default=-1)
+
     def room(self, queue: QueueKey) -> int:
         held = sum(task.queue == queue for task in self.at(Index.IN_PROGRESS))
         return FEW - held if queue.command == LIMITED else 1 << 30
@@ -137,16 +135,22 @@ class Model:
 
     # -- time ----------------------------------------------------------------------------------------------------
 
-    def promote(self, now_ms: int) -> list[tuple[Move, str]]:
-        due = [task for task in self.at(Index.DELAYED) if task.visible_ms <= now_ms]
+    def promote(self, now_ms: int, queues: Container[QueueKey] | None = None) -> list[tuple[Move, str]]:
+        """Promotes what is due in these queues; in all for None."""
+        due = [
+            task
+            for task in self.at(Index.DELAYED)
+            if task.visible_ms <= now_ms and (queues is None or task.queue in queues)
+        ]
         for task in due:
             task.visible_ms = 0
         return [(Move.PROMOTE, task.id) for task in due]
 
-    def expire(self, now_ms: int) -> list[tuple[Move, str]]:
+    def expire(self, now_ms: int, queues: Container[QueueKey] | None = None) -> list[tuple[Move, str]]:
+        """Ends the expired leases of these queues; of all for None, which also stores the extended ones."""
         held = self.at(Index.IN_PROGRESS)
-        due = [task for task in held if task.lease_ms <= now_ms]
-        for task in held:
+        due = [task for task in held if task.lease_ms <= now_ms and (queues is None or task.queue in queues)]
+        for task in held if queues is None else ():
             task.saved_lease_ms = task.lease_ms
         for task in due:
             self._delivery_failed(task, now_ms, 0 if task.command == NOW else BACKOFF_MS)

@@ -20,14 +20,25 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.contract.engines import ENGINES, FakeClock
 from tests.contract.world import purge_each, replay_each
-from tests.lockstep.model import COMMANDS, DEFAULTS, LEASE_MS, LIMITED, NOW, Failure, Model, ModelTask, policy_of
+from tests.lockstep.model import (
+    COMMANDS,
+    DEFAULTS,
+    LEASE_MS,
+    LIMITED,
+    MAX_ATTEMPTS,
+    NOW,
+    Failure,
+    Model,
+    ModelTask,
+    policy_of,
+)
 
-from codeq.domain.errors import CodeqError, IdempotencyMismatch
+from codeq.domain.errors import CodeqError
 from codeq.domain.queue import Index, QueueKey
 from codeq.domain.requests import Claim, Filter, NewTask, Outcome
 from codeq.domain.task import Holder, Move, Status, Task
 from codeq.store.rocksdb import pending
-from codeq.usecases import abandon, cancel, enqueue, heartbeat, nack, purge, queries, replay, submit, sweep
+from codeq.usecases import abandon, cancel, enqueue, heartbeat, nack, policies, purge, queries, replay, submit, sweep
 from codeq.usecases import claim as claiming
 from codeq.usecases.core import make_core
 from codeq.usecases.enqueue import Enqueued
@@ -93,8 +104,7 @@ class Lockstep(RuleBasedStateMachine):
         self.open()
         for tenant in TENANTS:
             for command in (NOW, LIMITED):
-                self.run(self.store.set_policy(QueueKey(tenant, command), policy_of(command)))
-        self.run(self.store.flush())
+                self.run(policies.put_policy(self.core, QueueKey(tenant, command), policy_of(command)))
         self.enqueue_batch(TENANTS[0], first)
 
     def teardown(self) -> None:
@@ -145,17 +155,15 @@ class Lockstep(RuleBasedStateMachine):
             holder = self.model.keys.get((tenant, new_task.idempotency_key or ""))
             if holder is not None:
                 first = self.model.tasks[holder]
-                if (first.command, first.payload) != (new_task.command, new_task.payload):
-                    assert isinstance(answer, IdempotencyMismatch)
-                else:
-                    assert isinstance(answer, Enqueued)
-                    assert (answer.task.id, answer.is_replay) == (holder, True)
+                is_mismatch = (first.command, first.payload) != (new_task.command, new_task.payload)
+                assert isinstance(answer, Enqueued)
+                assert (answer.task.id, answer.is_replay, answer.is_mismatch) == (holder, True, is_mismatch)
                 continue
             assert isinstance(answer, Enqueued)
             assert not answer.is_replay
             task = ModelTask(
                 answer.task.id, tenant, new_task.command, new_task.priority, new_task.payload, new_task.idempotency_key,
-                new_task.max_attempts or DEFAULTS.max_attempts, now_ms + new_task.delay_ms if new_task.delay_ms else 0,
+                new_task.max_attempts or MAX_ATTEMPTS, now_ms + new_task.delay_ms if new_task.delay_ms else 0,
             )  # fmt: skip
             self.model.tasks[task.id] = task
             if task.key is not None:
@@ -196,9 +204,9 @@ class Lockstep(RuleBasedStateMachine):
         new_task = Claim(worker=worker, commands=wanted, limit=limit, lease_ms=lease_ms)
         deliveries = self.run(claiming.claim(self.core, tenant, new_task))
         tasks = [delivery.task for delivery in deliveries]
-        by_itself = self.model.promote(now_ms) + self.model.expire(now_ms)
-        self.happened(by_itself + [(Move.CLAIM, task.id) for task in tasks], by_itself_first=len(by_itself))
         queues = [QueueKey(tenant, command) for command in wanted or COMMANDS]
+        by_itself = self.model.promote(now_ms, queues) + self.model.expire(now_ms, queues)
+        self.happened(by_itself + [(Move.CLAIM, task.id) for task in tasks], by_itself_first=len(by_itself))
         assert len(tasks) == min(limit, sum(self.model.claimable(queue) for queue in queues))
         served: dict[tuple[int, int], dict[QueueKey, int]] = {}
         for delivery in deliveries:
@@ -210,7 +218,8 @@ class Lockstep(RuleBasedStateMachine):
                 if self.model.room(queue) > 0 and (head := self.model.head(queue, expected.shard))
             ]
             assert expected in heads, "not the first of its queue"
-            assert expected.priority == max(head.priority for head in heads), "a higher priority was passed over"
+            highest = max(self.model.highest(queue) for queue in queues if self.model.room(queue) > 0)
+            assert expected.priority == highest, "a higher priority was passed over, in this shard or another"
             group = served.setdefault((expected.shard, expected.priority), {})
             others = [head.queue for head in heads if head.priority == expected.priority]
             assert group.get(expected.queue, 0) <= min(group.get(queue, 0) for queue in others), "not in rotation"
@@ -518,6 +527,20 @@ class Lockstep(RuleBasedStateMachine):
                 for key, count in counts.items()
             } == self.model.counts(tenant)
             assert counts == {key: count for key, count in everywhere.items() if key.tenant == tenant}
+
+    @invariant()
+    def usage_of_a_tenant_is_exact(self) -> None:
+        """(13.21)"""
+        if not hasattr(self, "model"):
+            return
+        for tenant in TENANTS:
+            usage = self.store.tenant_usage(tenant, commands=COMMANDS)
+            counts = self.model.counts(tenant)
+            assert usage.tasks == sum(pending + delayed + held for pending, delayed, held, _ in counts.values())
+            assert usage.commands >= counts.keys()
+            assert usage.queues == len(usage.commands)
+            stored = [len(task.payload) for task in self.model.kept() if task.tenant == tenant]
+            assert usage.payload_bytes == sum(stored)
 
 
 def _stop(*_: object) -> None:

@@ -14,6 +14,7 @@ import codeq
 from codeq.domain.errors import CodeqError
 from codeq.domain.requests import Claim, NewTask, Outcome
 from codeq.domain.task import Holder, Status, Task
+from codeq.testing import ClockForTests
 from codeq.usecases import abandon, cancel, nack, submit, sweep
 from codeq.usecases.claim import claim
 from codeq.usecases.core import Core
@@ -24,14 +25,6 @@ TENANTS, COMMANDS, SHARDS = ("acme", "globex"), ("mail", "resize", "charge"), 2
 ERRORS = ("timeout after 30 s", "cannot open '/srv/in/4711.png'", "Timeout after 31 s", 'no such user: "ada"')
 
 Row = dict[str, Any]
-
-
-@dataclass
-class Clock:
-    now_ms: int = START_MS
-
-    def __call__(self) -> int:
-        return self.now_ms
 
 
 @dataclass(frozen=True)
@@ -48,7 +41,7 @@ def churn(seed: int, rounds: int) -> History:
 
 
 async def _churn(seed: int, rounds: int) -> History:
-    dice, clock = random.Random(seed), Clock()
+    dice, clock = random.Random(seed), ClockForTests(START_MS)
     backoff = codeq.Backoff(codeq.BackoffKind.FIXED, 4000, 4000)
     defaults = codeq.QueuePolicy(
         max_attempts=3, max_deliveries=6, lease_ms=20_000, backoff=backoff, retention_ms=60_000,

@@ -25,7 +25,7 @@ FOLDS: dict[str, tuple[Table, Update]] = {
 
 @pytest.fixture(scope="module")
 def history() -> History:
-    made = churn(11, 500)
+    made = churn(10, 500)
     ends = {(event["move"], event["status_after"]) for event in made.events if event["status_before"] == "IN_PROGRESS"}
     assert ends >= {("abandon", "FAILED"), ("abandon", "PENDING"), ("cancel", "CANCELLED")}, (
         "rare, and looked for below"

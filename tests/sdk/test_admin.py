@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 from tests.sdk.clients import WORKER
 from tests.server.server_process import eventually
 
-from codeq import Backoff, BackoffKind, OnExpiry, QueuePolicy, Status, Task
+from codeq import Backoff, BackoffKind, OnExpiry, PartialBackoff, QueuePolicy, Status, Task
 from codeq.domain.requests import BulkResult
-from codeq.errors import InvalidRequest, NotDead, NotFound
+from codeq.errors import InvalidRequest, NotDead, NotFound, PolicyChanged
 from codeq.sdk.blocking import BlockingVerbs
 
 UNKNOWN = "019b0000-0000-7000-8000-000000000000"
@@ -131,9 +131,9 @@ POLICY = QueuePolicy(
 
 
 def rules(policy: QueuePolicy | None) -> QueuePolicy:
-    """Without what the store notes about the policy: a server counts its versions, a store keeps what it was given."""
+    """Without what the store notes about the policy."""
     assert policy is not None
-    return msgspec.structs.replace(policy, version=1, created_ms=0, updated_ms=0)
+    return msgspec.structs.replace(policy, version=0, created_ms=0, updated_ms=0)
 
 
 def test_a_policy_is_kept_followed_and_forgotten(queue: BlockingVerbs) -> None:
@@ -149,6 +149,29 @@ def test_a_policy_is_kept_followed_and_forgotten(queue: BlockingVerbs) -> None:
     queue.set_policy("work", None)
     assert queue.policy("work") is None
     assert queue.enqueue("work", 1).max_attempts == 5
+
+
+def test_a_rule_is_changed_without_touching_the_others(queue: BlockingVerbs) -> None:
+    """(13.26)"""
+    defaults = queue.effective_policy("work")
+    first = queue.set_policy("work", QueuePolicy(max_consumers=3, backoff=PartialBackoff(base_ms=500)), if_match=0)
+    assert first is not None
+    changed = msgspec.structs.replace(first, lease_ms=9_000)
+    assert rules(queue.set_policy("work", changed, if_match=first.etag)) == rules(changed)
+    with pytest.raises(PolicyChanged):
+        queue.set_policy("work", msgspec.structs.replace(first, max_attempts=1), if_match=first.etag)
+    with pytest.raises(PolicyChanged):
+        queue.set_policy("work", None, if_match=first.version)
+    queue.pause("work")
+    found = queue.policy("work")
+    assert found is not None
+    assert (rules(found), found.version) == (msgspec.structs.replace(rules(changed), paused=True), 3)
+    backoff = msgspec.structs.replace(defaults.backoff, base_ms=500)
+    assert queue.effective_policy("work") == msgspec.structs.replace(
+        defaults, max_consumers=3, lease_ms=9_000, backoff=backoff, paused=True
+    )
+    assert queue.set_policy("work", None, if_match=found.etag) is None
+    assert queue.effective_policy("work") == defaults
 
 
 def test_a_paused_queue_takes_tasks_and_hands_out_none(queue: BlockingVerbs) -> None:
@@ -202,6 +225,11 @@ BAD_CALLS: dict[str, Callable[[BlockingVerbs], Any]] = {
     "a moment without zone": lambda q: q.cleanup(before=datetime(2030, 1, 1)),  # noqa: DTZ001
     "a policy past its limits": lambda q: q.set_policy("work", QueuePolicy(max_attempts=101)),
     "a policy for no command": lambda q: q.set_policy("no spaces!", QueuePolicy()),
+    "tiers that are none": lambda q: q.set_policy("work", QueuePolicy(priority_tiers=(1, 1))),
+    "a reference to itself": lambda q: q.set_policy("work", QueuePolicy(dead_letter_ref="work")),
+    "a backoff as text": lambda q: q.set_policy("work", QueuePolicy(backoff=cast("Backoff", "fixed"))),
+    "an etag that is none": lambda q: q.set_policy("work", None, if_match='x"\r\n\u20ac'),
+    "the rules of no command": lambda q: q.effective_policy("no spaces!"),
     "the policy of no command": lambda q: q.policy("no spaces!"),
     "a pause of no command": lambda q: q.pause("no spaces!"),
     "a resume of no command": lambda q: q.resume("no spaces!"),

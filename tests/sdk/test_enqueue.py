@@ -4,17 +4,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.sdk.clients import WORKER
 from tests.server.server_process import eventually
 
+import codeq
 from codeq import (
     Backoff,
     BackoffKind,
     NewTask,
     ReleaseResult,
+    ReplayedTask,
     Status,
     Task,
     TaskDetails,
@@ -51,7 +54,7 @@ def test_a_task_keeps_every_option_it_was_enqueued_with(queue: BlockingVerbs) ->
     assert task.visible_ms == task.created_ms + 3_600_000
     assert task.payload_bytes == len('{"n":[1,2.5,"ü",null,true]}'.encode())
     assert queue.get(task.id) == TaskDetails(task, {"n": [1, 2.5, "ü", None, True]}, None)
-    assert queue.enqueue("work", {"n": [1, 2.5, "ü", None, True]}, idempotency_key="a key") == task
+    assert queue.enqueue("work", {"n": [1, 2.5, "ü", None, True]}, idempotency_key="a key").id == task.id
     assert queue.queues()["work"].delayed == 1
 
 
@@ -141,10 +144,28 @@ def test_a_batch_of_too_many_bytes_is_refused_as_a_whole(queue: BlockingVerbs) -
     assert queue.queues() == {}
 
 
-def test_a_key_that_was_used_for_another_task_is_refused(queue: BlockingVerbs) -> None:
-    queue.enqueue("work", 1, idempotency_key="k")
-    with pytest.raises(IdempotencyMismatch, match="'k'"):
-        queue.enqueue("work", 2, idempotency_key="k")
+def test_a_key_that_was_used_for_another_task_returns_that_one_and_says_so(queue: BlockingVerbs) -> None:
+    """(13.24)"""
+    first = queue.enqueue("work", {"a": 1, "b": [1, 2]}, idempotency_key="k")
+    assert type(first) is Task
+    same = NewTask(command="work", payload=b'{ "b": [1.0, 2], "a": 1 }', idempotency_key="k")
+    other = NewTask(command="work", payload=b"2", idempotency_key="k")
+    alone = [queue.enqueue_many([task])[0] for task in (same, other)]
+    together = queue.enqueue_many([same, NewTask(command="work"), other])
+    for answers in (alone, [together[0], together[2]]):
+        replays = [answer for answer in answers if isinstance(answer, ReplayedTask)]
+        assert [(replay.id, replay.is_mismatch) for replay in replays] == [(first.id, False), (first.id, True)]
+    assert type(together[1]) is Task
+    assert queue.queues()["work"].pending == 2
+
+
+def test_a_strict_queue_refuses_a_key_that_was_used_for_another_task(tmp_path: Path) -> None:
+    """(13.24)"""
+    with codeq.open(tmp_path / "strict", durability="process", strict_idempotency=True) as queue:
+        queue.enqueue("work", 1, idempotency_key="k")
+        assert isinstance(queue.enqueue("work", 1.0, idempotency_key="k"), ReplayedTask)
+        with pytest.raises(IdempotencyMismatch, match="'k'"):
+            queue.enqueue("work", 2, idempotency_key="k")
 
 
 BAD_CALLS: dict[str, Callable[[BlockingVerbs], Any]] = {

@@ -70,6 +70,9 @@ class RawConnection:
             self._answers.feed(piece)
         return self._answers.whole.popleft()
 
+    def close(self) -> None:
+        self.socket.close()
+
     def is_closed(self) -> bool:
         """Returns whether the server closes now, after everything was read."""
         assert not self._answers.whole

@@ -3,27 +3,32 @@
 import asyncio
 import random
 import socket
-import time
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from tests.server.connections import Answer, Answers
 
+from codeq.clock import SteadyClock
 from codeq.server.app import App
 from codeq.server.auth.claims import Claims
 from codeq.server.auth.principal import Authenticator
-from codeq.server.connection import Connection, ServerContext
+from codeq.server.backups import Backups
+from codeq.server.connection import Connection
+from codeq.server.connection_limit import ConnectionLimit
 from codeq.server.metrics import Metrics
 from codeq.server.ratelimit import RateLimiter
 from codeq.server.response_head import ResponseHeads
 from codeq.server.routes import ROUTES
+from codeq.server.server_context import ServerContext
 from codeq.server.settings import Settings
 from codeq.server.state import AppState
 from codeq.server.tracing import Tracing
-from codeq.store.data_dir import open_rocksdb
+from codeq.store.data_dir import back_up, open_rocksdb
 from codeq.usecases.core import make_core
 from codeq.usecases.waiters import Waiters
 from codeq.wire import paths
@@ -44,7 +49,7 @@ class AcceptAll:
     async def validate(self, token: str) -> Claims:
         if token == "nobody":
             raise Unauthenticated("the token is not accepted")
-        scopes = frozenset({"codeq:result", "codeq:claim", "codeq:heartbeat"})
+        scopes = frozenset({"codeq:create", "codeq:cancel", "codeq:result", "codeq:claim", "codeq:heartbeat"})
         name, _, command = token.partition("@")
         tenant = name.partition("/")[0]
         return Claims(subject=token, scopes=scopes, event_types=(command or "*",), raw={"tid": tenant})
@@ -58,7 +63,7 @@ class InProcessServer:
         metrics = Metrics()
         self.store = open_rocksdb(
             folder / "data",
-            clock=lambda: time.time_ns() // 1_000_000,
+            clock=SteadyClock(),
             shards=1,
             fsync=False,
             grace_ms=0,
@@ -73,9 +78,12 @@ class InProcessServer:
             limiter=limiter or RateLimiter({}, {}),
             metrics=metrics,
             tracing=tracing or Tracing(),
+            backups=Backups("", partial(back_up, self.store)),
         )
         app = App(self.state, ROUTES, tasks=self.tasks, on_failure=self._failed)
-        self._context = ServerContext(app.begin, Settings().http, ResponseHeads(list), set())
+        self._context = ServerContext(
+            app.begin, Settings().http, ResponseHeads(list), set(), ConnectionLimit(1000), lost=app.connection_lost
+        )
         self._callers: list[Caller] = []
         self._address: Any = None
 
@@ -129,7 +137,7 @@ class Caller:
 
     def send(self, method: str, path: str, body: bytes = b"", **headers: str) -> None:
         lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
-        head = [f"{method} {path} HTTP/1.1", f"authorization: Bearer {self.token}", *lines]
+        head = [f"{method} {path} HTTP/1.1", "host: localhost", f"authorization: Bearer {self.token}", *lines]
         self.socket.sendall("\r\n".join([*head, f"content-length: {len(body)}"]).encode() + b"\r\n\r\n" + body)
 
     def create(self, command: str = "work", payload: Any = 1, **fields: Any) -> None:
@@ -171,6 +179,11 @@ class Caller:
             self.socket.setblocking(True)
 
     def disconnect(self) -> None:
+        self.socket.close()
+
+    def reset(self) -> None:
+        """Leaves without reading: the server gets a reset rather than an end of file."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 
 

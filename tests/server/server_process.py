@@ -235,12 +235,23 @@ def start_server(
     env: Mapping[str, str] | None = None,
     data: Path | None = None,
     ready: bool = True,
+    open_files: int | None = None,
+    open_files_hard: int | None = None,
 ) -> Iterator[Server]:
     """Starts a server with its data, settings and log below `folder`; stopped at the end if it still runs.
 
-    `settings` is the content of the YAML file. Start again on the same `folder` for the same data.
+    `settings` is the content of the YAML file. Start again on the same `folder` for the same data. `open_files` limits
+    its open files, by the soft limit only if there is another hard one.
     """
-    server = launch(folder, dev=dev, settings=settings, env=env, data=data, ready=ready)
+    server = launch(
+        folder,
+        dev=dev,
+        settings=settings,
+        env=env,
+        data=data,
+        ready=ready,
+        before=_limited(open_files, open_files_hard),
+    )
     with server:
         yield server
 
@@ -254,8 +265,10 @@ def launch(
     data: Path | None = None,
     ready: bool = True,
     port: int = 0,
+    before: Sequence[str] = (),
 ) -> Server:
-    """As `start_server`, but the caller must stop it (`stop`, `kill` or `with`). Port 0 picks a free one."""
+    """As `start_server`, but the caller must stop it (`stop`, `kill` or `with`). Port 0 picks a free one; `before` is
+    a command that runs the server, as `fiu-run` does."""
     folder.mkdir(parents=True, exist_ok=True)
     data = data or folder / "data"
     config, log, out = folder / "settings.yaml", folder / "stderr.log", folder / "stdout.log"
@@ -272,7 +285,11 @@ def launch(
     ]
     with out.open("wb") as stdout, log.open("ab") as stderr:
         process = subprocess.Popen(
-            command_line(*arguments), stdout=stdout, stderr=stderr, env=environment(env), start_new_session=True
+            [*before, *command_line(*arguments)],
+            stdout=stdout,
+            stderr=stderr,
+            env=environment(env),
+            start_new_session=True,
         )
     try:
         heard = eventually(lambda: _port(process, out, log), START_S_MAX, every_s=0.02)
@@ -284,6 +301,18 @@ def launch(
         process.wait()
         raise
     return server
+
+
+def _limited(open_files: int | None, hard: int | None) -> list[str]:
+    if open_files is None:
+        return []
+    return [
+        "sh",
+        "-c",
+        'ulimit -S -n "$0" && ulimit -H -n "$1" && shift && exec "$@"',
+        str(open_files),
+        str(hard or open_files),
+    ]
 
 
 def command_line(*arguments: str) -> list[str]:

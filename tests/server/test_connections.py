@@ -5,11 +5,12 @@ import gc
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.server.connections import connect, create, head, look
+from tests.server.connections import RawConnection, connect, create, head, look
 from tests.server.in_process_server import InProcessServer, until
 from tests.server.server_process import Server, start_server
 
@@ -137,8 +138,46 @@ def test_a_client_that_does_not_read_holds_little_and_not_for_long(hasty: Server
         assert sent < 32 * MB
         assert hasty.request("GET", paths.HEALTHZ).status_code == 200
         time.sleep(1.5)  # past the client's timeout
-        with pytest.raises(OSError, match=r"."):
+        with pytest.raises(ConnectionError):
             client.send(*[look() * 1000] * 1000)
+
+
+def test_a_client_that_reads_a_few_bytes_at_a_time_is_cut_off(hasty: Server) -> None:
+    with large_answer(hasty) as client:
+        for _ in range(60):  # three times the client's timeout
+            client.socket.recv(100)
+            time.sleep(0.05)
+        assert read_to_end(client) < 8 * MB  # what the sockets' own buffers had
+
+
+def test_an_answer_may_take_longer_than_the_idle_timeout_as_long_as_it_is_read(hasty: Server) -> None:
+    """(13.22)"""
+    with large_answer(hasty) as client:
+        started_s = time.monotonic()
+        assert read_to_end(client, pause_s=0.06) > 8 * MB
+        assert time.monotonic() - started_s > 1.5  # longer than the idle timeout of a second
+
+
+def read_to_end(client: RawConnection, *, pause_s: float = 0) -> int:
+    """Returns how much was read; with a pause after each piece."""
+    received = 0
+    while piece := client.socket.recv(1 << 18):
+        received += len(piece)
+        time.sleep(pause_s)
+    return received
+
+
+@contextmanager
+def large_answer(server: Server) -> Iterator[RawConnection]:
+    """Yields a client with a small buffer that has asked for 9 MB, and for the connection to close after them."""
+    tenant = server.tenant()
+    task = {"command": "big", "payload": "x" * (MB - 100)}
+    for _ in range(2):
+        assert tenant.producer.post(paths.TASKS_BATCH, {"tasks": [task] * 8}).status_code == 200
+    with connect(server.port) as client:
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        client.send(look("Connection: close", path=paths.TASKS, token=tenant.producer.token))
+        yield client
 
 
 def test_a_large_answer_reaches_a_client_that_reads_slowly(server: Server) -> None:

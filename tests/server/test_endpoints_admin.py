@@ -11,7 +11,7 @@ from codeq.wire import paths
 UNKNOWN = "01a1e1de-0000-7001-8390-3d3777730000"
 DONE = {"status": "COMPLETED", "result": {}}
 DEFAULTS = {
-    "priorityTiers": [], "maxAttempts": 5, "deadLetterTopicRef": None, "retentionSeconds": 86_400,
+    "priorityTiers": [], "maxAttempts": 5, "retentionSeconds": 86_400,
     "deadRetentionSeconds": 86_400, "maxConsumers": 0, "maxDeliveries": 100, "leaseSeconds": 300.0,
     "backoff": {"policy": "exp_full_jitter", "baseSeconds": 5.0, "maxSeconds": 900.0}, "onExpiry": "backoff",
     "paused": False,
@@ -56,7 +56,7 @@ def test_an_admin_of_the_platform_sees_the_queues_of_all(server: Server) -> None
 
 def test_the_counts_of_one_queue_are_exact(tenant: Tenant) -> None:
     empty = {"ready": 0, "delayed": 0, "inProgress": 0, "dlq": 0, "oldestAgeSeconds": 0, "paused": False}
-    assert tenant.counts() == {"command": "work", "tenantId": tenant.name, **empty}
+    assert tenant.counts() == {"command": "work", "tenantId": tenant.name, **empty, "effectivePolicy": DEFAULTS}
     tenant.dead()
     tenant.held()
     for delay in (0, 0, 0, 60, 60):
@@ -87,7 +87,8 @@ def test_a_topic_is_created_kept_and_forgotten(tenant: Tenant) -> None:
     made = answered(tenant.admin.put(path, {"policy": {"maxAttempts": 7, "priorityTiers": [9, 0, 5]}}), 201)
     assert made["topicId"] == f"{tenant.name}.work"
     assert (made["tenantId"], made["topicName"], made["version"]) == (tenant.name, "work", 1)
-    assert made["policy"] == DEFAULTS | {"maxAttempts": 7, "priorityTiers": [0, 5, 9]}
+    assert made["policy"] == {"maxAttempts": 7, "priorityTiers": [0, 5, 9]}
+    assert made["effectivePolicy"] == DEFAULTS | made["policy"]
     assert made["createdAt"] == made["updatedAt"]
     assert answered(tenant.admin.get(path), 200) == made
     assert tenant.admin.delete(path, deletionPolicy="Delete").status_code == 204
@@ -110,12 +111,24 @@ def test_a_put_replaces_the_policy_as_a_whole(tenant: Tenant) -> None:
         "deadRetentionSeconds": 120, "maxConsumers": 3, "maxDeliveries": 4, "leaseSeconds": 1.5,
         "backoff": {"policy": "linear", "baseSeconds": 1.0, "maxSeconds": 2.0}, "onExpiry": "immediate", "paused": True,
     }  # fmt: skip
-    assert put(tenant, **everything)["policy"] == everything
-    assert put(tenant)["policy"] == DEFAULTS
+    stored = put(tenant, **everything)
+    assert stored["policy"] == stored["effectivePolicy"] == everything
+    stored = put(tenant, paused=None)
+    assert (stored["policy"], stored["effectivePolicy"]) == ({}, DEFAULTS)
 
 
-def test_dead_tasks_are_kept_as_long_as_others_unless_said_otherwise(tenant: Tenant) -> None:
-    assert put(tenant, retentionSeconds=60)["policy"]["deadRetentionSeconds"] == 60
+def test_a_put_of_one_rule_sets_no_other(tenant: Tenant) -> None:
+    """(13.26)"""
+    for rule in ({"retentionSeconds": 60}, {"leaseSeconds": 1.5}, {"maxConsumers": 3}):
+        stored = put(tenant, **rule)
+        assert (stored["policy"], stored["effectivePolicy"]) == (rule, DEFAULTS | rule)
+    stored = put(tenant, backoff={"baseSeconds": 1})
+    assert stored["policy"] == {"backoff": {"baseSeconds": 1.0}}
+    assert stored["effectivePolicy"]["backoff"] == {
+        "policy": "exp_full_jitter",
+        "baseSeconds": 1.0,
+        "maxSeconds": 900.0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -253,7 +266,10 @@ def test_a_pause_keeps_the_policy_and_counts_as_a_change_of_it_once(tenant: Tena
 def test_pausing_a_queue_without_a_policy_leaves_the_defaults(tenant: Tenant) -> None:
     answered(tenant.admin.post(at(paths.PAUSE, "work")), 200)
     topic = answered(tenant.admin.get(at(paths.TOPIC, "work")), 200)
-    assert (topic["policy"], topic["version"]) == (DEFAULTS | {"paused": True}, 1)
+    assert (topic["policy"], topic["version"]) == ({"paused": True}, 1)
+    answered(tenant.admin.post(at(paths.RESUME, "work")), 200)
+    topic = answered(tenant.admin.get(at(paths.TOPIC, "work")), 200)
+    assert (topic["policy"], topic["effectivePolicy"], topic["version"]) == ({"paused": False}, DEFAULTS, 2)
 
 
 # Cleanup

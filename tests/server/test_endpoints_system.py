@@ -52,7 +52,7 @@ def test_the_description_says_who_may_call_and_what_they_send(server: Server) ->
         assert {str(status) for status, _ in route.gives} <= set(operation["responses"])
         named = {parameter["name"]: parameter["in"] for parameter in operation["parameters"]}
         wanted = dict.fromkeys(re.findall(r"{(\w+)}", route.path), "path") | dict.fromkeys(route.query, "query")
-        assert named == wanted
+        assert named == wanted | dict.fromkeys(route.headers, "header")
 
 
 def test_every_reference_of_the_description_leads_somewhere(server: Server) -> None:

@@ -95,15 +95,16 @@ def test_the_same_key_twice_in_a_turn_is_one_task_and_a_replay(run_story: Callab
     run_story(story)
 
 
-def test_the_same_key_for_another_payload_is_refused_to_the_second_alone(run_story: Callable[..., None]) -> None:
+def test_the_same_key_for_another_payload_is_a_mismatch_for_the_second_alone(run_story: Callable[..., None]) -> None:
     async def story(server: InProcessServer) -> None:
         first, second, third = await server.callers("acme", "acme", "acme")
         first.create(payload=1, idempotencyKey="k")
         second.create(payload=2, idempotencyKey="k")
         third.create(payload=3)
         answers = [await caller.answer() for caller in (first, second, third)]
-        assert [answer.status for answer in answers] == [202, 422, 202]
-        assert answers[1].json["code"] == "idempotency-mismatch"
+        assert [answer.status for answer in answers] == [202, 202, 202]
+        assert ["idempotent-mismatch" in answer.headers for answer in answers] == [False, True, False]
+        assert answers[1].json == answers[0].json
         assert sorted(task["payload"] for task in await tasks_of(first)) == ["1", "3"]
 
     run_story(story)
@@ -235,7 +236,7 @@ def test_a_caller_that_has_gone_takes_no_answer_from_the_others(
         for caller in (first, gone, last):
             caller.create()
         await asyncio.sleep(0.05)
-        gone.disconnect()
+        gone.reset()
         await until(lambda: server.open_connections == 2)
         flushing.set()
         assert [(await caller.answer()).status for caller in (first, last)] == [202, 202]
@@ -288,7 +289,8 @@ def test_every_call_of_a_turn_is_counted_against_the_limits(run_story: Callable[
         assert [answer.status for answer in answers] == [202, 202, 202, 429, 429]
         assert answers[4].headers["retry-after"] == str(answers[4].json["retryAfterSeconds"])
 
-    run_story(story, limiter=RateLimiter({"producer": Rate(requests_per_minute=1, burst_size=3)}, {}))
+    # Five more than are accepted: `callers` sends one each, and what is refused counts too.
+    run_story(story, limiter=RateLimiter({"producer": Rate(requests_per_minute=1, burst_size=8)}, {}))
 
 
 def test_a_token_that_is_not_known_yet_goes_the_long_way_to_the_same_answer(run_story: Callable[..., None]) -> None:

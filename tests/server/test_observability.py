@@ -4,8 +4,8 @@ import asyncio
 import json
 import logging
 import random
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,25 @@ from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.server_process import Caller, Server, Tenant, answered, at, eventually, refused, start_server
 
+from codeq.clock import SteadyClock
 from codeq.domain.errors import StoreBusy
-from codeq.domain.queue import QueueCounts, QueueKey
 from codeq.server.app import App
 from codeq.server.auth.claims import make_validator
 from codeq.server.auth.principal import Authenticator
-from codeq.server.connection import Connection, ServerContext
+from codeq.server.backups import Backups
+from codeq.server.connection import Connection
+from codeq.server.connection_limit import ConnectionLimit
 from codeq.server.dev import auth_config
 from codeq.server.logs import JsonLines, log
-from codeq.server.metrics import QUEUES_MAX, Metrics
+from codeq.server.metrics import Metrics
 from codeq.server.ratelimit import RateLimiter
 from codeq.server.response_head import ResponseHeads
 from codeq.server.routes import ROUTES
+from codeq.server.server_context import ServerContext
 from codeq.server.settings import Settings
 from codeq.server.state import AppState
 from codeq.server.tracing import Tracing
-from codeq.store.data_dir import open_rocksdb
+from codeq.store.data_dir import back_up, open_rocksdb
 from codeq.usecases.core import make_core
 from codeq.usecases.waiters import Waiters
 from codeq.wire import paths
@@ -179,15 +182,6 @@ def test_a_refusal_by_the_rate_limit_is_counted_and_says_when_to_come_back(talka
     assert scraped(talkative)["codeq_rate_limit_hits_total", hits] == 1
 
 
-def test_queues_past_the_bound_are_counted_together() -> None:
-    metrics = Metrics()
-    counts = {QueueKey("t", f"c{n}"): QueueCounts(pending=1) for n in range(QUEUES_MAX + 50)}
-    text = metrics.render(counts, 0).decode()
-    depths = [line for line in text.splitlines() if line.startswith("codeq_queue_depth{") and 'queue="ready"' in line]
-    assert len(depths) == QUEUES_MAX + 1
-    assert 'codeq_queue_depth{command="other",queue="ready",tenant="other"} 50.0' in depths
-
-
 # Logs
 
 
@@ -330,7 +324,7 @@ class Traced:
         metrics = Metrics()
         store = open_rocksdb(
             data,
-            clock=lambda: time.time_ns() // 1_000_000,
+            clock=SteadyClock(),
             shards=1,
             fsync=False,
             grace_ms=0,
@@ -344,10 +338,11 @@ class Traced:
             authenticator=Authenticator(validator, validator, producers_may_work=False),
             limiter=RateLimiter({}, {}),
             metrics=metrics,
-            tracing=Tracing(provider.get_tracer("codeq"), provider),
+            tracing=Tracing(provider),
+            backups=Backups("", partial(back_up, store)),
         )
         app = App(self.state, ROUTES, tasks=set(), on_failure=lambda: None)
-        self.context = ServerContext(app.begin, Settings().http, ResponseHeads(list), set())
+        self.context = ServerContext(app.begin, Settings().http, ResponseHeads(list), set(), ConnectionLimit(100))
 
     def run(self, scenario: Callable[[httpx.AsyncClient], Any]) -> dict[str, ReadableSpan]:
         """Runs the scenario. Returns its spans by name."""

@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from codeq.cli.main import app
 from codeq.domain.backoff import BackoffKind
 from codeq.domain.errors import InvalidRequest
-from codeq.server.settings import Settings, leaves, load, variable
+from codeq.server.read_settings import leaves, load, variable
+from codeq.server.settings import Settings
 from codeq.wire import paths
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
@@ -125,9 +126,9 @@ FAULTY = {
     "nothing": {"of": "the kind"},
     "log": {"level": "loud"},
 }
-FAULTY_VARIABLES = {"CODEQ_RETENTION_SECONDS": "-5", "CODEQ_NO_SUCH": "1", "CODEQ_AUTH_WORKER_CONFIG": "{"}
+FAULTY_VARIABLES = {"CODEQ_RETENTION_SECONDS": "-5", "CODEQ_HTTP_PROT": "1", "CODEQ_AUTH_WORKER_CONFIG": "{"}
 FAULTS = ["http.port", "http.hots", "store.durability", "store.shards", "retry.max_attempts", "leases", "nothing",
-          "log.level", "retention.seconds", "CODEQ_NO_SUCH", "auth.worker.config"]  # fmt: skip
+          "log.level", "retention.seconds", "CODEQ_HTTP_PROT", "auth.worker.config"]  # fmt: skip
 
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
@@ -280,7 +281,8 @@ def test_a_printed_token_is_good_for_as_long_as_was_asked(server: Server) -> Non
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--tenant", "a/b", "--role", "worker"),
+        ("--tenant", "a\nb", "--role", "worker"),
+        ("--tenant", "x" * 256, "--role", "worker"),
         ("--tenant", "a", "--role", "king"),
         ("--tenant", "a", "--role", "worker", "--ttl", "forever"),
         ("--tenant", "a", "--role", "worker", "--ttl", "-1h"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.server_process import Caller, Server, Tenant, answered, at, waiting
+from tests.server.server_process import Caller, Server, Tenant, answered, at, refused, waiting
 
 from codeq.server.routes import ROUTES, Route
 from codeq.wire import paths
@@ -261,6 +261,11 @@ def no_dead_task_is_found(path: str) -> None:
 
 no_dead_task_is_found(paths.DLQ_REPLAY)
 no_dead_task_is_found(paths.DLQ_PURGE)
+
+
+@on("POST", paths.BACKUP)
+def an_admin_of_one_tenant_backs_up_nothing(two: Neighbours) -> None:
+    refused(two.stranger.admin.post(paths.BACKUP, {"name": "theirs"}), 403, "forbidden")
 
 
 def nothing_of_a_tenant(path: str) -> None:

@@ -104,6 +104,8 @@ def _read(path: Path, number: int) -> ShardKeys:
             shard.events[start + i] = event
     leased = _leased(shard)
     for key, value in shard.of[b"b/"].items():
+        if key.endswith(b"\0\x01") and not value:
+            continue  # where a listing ends
         opened = codec.decode_created(value)
         kept_value = shard.of[b"t/"].get(key)
         kept = codec.decode_current(kept_value) if kept_value is not None else None
@@ -114,10 +116,24 @@ def _read(path: Path, number: int) -> ShardKeys:
         if claimed is not None:
             records.insert(1, claimed)  # a heartbeat rewrites the record at the same version: that one is newer
         task = max(enumerate(records), key=lambda pair: (pair[1].version, pair[0]))[1]
-        shard.tasks[task.id] = Stored(task, codec.decode_body(opened.body), kept.result if kept else None)
+        shard.tasks[task.id] = _stored(shard, key, task, opened, kept)
         if key != _name(task.tenant) + task.id.encode():
             shard.faults.append(f"task {task.id} of {task.tenant} is stored under the key {key!r}")
     return shard
+
+
+def _stored(
+    shard: ShardKeys, key: bytes, task: Task, opened: codec.CreatedRecord, kept: codec.CurrentRecord | None
+) -> Stored:
+    """Returns the task with its body and its result, which may have keys of their own."""
+    body, result = codec.decode_body(opened.body), kept.result if kept else None
+    if key in shard.of[b"l/"]:
+        body = msgspec.structs.replace(body, payload=shard.of[b"l/"][key])
+    if kept and kept.result_bytes:
+        result = shard.of[b"r/"].get(key)
+    if len(body.payload) != task.payload_bytes or (kept and kept.result_bytes and result is None):
+        shard.faults.append(f"task {task.id} lacks its payload or its result")
+    return Stored(task, body, result)
 
 
 def _leased(shard: ShardKeys) -> dict[str, Task]:
@@ -225,12 +241,12 @@ def _records(shard: ShardKeys) -> Iterator[str]:
             yield f"task {task_id} has {len(stored.body.payload)} bytes of payload, not {stored.task.payload_bytes}"
         if stored.task.status is Status.COMPLETED and stored.result is None:
             yield f"task {task_id} is completed and has no result"
-    for key in shard.of[b"t/"].keys() - shard.of[b"b/"].keys():
+    for key in (shard.of[b"t/"].keys() | shard.of[b"l/"].keys() | shard.of[b"r/"].keys()) - shard.of[b"b/"].keys():
         yield f"the record t/{key!r} has no body"
 
 
 def _indexes(shard: ShardKeys) -> Iterator[str]:
-    expected: dict[bytes, dict[bytes, str]] = {b"p/": {}, b"d/": {}, b"q/": {}}
+    expected: dict[bytes, dict[bytes, str]] = {b"p/": {}, b"w/": {}, b"q/": {}}
     for task_id, stored in shard.tasks.items():
         prefix, key = _place(stored.task)
         if prefix in expected:
@@ -256,7 +272,7 @@ def _place(task: Task) -> tuple[bytes, bytes]:
         case Index.PENDING:
             return b"p/", queue + bytes([9 - task.priority]) + number
         case Index.DELAYED:
-            return b"d/", task.visible_ms.to_bytes(8, "big") + number
+            return b"w/", queue + task.visible_ms.to_bytes(8, "big") + number
         case Index.DEAD:
             return b"q/", queue + number
     return b"", b""
@@ -333,7 +349,7 @@ def _counts(shard: ShardKeys) -> Iterator[str]:
         if queue not in saved:
             yield f"{queue} has {dict(count)} and no counts"
             continue
-        *others, heads = saved[queue]
+        *others, heads = saved[queue][:4]  # then since when a delayed task may be due
         if others != [count[Index.DELAYED], count[Index.IN_PROGRESS], count[Index.DEAD]]:
             yield f"{queue} counts {others} delayed, in progress and dead, and has {dict(count)}"
         by_priority = {priority: (number, head) for priority, number, head in heads}

@@ -244,7 +244,9 @@ async def _answer(call: Callable[[], Awaitable[object]]) -> str:
 
 
 async def _take(queue: codeq.AsyncQueue) -> list[Delivery]:
-    return await queue.core.store.take(ClaimRequest(queues=[], worker="w", lease_ms=1000, limit=1))
+    return await queue.core.store.take(
+        ClaimRequest(tenant="t", commands=[], worker="w", lease_ms=1000, limit=1, policy_of=queue.core.policy_of)
+    )
 
 
 if __name__ == "__main__":

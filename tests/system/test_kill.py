@@ -14,6 +14,7 @@ from tests.system.ledger import Child, Ledger, live_and_die
 import codeq
 from codeq.domain.errors import NotOwner
 from codeq.domain.task import Holder
+from codeq.testing import ClockForTests
 
 CYCLES = {1: 55, 3: 15}
 
@@ -52,11 +53,11 @@ async def _make(path: Path, shards: int) -> None:
 
 async def _drain(path: Path) -> None:
     """Every task that has not ended can be claimed once its delay or lost lease is over, and completed."""
-    now_ms = time.time_ns() // 1_000_000
-    async with await codeq.open_async(path, clock=lambda: now_ms, sweeping=False, grace=0) as queue:
+    clock = ClockForTests()
+    async with await codeq.open_async(path, clock=clock, sweeping=False, grace=0) as queue:
         await queue.set_policy("brief", codeq.QueuePolicy())
         for _ in range(1000):
-            now_ms += 60_000
+            clock.now_ms += 60_000
             while jobs := await queue.claim(limit=1000, lease=30):
                 assert not any(await queue.complete_many(jobs))
             if not any(c.pending or c.delayed or c.in_progress for c in (await queue.queues()).values()):
@@ -75,16 +76,17 @@ def test_a_task_in_progress_when_killed_is_claimable_again_after_the_grace(tmp_p
 
 
 async def _claim_after_grace(data: Path) -> None:
-    start_ms = now_ms = time.time_ns() // 1_000_000
-    async with await codeq.open_async(data, clock=lambda: now_ms, sweeping=False, grace=10) as queue:
+    clock = ClockForTests()
+    start_ms = clock.now_ms
+    async with await codeq.open_async(data, clock=clock, sweeping=False, grace=10) as queue:
         leased = [task for task in (await queue.list(limit=1000)).tasks if task.status is codeq.Status.IN_PROGRESS]
         assert leased
-        now_ms = start_ms + 9_999
+        clock.now_ms = start_ms + 9_999
         early = await queue.claim(limit=1000, worker="thief")
         assert not {job.id for job in early} & {task.id for task in leased}
-        now_ms = start_ms + 10_000
+        clock.now_ms = start_ms + 10_000
         await queue.claim(worker="thief")  # expires the leases; the tasks now wait for their backoff
-        now_ms += 3_600_000
+        clock.now_ms += 3_600_000
         again = {job.id: job for job in await queue.claim(limit=1000, worker="thief")}
         for task in leased:
             kept = await queue.get(task.id)

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.random_tasks import backoffs, tasks, texts
 
-from codeq.domain.backoff import Backoff
-from codeq.domain.queue import OnExpiry, QueuePolicy
+from codeq.domain.backoff import Backoff, BackoffKind, PartialBackoff
+from codeq.domain.queue import EffectivePolicy, OnExpiry, QueuePolicy, effective_policy
 from codeq.domain.task import Body, Move, Status, Task
 from codeq.store import codec
 
@@ -76,6 +76,27 @@ def test_a_record_of_an_older_release_with_unknown_further_fields_is_still_read(
 @given(st.integers(1, 100), backoffs, st.sampled_from(OnExpiry), st.booleans())
 def test_a_policy_comes_back_as_it_was(attempts: int, backoff: Backoff, on_expiry: OnExpiry, paused: bool) -> None:
     policy = QueuePolicy(max_attempts=attempts, backoff=backoff, on_expiry=on_expiry, paused=paused)
+    assert codec.decode_policy(codec.encode(policy)) == policy
+
+
+def test_a_policy_of_an_older_release_which_has_every_rule_means_what_it_says() -> None:
+    """(13.26)"""
+    rules = {
+        "max_attempts": 5, "max_deliveries": 100, "lease_ms": 300_000, "backoff": ["exp_full_jitter", 5_000, 900_000],
+        "on_expiry": "backoff", "retention_ms": 86_400_000, "dead_retention_ms": 86_400_000, "max_consumers": 0,
+        "paused": False, "priority_tiers": [], "dead_letter_ref": None, "version": 3, "created_ms": 1, "updated_ms": 2,
+    }  # fmt: skip
+    policy = codec.decode_policy(msgspec.msgpack.encode(rules))
+    assert (policy.version, policy.created_ms, policy.updated_ms) == (3, 1, 2)
+    others = EffectivePolicy(max_attempts=7, lease_ms=1_000, backoff=Backoff(BackoffKind.FIXED, 1, 1), retention_ms=9)
+    assert effective_policy(policy, others) == EffectivePolicy()
+
+
+def test_a_policy_is_stored_with_the_rules_that_were_set_and_no_other() -> None:
+    """(13.26)"""
+    policy = QueuePolicy(lease_ms=9, backoff=PartialBackoff(base_ms=3), version=2, created_ms=1, updated_ms=1)
+    stored = msgspec.msgpack.decode(codec.encode(policy))
+    assert stored == {"lease_ms": 9, "backoff": [None, 3, None], "version": 2, "created_ms": 1, "updated_ms": 1}
     assert codec.decode_policy(codec.encode(policy)) == policy
 
 

@@ -20,7 +20,7 @@ from codeq.domain.limits import (
     TRACE_CHARS_MAX,
     WEBHOOK_CHARS_MAX,
 )
-from codeq.domain.queue import QueueKey, QueuePolicy
+from codeq.domain.queue import EffectivePolicy, QueueKey, QueuePolicy
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Change, Status, Task
 from codeq.store.interface import Store
@@ -59,7 +59,7 @@ class FakeStore:
 
 
 def core_of(store: FakeStore) -> Core:
-    policy = QueuePolicy(max_attempts=7, max_deliveries=70)
+    policy = EffectivePolicy(max_attempts=7, max_deliveries=70)
     return Core(cast("Store", store), Waiters(), policy, IdGenerator(bytes), lambda: 0.5)
 
 
@@ -155,17 +155,17 @@ def test_a_payload_that_is_text_is_refused_before_it_reaches_the_store() -> None
 @pytest.mark.parametrize(
     "policy",
     [
-        QueuePolicy(max_attempts=cast("int", None)),
+        QueuePolicy(max_attempts=cast("int", "3")),
         QueuePolicy(max_attempts=0),
         QueuePolicy(lease_ms=-5),
         QueuePolicy(retention_ms=-1),
         QueuePolicy(backoff=Backoff(cast("BackoffKind", "exponentional"))),
     ],
-    ids=["no attempts given", "no attempts", "lease", "retention", "backoff"],
+    ids=["attempts as text", "no attempts", "lease", "retention", "backoff"],
 )
 def test_a_policy_beyond_the_limits_is_refused_before_it_reaches_the_store(policy: QueuePolicy) -> None:
     with pytest.raises(InvalidRequest):
-        asyncio.run(policies.set_policy(core_of(FakeStore()), QueueKey("acme", "mail"), policy))
+        asyncio.run(policies.put_policy(core_of(FakeStore()), QueueKey("acme", "mail"), policy))
 
 
 def test_a_refusal_leaves_the_other_tasks_of_the_batch_alone() -> None:
@@ -183,7 +183,7 @@ def test_nothing_is_answered_before_it_is_on_disk() -> None:
 
 def test_a_tenant_without_a_proper_name_is_refused() -> None:
     with pytest.raises(InvalidRequest):
-        enqueue_all(NewTask(command="mail"), tenant="a/b")
+        enqueue_all(NewTask(command="mail"), tenant="a\nb")
 
 
 def test_a_batch_of_too_many_tasks_is_refused_whole() -> None:

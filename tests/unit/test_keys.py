@@ -1,6 +1,7 @@
 """The keys of the RocksDB engine: no name is a prefix of another, and byte order is the order of the queue."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -48,7 +49,7 @@ def test_pending_keys_sort_by_priority_and_then_by_version(entries: list[tuple[i
     assert by_bytes == sorted(entries, key=lambda entry: (-entry[0], entry[1]))
 
 
-@pytest.mark.parametrize("timed", [keys.delayed, keys.ended])
+@pytest.mark.parametrize("timed", [partial(keys.delayed, QueueKey("acme", "mail")), keys.ended])
 @settings(max_examples=60, deadline=None)
 @given(entries=st.lists(st.tuples(versions, versions), min_size=2, max_size=8, unique=True))
 def test_timed_keys_sort_by_time_and_then_by_version(
@@ -92,7 +93,12 @@ def test_counts_and_policies_name_their_queue(a: QueueKey, b: QueueKey) -> None:
 def test_a_scan_up_to_after_sees_all_of_its_prefix_and_nothing_else(
     queue: QueueKey, priority: int, rest: bytes
 ) -> None:
-    for prefix in (keys.pending_prefix(queue, priority), keys.dead_prefix(queue), keys.DELAYED, keys.EVENTS):
+    for prefix in (
+        keys.pending_prefix(queue, priority),
+        keys.dead_prefix(queue),
+        keys.delayed_prefix(queue),
+        keys.EVENTS,
+    ):
         assert prefix + rest < keys.after(prefix)
         assert not keys.after(prefix).startswith(prefix)
         assert prefix + b"\xff" * 20 < keys.after(prefix)
@@ -102,8 +108,9 @@ def test_every_kind_of_key_begins_differently() -> None:
     queue = QueueKey("acme", "mail")
     made = [
         keys.FORMAT, keys.body("t", "i"), keys.current_record("t", "i"), keys.idempotency("t", "k"),
-        keys.pending_prefix(queue, 0), keys.delayed(1, 1), keys.claim_batch(1), keys.dead_prefix(queue),
-        keys.ended(1, 1), keys.events(1), keys.counts(queue), keys.policy(queue),
+        keys.pending_prefix(queue, 0), keys.delayed(queue, 1, 1), keys.claim_batch(1), keys.dead_prefix(queue),
+        keys.ended(1, 1), keys.events(1), keys.counts(queue), keys.policy(queue), keys.UNREADABLE, keys.usage("t"),
+        keys.DELAYED_FORMAT_1, keys.large_payload("t", "i"), keys.large_result("t", "i"),
     ]  # fmt: skip
     assert len({key[:2] for key in made}) == len(made)
     assert all(key[1:2] == b"/" for key in made)
@@ -111,5 +118,5 @@ def test_every_kind_of_key_begins_differently() -> None:
 
 def test_the_table_of_keys_lists_every_kind() -> None:
     drawn = {line.split("/")[0].strip() for line in (keys.__doc__ or "").splitlines() if line[4:6].endswith("/")}
-    made = {"m", "b", "t", "i", "p", "d", "h", "q", "x", "e", "c", "y"}
+    made = {"m", "b", "t", "i", "p", "d", "w", "z", "h", "q", "x", "e", "c", "y", "l", "r", "u"}
     assert drawn == made

@@ -17,7 +17,7 @@ from codeq.domain.errors import (
     NotOwner,
     StaleTask,
 )
-from codeq.domain.queue import Index, QueuePolicy
+from codeq.domain.queue import EffectivePolicy, Index
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Body, Change, Holder, Move, Status, Task
 
@@ -38,7 +38,7 @@ def enqueue(*, visible_ms: int = 0, max_attempts: int = 5, max_deliveries: int =
         command="mail", payload=PAYLOAD, priority=3, run_at_ms=visible_ms, max_attempts=max_attempts,
         backoff=Backoff(BackoffKind.FIXED), webhook="https://example.org", trace_parent="00-4bf92f35",
     )  # fmt: skip
-    return lifecycle.enqueue(sent, ID, "acme", now_ms=NOW, policy=QueuePolicy(max_deliveries=max_deliveries))
+    return lifecycle.enqueue(sent, ID, "acme", now_ms=NOW, policy=EffectivePolicy(max_deliveries=max_deliveries))
 
 
 def delayed() -> Task:
@@ -115,7 +115,7 @@ def test_enqueue_is_a_change_from_nothing_and_carries_the_body() -> None:
 
 
 def test_what_a_producer_leaves_open_follows_the_policy_of_the_queue() -> None:
-    policy = QueuePolicy(max_attempts=7, max_deliveries=9)
+    policy = EffectivePolicy(max_attempts=7, max_deliveries=9)
     task = lifecycle.enqueue(NewTask(command="mail", delay_ms=5), ID, "acme", now_ms=NOW, policy=policy).after
     assert (task.max_attempts, task.max_deliveries, task.visible_ms, task.backoff) == (7, 9, NOW + 5, None)
 

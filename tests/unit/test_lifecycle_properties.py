@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from codeq.domain import lifecycle
 from codeq.domain.errors import CodeqError
-from codeq.domain.queue import Index, QueuePolicy
+from codeq.domain.queue import EffectivePolicy, Index
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Change, Holder, Move, Status, Task
 
@@ -68,7 +68,7 @@ def make(task: Task, step: Step, now_ms: int, who: Holder) -> Change:  # noqa: C
 
 def a_new_task(max_attempts: int, max_deliveries: int, delay_ms: int) -> Task:
     new_task = NewTask(command="mail", run_at_ms=START + delay_ms, max_attempts=max_attempts)
-    policy = QueuePolicy(max_deliveries=max_deliveries)
+    policy = EffectivePolicy(max_deliveries=max_deliveries)
     task_id = "0192f0c1-2d3e-7abc-8def-0123456789ab"
     return lifecycle.enqueue(new_task, task_id, "acme", now_ms=START, policy=policy).after
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from codeq.domain import lifecycle
 from codeq.domain.errors import CodeqError
-from codeq.domain.queue import QueuePolicy
+from codeq.domain.queue import EffectivePolicy
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Change, Holder, Move, Status, Task
 
@@ -21,7 +21,7 @@ def drawn() -> set[Edge]:
 
 def new(visible_ms: int = 0, max_attempts: int = 5, max_deliveries: int = 5) -> Task:
     new_task = NewTask(command="mail", run_at_ms=visible_ms, max_attempts=max_attempts)
-    policy = QueuePolicy(max_deliveries=max_deliveries)
+    policy = EffectivePolicy(max_deliveries=max_deliveries)
     task_id = "0192f0c1-2d3e-7abc-8def-0123456789ab"
     return lifecycle.enqueue(new_task, task_id, "acme", now_ms=NOW, policy=policy).after
 

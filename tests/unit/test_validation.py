@@ -18,6 +18,22 @@ def test_a_name_of_letters_digits_and_three_signs_passes(value: str) -> None:
     assert validation.name(value, "command") == value
 
 
+@pytest.mark.parametrize("value", ["a", "auth0|123", "alice@example.com", "spiffe://a/b", "a b", "~", "...", "x" * 255])
+def test_a_tenant_may_be_what_issuers_put_into_sub(value: str) -> None:
+    """(13.23)"""
+    assert validation.tenant(value) == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", " ", " a", "a ", ".", "..", "x" * 256, "a\n", "..\n", "a\0b", "a\x7f", "\x1b[31m", "é", HALF, None, 7, b"a"],
+)
+def test_a_tenant_is_printable_and_bounded(value: Any) -> None:
+    """(13.23)"""
+    with pytest.raises(InvalidRequest):
+        validation.tenant(value)
+
+
 @pytest.mark.parametrize(
     "value", ["", "x" * 65, "a b", "a/b", "a\n", "\na", "a\0b", "é", "٣", "*", "a:b", "{a}", HALF, None, 7, b"a"]
 )

@@ -1,13 +1,13 @@
-"""`codeq stats`, `backup` and `restore`: commands on a data directory that no server has open."""
+"""`codeq stats`, `backup` and `restore`: commands on a data directory, and the backup of a running server."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from codeq.cli.connect import local
-from codeq.cli.errors import LocalNotFound
-from codeq.cli.output import Output
+from codeq.cli.connect import ProfileName, TokenFile, TokenText, Url, local, resolve_endpoint
+from codeq.cli.errors import LocalNotFound, UsageError
+from codeq.cli.output import Output, count
 from codeq.cli.queues import print_queues
 
 Directory = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Data directory, as given to codeq.open().")]
@@ -15,8 +15,14 @@ Directory = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Data direc
 
 def add_to(app: typer.Typer) -> None:
     local(app, "stats", example="codeq stats ./data --tenant acme")(stats)
-    local(app, "backup", example="codeq backup ./data ./backup-monday")(backup)
+    local(app, "backup", example=_BACKUP)(backup)
     local(app, "restore", example="codeq restore ./backup-monday ./data")(restore)
+
+
+_BACKUP = """
+codeq backup --url https://codeq.example.org --token-file ops.token monday
+codeq backup ./data ./backup-monday
+"""
 
 
 def stats(
@@ -33,12 +39,30 @@ def stats(
 
 def backup(
     out: Output,
-    directory: Directory,
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="New directory.")],
+    source: Annotated[
+        str, typer.Argument(metavar="DIRECTORY|NAME", help="Data directory; alone, the new backup's name on a server.")
+    ],
+    target: Annotated[Path | None, typer.Argument(metavar="[TARGET]", help="New directory.")] = None,
+    url: Url = None,
+    token: TokenText = None,
+    token_file: TokenFile = None,
+    profile: ProfileName = None,
 ) -> None:
-    """Copy a data directory that no process has open. A program backs up its own with queue.backup()."""
+    """Back up a running server, or copy a data directory that no process has open.
+
+    A server writes the backup NAME below its own setting backup.path and stays in use; the token needs the scopes
+    codeq:admin and codeq:platform. A program backs up its own data with queue.backup().
+    """
     import codeq
 
+    if target is None:
+        with resolve_endpoint(url=url, token=token, token_file=token_file, profile=profile).client() as client:
+            made = client.backup(source)
+        out.answer(made, f"backed up as {made.name}: {made.bytes} bytes, {count(made.tasks, 'task')}, {made.seconds} s")
+        return
+    if url is not None:
+        raise UsageError("a server is given the NAME of a backup alone; it chooses the directory by its backup.path")
+    directory = Path(source)
     _check(directory)
     with codeq.open(directory, sweeping=False) as queue:
         queue.backup(target)

@@ -17,7 +17,7 @@ from codeq.cli.task_view import task_fields
 from codeq.domain.errors import CodeqError, InvalidRequest
 
 if TYPE_CHECKING:
-    from codeq import Client
+    from codeq import Client, Task
 
 RETRY_S = 30.0
 """Long enough for an import to continue after a restart of the server."""
@@ -80,11 +80,21 @@ def enqueue(
     value = json_argument(payload, file, "payload")
     options |= {"delay": delay or 0, "run_at": run_at, "idempotency_key": idempotency_key}
     task = client.enqueue(command, {} if value is None else value, **options)
+    _show(out, task)
+
+
+def _show(out: Output, task: "Task") -> None:
+    from codeq.sdk.jobs import ReplayedTask
+
+    replay = task if isinstance(task, ReplayedTask) else None
     if out.is_json:
-        out.document(task_fields(task))
-    else:
-        out.say(task.id)
-        out.note(f"to see its state: codeq task show {task.id}")
+        flags = {} if replay is None else {"replayed": True, "mismatched": replay.is_mismatch}
+        out.document({**task_fields(task), **flags})
+        return
+    out.say(task.id)
+    if replay is not None and replay.is_mismatch:
+        print("codeq: nothing was enqueued: this task has the key, with another command or payload", file=sys.stderr)
+    out.note(f"to see its state: codeq task show {task.id}")
 
 
 def _check_name(command: str) -> None:

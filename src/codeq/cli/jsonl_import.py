@@ -9,16 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from codeq.domain.errors import CodeqError, InvalidRequest
+from codeq.domain.errors import CodeqError, IdempotencyMismatch, InvalidRequest
 
 if TYPE_CHECKING:
-    from codeq import Client, NewTask
+    from codeq import Client, NewTask, Task
     from codeq.sdk.batcher import Ticket
 
 BATCH_TASKS = 500
 WAITING_MAX = 5000
 """Lines without an answer. The batcher bounds its own memory; this bounds ours."""
-FATAL = frozenset({"unreachable", "unavailable", "unauthenticated", "forbidden", "failed", "closed", "full"})
+FATAL = frozenset({"unreachable", "unavailable", "unauthenticated", "forbidden", "failed", "closed", "full",
+                   "quota-exceeded"})  # fmt: skip
 """Error codes that every further line would get too."""
 
 
@@ -98,7 +99,7 @@ class JsonlImport:
         """Waits for the answer to the oldest line."""
         number, ticket = self._waiting.popleft()
         try:
-            ticket.result()
+            _refuse_mismatch(ticket.result())
             self.enqueued += 1
         except CodeqError as fault:
             if fault.code in FATAL:
@@ -108,6 +109,15 @@ class JsonlImport:
     def _refuse(self, line: RefusedLine, on_refused: OnRefused) -> None:
         self.refused += 1
         on_refused(line)
+
+
+def _refuse_mismatch(task: "Task") -> None:
+    """Nobody looks at the tasks of an import, so a line that was not enqueued because its key has another task is
+    reported."""
+    from codeq.sdk.jobs import ReplayedTask
+
+    if isinstance(task, ReplayedTask) and task.is_mismatch:
+        raise IdempotencyMismatch(f"its key was used for task {task.id}, which has another command or payload")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import os
 import platform
 import resource
 import shutil
+import stat
 import statistics
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from codeq.cli.output import format_duration
+from codeq.domain.errors import StoreError
 from codeq.domain.limits import DISK_RESERVE_BYTES
 
 FSYNCS = 50
@@ -25,6 +27,7 @@ DISK_BYTES_FEW = 1 << 30
 FILES_LEAST, FILES_FEW = 512, 4096
 """RocksDB and every connection need one each; the server accepts up to 20 000 connections."""
 CLOCK_S = 0.2
+UNREADABLE_SHOWN = 100
 IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
@@ -53,8 +56,11 @@ def machine(data: Path) -> Iterator[CheckResult]:
     yield python()
     yield engine()
     folder = existing(data)
+    if data.is_dir():
+        yield permissions(data)
     yield disk_space(folder)
     yield disk_sync(folder)
+    yield records(data)
     yield clock()
     yield open_files()
     yield java()
@@ -79,6 +85,13 @@ def existing(data: Path) -> Path:
     while not folder.is_dir():
         folder = folder.parent
     return folder
+
+
+def permissions(data: Path) -> CheckResult:
+    mode = stat.S_IMODE(data.stat().st_mode)
+    if mode & 0o077:
+        return warning("permissions", f"{data} has mode {mode:o}", f"others can read the tasks; run: chmod 700 {data}")
+    return ok("permissions", f"{data} is for its owner alone")
 
 
 def disk_space(folder: Path) -> CheckResult:
@@ -110,7 +123,7 @@ def disk_sync(folder: Path) -> CheckResult:
 
 
 def clock() -> CheckResult:
-    """Leases and delays use the wall clock, so it must run as evenly as the monotonic one."""
+    """Tokens and `runAt` are read by the wall clock, so it should run as evenly as the monotonic one."""
     wall_s, steady_s = time.time(), time.monotonic()
     time.sleep(CLOCK_S)
     drift_s = (time.time() - wall_s) - (time.monotonic() - steady_s)
@@ -130,6 +143,25 @@ def open_files() -> CheckResult:
     if soft < FILES_FEW:
         return warning("open files", f"at most {soft}; each connection takes one", advice)
     return ok("open files", f"at most {soft}" + (f" (could be {hard})" if hard > soft else ""))
+
+
+def records(data: Path) -> CheckResult:
+    """Whether the store has met records that it could not read."""
+    from codeq.store.data_dir import unreadable  # loads RocksDB
+
+    name = "stored records"
+    try:
+        found = unreadable(data, UNREADABLE_SHOWN)
+    except StoreError as fault:
+        return warning(name, str(fault), "stop the server and run this again; if it stays, restore a backup")
+    if not found:
+        return ok(name, f"none of {data} was set aside as unreadable")
+    shown = ", ".join(f"{shard} {key.hex()}" for shard, key in found[:3])
+    return problem(
+        name,
+        f"{len(found)} or more could not be read and were set aside: {shown}",
+        "check the disk; what they held is in the last backup, everything else is served",
+    )
 
 
 def java() -> CheckResult:

@@ -1,17 +1,16 @@
 """`codeq queue`: shows counts of queues, pauses and resumes them, shows and sets their policies."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from codeq.cli.connect import remote
 from codeq.cli.errors import UsageError
-from codeq.cli.output import Output, format_duration, table
-from codeq.cli.parameters import duration
+from codeq.cli.output import Output, format_duration
+from codeq.cli.policy_rules import policy_fields, show_policy, with_rules
 
 if TYPE_CHECKING:
-    from codeq import Client, QueueInfo, QueuePolicy
+    from codeq import Client, QueueInfo
 
 app = typer.Typer(no_args_is_help=True, help="Show, pause and resume queues, and set their policies.")
 
@@ -33,16 +32,16 @@ def show(client: "Client", out: Output, command: Command) -> None:
 
     info = client.queues().get(command, QueueInfo())
     try:
-        policy, is_admin = client.policy(command), True
+        rules = (client.policy(command), client.effective_policy(command))
     except Forbidden:
-        policy, is_admin = None, False
+        rules = None
     if out.is_json:
-        out.document({**queue_fields(command, info), "policy": _policy_fields(policy)})
+        out.document({**queue_fields(command, info), **(policy_fields(*rules) if rules else {"policy": None})})
         return
     out.rows(COLUMNS, [_row(command, info)])
     out.say()
-    if is_admin:
-        _show_policy(out, command, policy)
+    if rules:
+        show_policy(out, command, *rules)
     else:
         out.say("its policy is visible to admins only")
 
@@ -69,24 +68,39 @@ def policy(
     set: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set one rule; repeatable.")
     ] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Delete the policy; the server's defaults apply.")] = False,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option("--unset", metavar="NAME", help="Let one rule follow the server's setting again; repeatable."),
+    ] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Delete the policy; the server's settings apply.")] = False,
+    if_version: Annotated[
+        int | None,
+        typer.Option("--if-version", metavar="N", min=0, help="Change nothing unless the policy has this version."),
+    ] = None,
 ) -> None:
-    """Show or change the policy of a queue.
+    """Show or change the policy of a queue. Rules that are not set follow the server's settings.
 
     Rules: max-attempts, max-deliveries, max-consumers, lease, retention, dead-retention, on-expiry, backoff,
-    backoff-base, backoff-max. Times are durations such as 90s, 10m or 7d.
+    backoff-base, backoff-max, paused. Times are durations such as 90s, 10m or 7d.
     """
-    if reset and set:
-        raise UsageError("--reset and --set exclude each other")
+    from codeq import QueuePolicy
+
+    if reset and (set or unset):
+        raise UsageError("--reset excludes --set and --unset")
     if reset:
-        client.set_policy(command, None)
-    elif set:
-        client.set_policy(command, _with_rules(out, client.policy(command), set))
-    found = client.policy(command)
+        client.set_policy(command, None, if_match=if_version)
+    elif set or unset:
+        before = client.policy(command) or QueuePolicy()
+        changed = with_rules(before, set or [], unset or [])
+        if changed != before:  # otherwise --unset would store a policy without rules
+            # What somebody else has changed since it was read is not overwritten: the call is refused.
+            is_read = if_version in (None, before.version)
+            client.set_policy(command, changed, if_match=before.etag if is_read else if_version)
+    found, effective = client.policy(command), client.effective_policy(command)
     if out.is_json:
-        out.document({"command": command, "policy": _policy_fields(found)})
+        out.document({"command": command, **policy_fields(found, effective)})
     else:
-        _show_policy(out, command, found)
+        show_policy(out, command, found, effective)
 
 
 def print_queues(out: Output, queues: "dict[str, QueueInfo]", *, if_none: str) -> None:
@@ -117,90 +131,5 @@ def _row(command: str, info: "QueueInfo") -> tuple[Any, ...]:
     return (command, info.pending, info.delayed, info.in_progress, info.dead, oldest, paused)
 
 
-def _policy_fields(policy: "QueuePolicy | None") -> dict[str, Any] | None:
-    import msgspec
-
-    from codeq.wire import queues
-
-    return None if policy is None else msgspec.to_builtins(queues.policy_fields(policy))
-
-
-def _show_policy(out: Output, command: str, policy: "QueuePolicy | None") -> None:
-    if policy is None:
-        out.say(f"{command} has no policy of its own; the server's defaults apply")
-        return
-    backoff = policy.backoff
-    rows = (
-        ("max-attempts", policy.max_attempts),
-        ("max-deliveries", policy.max_deliveries),
-        ("max-consumers", policy.max_consumers or "no limit"),
-        ("lease", format_duration(policy.lease_ms / 1000)),
-        ("retention", format_duration(policy.retention_ms / 1000)),
-        ("dead-retention", format_duration(policy.dead_retention_ms / 1000)),
-        ("on-expiry", policy.on_expiry.value),
-        ("backoff", backoff.kind.value),
-        ("backoff-base", format_duration(backoff.base_ms / 1000)),
-        ("backoff-max", format_duration(backoff.max_ms / 1000)),
-        ("paused", "yes" if policy.paused else "no"),
-    )
-    out.show(table(("rule", "value"), rows))
-
-
 def _print_paused(out: Output, command: str, *, is_paused: bool) -> None:
     out.answer({"command": command, "paused": is_paused}, f"{command} is {'paused' if is_paused else 'running'}")
-
-
-def _with_rules(out: Output, policy: "QueuePolicy | None", rules: list[str]) -> "QueuePolicy":
-    import msgspec
-
-    from codeq.domain.queue import QueuePolicy
-
-    if policy is None:
-        # A stored policy replaces all of the server's defaults, which clients cannot read.
-        out.note("the queue had no policy of its own; rules that are not set have codeQ's defaults now")
-        policy = QueuePolicy()
-    for rule in rules:
-        name, _, value = rule.partition("=")
-        rule_name = name.strip().lower().removesuffix("-seconds")
-        if rule_name not in _RULES or not value:
-            raise UsageError(f"a rule is NAME=VALUE, with NAME one of {', '.join(_RULES)}; not {rule!r}")
-        field, parse = _RULES[rule_name]
-        try:
-            if field.startswith("backoff."):
-                backoff = msgspec.structs.replace(policy.backoff, **{field.removeprefix("backoff."): parse(value)})
-                policy = msgspec.structs.replace(policy, backoff=backoff)
-            else:
-                policy = msgspec.structs.replace(policy, **{field: parse(value)})
-        except ValueError:
-            raise UsageError(f"{value!r} is not a valid {rule_name}") from None
-    return policy
-
-
-def _ms(text: str) -> int:
-    return round(duration(text) * 1000)
-
-
-def _backoff_kind(text: str) -> Any:
-    from codeq.domain.backoff import BackoffKind
-
-    return BackoffKind(text)
-
-
-def _on_expiry(text: str) -> Any:
-    from codeq.domain.queue import OnExpiry
-
-    return OnExpiry(text)
-
-
-_RULES: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "max-attempts": ("max_attempts", int),
-    "max-deliveries": ("max_deliveries", int),
-    "max-consumers": ("max_consumers", int),
-    "lease": ("lease_ms", _ms),
-    "retention": ("retention_ms", _ms),
-    "dead-retention": ("dead_retention_ms", _ms),
-    "on-expiry": ("on_expiry", _on_expiry),
-    "backoff": ("backoff.kind", _backoff_kind),
-    "backoff-base": ("backoff.base_ms", _ms),
-    "backoff-max": ("backoff.max_ms", _ms),
-}

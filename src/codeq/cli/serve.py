@@ -1,6 +1,7 @@
 """`codeq serve`, `codeq token` and `codeq config`: runs and configures a server."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,10 +29,10 @@ def serve(
     config: ConfigFile = None,
 ) -> None:
     """Run a server until SIGTERM or Ctrl-C."""
-    from codeq.server import main
+    from codeq.server import main, read_settings
 
     flags = {"store.path": str(data) if data else None, "http.host": host, "http.port": port}
-    raise typer.Exit(main.run(_load(config, flags), is_dev=dev))
+    raise typer.Exit(main.run(_load(config, flags), is_dev=dev, warnings=read_settings.warnings(os.environ)))
 
 
 def token(
@@ -54,7 +55,7 @@ def token(
     print(
         dev.make_token(
             data,
-            tenant=validation.name(tenant, "tenant"),
+            tenant=validation.tenant(tenant),
             role=role,
             subject=subject or role,
             commands=[command for command in commands.split(",") if command],
@@ -70,9 +71,11 @@ def config_check(
     dev: Annotated[bool, typer.Option("--dev", help="Check as for `codeq serve --dev`.")] = False,
 ) -> None:
     """Print all errors in the settings, or that there are none."""
-    from codeq.server import main
+    from codeq.server import main, read_settings
 
     main.check(_load(config, {}), is_dev=dev)
+    for warning in read_settings.warnings(os.environ):
+        print(f"codeq: warning: {warning}", file=sys.stderr)
     print("the settings are valid")
 
 
@@ -85,9 +88,9 @@ def config_reference() -> None:
 
 
 def _load(config: Path | None, flags: dict[str, Any]) -> Any:
-    from codeq.server import settings
+    from codeq.server import read_settings
 
-    return settings.load(config, os.environ, flags)
+    return read_settings.load(config, os.environ, flags)
 
 
 _SERVE = """

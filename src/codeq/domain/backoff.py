@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from enum import StrEnum
 
+import msgspec
 from msgspec import Struct
 
 from codeq.domain.limits import BACKOFF_MS_MAX
@@ -16,7 +17,22 @@ class BackoffKind(StrEnum):
     EXP_FULL_JITTER = "exp_full_jitter"
 
 
-class Backoff(Struct, frozen=True, array_like=True, gc=False):
+class PartialBackoff(Struct, frozen=True, array_like=True, eq=False, gc=False):
+    """Parts of a backoff for the policy of a queue. A part that is None follows the server's setting."""
+
+    kind: BackoffKind | None = None
+    base_ms: int | None = None
+    max_ms: int | None = None
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all parts are equal: a `Backoff` that was stored in a policy is read as a `PartialBackoff`."""
+        return isinstance(other, PartialBackoff) and msgspec.structs.astuple(self) == msgspec.structs.astuple(other)
+
+    def __hash__(self) -> int:
+        return hash(msgspec.structs.astuple(self))
+
+
+class Backoff(PartialBackoff, frozen=True, array_like=True, eq=False, gc=False):
     """How the wait grows with each failed try: from `base_ms`, never above `max_ms`."""
 
     kind: BackoffKind = BackoffKind.EXP_FULL_JITTER

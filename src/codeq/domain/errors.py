@@ -4,14 +4,16 @@ CodeqError
 ├── InvalidRequest           invalid               a value breaks a limit or a pattern
 │   └── IdempotencyMismatch  idempotency-mismatch  the key was used before, for another task
 ├── NotFound                 not-found             no such task for this tenant
-├── Refused                                        the task is not in a state that allows the move
+├── QuotaExceeded            quota-exceeded        the tenant has as much as it may have
+├── Refused                                        the task or policy is not in a state that allows the change
 │   ├── NotOwner             not-owner             another worker, or an older lease token
 │   ├── NotInProgress        not-in-progress       no lease is held on the task
 │   │   └── Cancelled        cancelled             because the task was cancelled
 │   ├── NotDead              not-dead              only dead-lettered tasks can be replayed
 │   ├── AlreadyFinal         already-final         the task has ended and cannot be cancelled
 │   ├── NotFinal             not-final             the task has not ended and cannot be purged
-│   └── StaleTask            stale-task            the task kept changing under this call
+│   ├── StaleTask            stale-task            the task kept changing under this call
+│   └── PolicyChanged        policy-changed        the policy has another version than the call names
 └── StoreError               store                 the directory cannot be used as asked
     ├── StoreBusy            busy                  too many calls wait for the disk
     ├── StoreFull            full                  the disk is nearly full; new tasks are refused
@@ -39,6 +41,16 @@ class IdempotencyMismatch(InvalidRequest):
 
 class NotFound(CodeqError):
     code = "not-found"
+
+
+class QuotaExceeded(CodeqError):
+    code = "quota-exceeded"
+
+    def __init__(self, message: str, *, limit: str = "", retry_after_s: int = 0) -> None:
+        """`limit` names what is limited. `retry_after_s` is 0 where waiting does not help."""
+        super().__init__(message)
+        self.limit = limit
+        self.retry_after_s = retry_after_s
 
 
 class Refused(CodeqError):
@@ -71,6 +83,10 @@ class NotFinal(Refused):
 
 class StaleTask(Refused):
     code = "stale-task"
+
+
+class PolicyChanged(Refused):
+    code = "policy-changed"
 
 
 class StoreError(CodeqError):

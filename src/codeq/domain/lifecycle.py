@@ -24,7 +24,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from codeq.domain.errors import AlreadyFinal, Cancelled, NotDead, NotFinal, NotInProgress, NotOwner, StaleTask
-from codeq.domain.queue import Index, QueuePolicy
+from codeq.domain.queue import EffectivePolicy, Index
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Body, Change, Holder, Move, Status, Task
 
@@ -38,7 +38,7 @@ _PENDING, _IN_PROGRESS, _COMPLETED, _FAILED, _CANCELLED = Status
 _AT_PENDING, _AT_DELAYED, _AT_IN_PROGRESS, _AT_DEAD, _AT_NONE = Index
 
 
-def enqueue(new: NewTask, task_id: str, tenant: str, *, now_ms: int, policy: QueuePolicy) -> Change:
+def enqueue(new: NewTask, task_id: str, tenant: str, *, now_ms: int, policy: EffectivePolicy) -> Change:
     """Makes a pending or delayed task of what the producer sent, under the policy of its queue."""
     due_ms = now_ms + new.delay_ms if new.run_at_ms is None else new.run_at_ms
     trace = new.trace_parent

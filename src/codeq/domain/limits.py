@@ -12,17 +12,41 @@ BATCH_TASKS_MAX = 1000
 BATCH_BYTES_MAX = 32 << 20
 """Payload bytes in one batch or one response; bounds what a single call may hold in memory."""
 
+INLINE_BYTES_MAX = 4096
+"""Payloads and results up to this length are stored inside their task's record: one key less. Longer ones would be read
+whenever a state is."""
+
+WRITE_BYTES_MAX = 2 << 20
+"""Bytes of large payloads and results that are written to RocksDB at once: about five milliseconds."""
+
+WRITE_TASKS_MAX = WRITE_BYTES_MAX // PAYLOAD_BYTES_MAX
+"""Tasks of a batch with more bytes than that which are stored before other calls run."""
+
+CLAIM_BYTES_MAX = 8 << 20
+"""Payload bytes after which a claim takes no further task: read in about twenty milliseconds, and bounds the answer."""
+
+PAGE_BYTES_MAX = 8 << 20
+"""Payload bytes in one page of tasks or events: copying a longer answer would hold the event loop."""
+
 CLAIM_COMMANDS_MAX = 64
 """A claim reads the head of each command's queue; more commands than this are better served by several workers."""
 
 NAME_PATTERN = r"(?!\.\.?$)[A-Za-z0-9_.\-]{1,64}"
-"""Commands and tenants: safe in keys, URLs, metric labels and file names without escaping, so not `.` nor `..`."""
+"""Commands: safe in keys, URLs, metric labels and file names without escaping, so not `.` nor `..`."""
+
+TENANT_PATTERN = r"(?!\.\.?$)[!-~](?:[ -~]{0,253}[!-~])?"
+"""Tenants are what issuers put into `sub`, such as `auth0|123` or `spiffe://a/b`: up to 255 characters of printable
+ASCII, as in OpenID Connect, without spaces at the ends. Where some of them have a meaning, they are escaped."""
 
 WORKER_CHARS_MAX = 256
 """A worker is named by its token's subject; longer subjects are not names."""
 
 IDEMPOTENCY_KEY_CHARS_MAX = 255
 """Fits a URL or three UUIDs; the caller should hash longer keys."""
+
+COMPARE_BYTES_MAX = 128 << 10
+"""Payloads up to this size are compared as JSON values under a repeated idempotency key, longer ones byte for byte: the
+comparison holds the event loop, for a few milliseconds at this size."""
 
 ERROR_CHARS_MAX = 2000
 """The head of a stack trace. It is copied into every later event of the task, so it must stay small."""
@@ -36,6 +60,12 @@ WEBHOOK_CHARS_MAX = 2000
 TRACE_CHARS_MAX = 512
 """The limit that W3C Trace Context sets for `tracestate`."""
 
+TRACE_LINKS_MAX = 32
+"""Traces that one span links to; OpenTelemetry keeps 128."""
+
+TRACE_LINK_BYTES_MAX = 1024 * 1024
+"""Payloads that are read to find them, since a task's trace is stored in its body. About a millisecond."""
+
 PRIORITY_MIN, PRIORITY_MAX = 0, 9
 """One decimal digit, 9 first: a person can distinguish ten tiers, and one claim can check them all."""
 
@@ -47,6 +77,9 @@ DELIVERIES_DEFAULT, DELIVERIES_MAX = 100, 10_000
 
 CONSUMERS_MAX = 10_000
 """As in the original codeQ: a limit above this limits nothing."""
+
+TIER_MAX, TOPIC_REF_CHARS_MAX = 10, 63
+"""Of `priority_tiers` and `dead_letter_ref`, as in the original codeQ."""
 
 LEASE_MS_MIN, LEASE_MS_DEFAULT, LEASE_MS_MAX = 100, 300_000, 12 * 3_600_000
 """Below 100 ms a lease ends before its reply arrives; twelve hours is what SQS allows, and a heartbeat extends it."""
@@ -69,6 +102,9 @@ RESULT_WAIT_MS_MAX = 60_000
 INSPECT_TASKS_MAX = 200
 """How many due or expired tasks one claim may move first: bounds its cost when many fall due at once."""
 
+PROMOTE_TASKS_MAX = 200
+"""How many delayed tasks are promoted in the background before other calls run; more follow at once."""
+
 SWEEP_TASKS_MAX = 1000
 """How many tasks one background sweep moves before other calls run."""
 
@@ -77,6 +113,15 @@ LIST_TASKS_MAX = 1000
 
 LIST_SCAN_MAX = 5000
 """How many records one page may read; a page that finds few has a cursor to continue from."""
+
+FIND_SCAN_MAX = 250
+"""How many of them the store reads before other calls run: about three milliseconds."""
+
+MOVE_TASKS_MAX = 200
+"""How many tasks a bulk operation moves before other calls run: about five milliseconds."""
+
+LOOP_HOLD_MS = 5
+"""How long a long call uses the event loop before others run: a tenth of what a caller notices."""
 
 EVENTS_READ_MAX = 50_000
 """Events in one read: about seven megabytes."""
@@ -117,3 +162,12 @@ RESTART_GRACE_MS = 10_000
 
 SHARDS_MAX = 4096
 """The shard number has sixteen bits in the task id; more directories than this bring no gain."""
+
+OPEN_TABLES_MAX = 512
+"""Table files that a shard keeps open: about 30 GB, and few enough to leave most descriptors to connections."""
+
+OPEN_TABLES_MIN = 32
+"""Below this RocksDB opens files again for every look-up."""
+
+FILES_BESIDE_TABLES = 32
+"""Other files of a shard: logs, manifests, the lock, the directory, and what a compaction writes."""

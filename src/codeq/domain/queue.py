@@ -1,11 +1,12 @@
 """What a queue is: one tenant's tasks of one command, with their indexes, counts and policy."""
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Struct
 
-from codeq.domain.backoff import Backoff
+from codeq.domain.backoff import Backoff, PartialBackoff
 from codeq.domain.limits import ATTEMPTS_DEFAULT, DELIVERIES_DEFAULT, LEASE_MS_DEFAULT, RETENTION_MS_DEFAULT
 
 
@@ -30,8 +31,8 @@ class OnExpiry(StrEnum):
     IMMEDIATE = "immediate"
 
 
-class QueuePolicy(Struct, frozen=True, kw_only=True, gc=False):
-    """The rules of one queue. Defaults are the server's; a stored policy replaces them as a whole."""
+class EffectivePolicy(Struct, frozen=True, kw_only=True, gc=False):
+    """The rules that apply in one queue: those of its policy, and the server's settings for the others."""
 
     max_attempts: int = ATTEMPTS_DEFAULT
     max_deliveries: int = DELIVERIES_DEFAULT
@@ -41,15 +42,53 @@ class QueuePolicy(Struct, frozen=True, kw_only=True, gc=False):
     retention_ms: int = RETENTION_MS_DEFAULT
     dead_retention_ms: int = RETENTION_MS_DEFAULT
     max_consumers: int = 0
-    """How many tasks of the queue may be in progress at once; 0 for no limit."""
     paused: bool = False
-    """A paused queue accepts new tasks and delivers none."""
     priority_tiers: tuple[int, ...] = ()
     dead_letter_ref: str | None = None
+
+
+class QueuePolicy(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The rules that were set for one queue. A rule that is None was not set: it follows the server's setting, also
+    when that changes."""
+
+    max_attempts: int | None = None
+    max_deliveries: int | None = None
+    lease_ms: int | None = None
+    backoff: PartialBackoff | None = None
+    """A `Backoff`, or a `PartialBackoff` to set only some of its parts."""
+    on_expiry: OnExpiry | None = None
+    retention_ms: int | None = None
+    dead_retention_ms: int | None = None
+    max_consumers: int | None = None
+    """How many tasks of the queue may be in progress at once; 0 for no limit."""
+    paused: bool | None = None
+    """A paused queue accepts new tasks and delivers none."""
+    priority_tiers: tuple[int, ...] | None = None
+    dead_letter_ref: str | None = None
     """Stored, like `priority_tiers`, for readers of the queue catalogue, as in the original codeQ; has no effect."""
-    version: int = 1
+    version: int = 0
+    """1 for the first policy of a queue, and one more with each change; 0 for a policy that is not stored."""
     created_ms: int = 0
     updated_ms: int = 0
+
+    @property
+    def etag(self) -> str:
+        """Identifies this version of the policy. Differs also from the policies before and after a deletion, which
+        have the same version numbers."""
+        return f"{self.version}-{self.created_ms}" if self.version else "0"
+
+
+def effective_policy(policy: QueuePolicy, defaults: EffectivePolicy) -> EffectivePolicy:
+    """Returns the rules of the policy, and the defaults for those that are not set."""
+    rules = _set_fields(policy, EffectivePolicy.__struct_fields__)
+    if policy.backoff is not None:
+        parts = _set_fields(policy.backoff, Backoff.__struct_fields__)
+        rules["backoff"] = msgspec.structs.replace(defaults.backoff, **parts)
+    return msgspec.structs.replace(defaults, **rules)
+
+
+def _set_fields(value: Struct, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: field for name in names if (field := getattr(value, name)) is not None}
 
 
 class QueueCounts(Struct, frozen=True, kw_only=True, gc=False):

@@ -72,6 +72,8 @@ class Filter(Struct, frozen=True, kw_only=True, gc=False):
     """Text that `error` or `last_error` must contain."""
     created_from_ms: int = 0
     created_to_ms: int = 1 << 62
+    purge_to_ms: int | None = None
+    """Ended tasks whose retention passes at this time or before, in that order, of each shard."""
 
 
 Selection = Sequence[str] | Filter

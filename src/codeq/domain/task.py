@@ -1,8 +1,9 @@
 """What a task is: a small record that moves, and a body that never changes."""
 
 from enum import StrEnum
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from codeq.domain.backoff import Backoff
 
@@ -48,6 +49,10 @@ DEAD_LETTERING = frozenset({Move.NACK, Move.EXPIRE, Move.ABANDON})
 """The moves after which a failed task is dead. After any other move, its worker decided that it failed."""
 
 
+Number = Annotated[int, Meta(ge=0)]
+"""What keys are made of. Bounds are checked when a stored record is decoded."""
+
+
 class Task(Struct, frozen=True, array_like=True, gc=False):
     """A task as its last move left it. The same record is the task's state and the event of that move.
 
@@ -57,9 +62,9 @@ class Task(Struct, frozen=True, array_like=True, gc=False):
     id: str
     tenant: str
     command: str
-    priority: int
+    priority: Annotated[int, Meta(ge=0, le=9)]
     status: Status
-    version: int
+    version: Number
     """The number of the event that made this record, assigned by the shard at commit; 0 before."""
     previous: int
     """The version before this move: the events of one task form a chain, which is its history."""
@@ -68,7 +73,7 @@ class Task(Struct, frozen=True, array_like=True, gc=False):
     created_ms: int
     updated_ms: int
     """When the move was made."""
-    visible_ms: int
+    visible_ms: Number
     """While pending: not delivered before this time; 0 for no delay."""
     attempts: int
     max_attempts: int
@@ -77,13 +82,13 @@ class Task(Struct, frozen=True, array_like=True, gc=False):
     lease_token: int
     """Counts claims over the whole life of the task, so each delivery has a higher one."""
     worker: str | None
-    lease_until_ms: int
+    lease_until_ms: Number
     error: str | None
     last_error: str | None
     ended_ms: int
-    purge_ms: int
+    purge_ms: Number
     """Once final: deleted after this time."""
-    payload_bytes: int
+    payload_bytes: Number
     trace_id: str | None
     backoff: Backoff | None
     """The task's own backoff; None for the queue's."""

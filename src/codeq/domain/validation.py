@@ -9,27 +9,25 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 from codeq.domain import limits
-from codeq.domain.backoff import Backoff, BackoffKind
+from codeq.domain.backoff import Backoff, BackoffKind, PartialBackoff
 from codeq.domain.errors import InvalidRequest
-from codeq.domain.queue import OnExpiry, QueuePolicy
+from codeq.domain.queue import EffectivePolicy, OnExpiry, QueuePolicy, effective_policy
 from codeq.domain.requests import NewTask
 
 _NAME = re.compile(limits.NAME_PATTERN)
+_TENANT = re.compile(limits.TENANT_PATTERN)
 _FAR_MS = 253_402_300_799_999
 """The last millisecond of the year 9999: the latest date that the wire format can express."""
+_ETAG = re.compile(r"[0-9]{1,19}(-[0-9]{1,19})?|\*", re.ASCII)
+_NAME_CACHED_CHARS_MAX = 256
+"""Longer text is no name, and must not be remembered: a cache is bounded in bytes by what may enter it."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def new_task(value: NewTask, now_ms: int | None = None) -> NewTask:
     """Checks every limit of a new task. Whether `run_at_ms` is too far ahead needs the queue's `now_ms`."""
     name(value.command, "command")
-    if not isinstance(value.payload, bytes):
-        raise InvalidRequest(f"a payload is JSON in bytes, not {type(value.payload).__name__}")
-    if len(value.payload) > limits.PAYLOAD_BYTES_MAX:
-        raise InvalidRequest(
-            f"the payload has {len(value.payload)} bytes, at most {limits.PAYLOAD_BYTES_MAX} are taken; "
-            "store it elsewhere and send a reference"
-        )
+    payload(value.payload)
     if type(value.priority) is not int or value.priority:
         integer(value.priority, "priority", limits.PRIORITY_MIN, limits.PRIORITY_MAX)
     if value.delay_ms:
@@ -56,8 +54,30 @@ def _texts(value: NewTask) -> None:
         text(value.trace_state, "trace state", limits.TRACE_CHARS_MAX)
 
 
-def policy(value: QueuePolicy) -> QueuePolicy:
-    """Checks every limit of a queue's policy. A stored policy is loaded at every start, so it must be valid."""
+def payload(value: bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise InvalidRequest(f"a payload is JSON in bytes, not {type(value).__name__}")
+    if len(value) > limits.PAYLOAD_BYTES_MAX:
+        raise InvalidRequest(
+            f"the payload has {len(value)} bytes, at most {limits.PAYLOAD_BYTES_MAX} are taken; "
+            "store it elsewhere and send a reference"
+        )
+    return value
+
+
+def result(value: bytes) -> bytes:
+    if len(value) > limits.RESULT_BYTES_MAX:
+        raise InvalidRequest(
+            f"the result has {len(value)} bytes, at most {limits.RESULT_BYTES_MAX} are taken; use an artifact"
+        )
+    return value
+
+
+def policy(policy: QueuePolicy, command: str) -> None:
+    """Checks every limit of the policy of a command. A stored policy is loaded at every start, so it must be valid."""
+    if policy.backoff is not None and not isinstance(policy.backoff, PartialBackoff):
+        raise InvalidRequest("backoff is a Backoff or a PartialBackoff")
+    value = effective_policy(policy, EffectivePolicy())
     integer(value.max_attempts, "max attempts", limits.ATTEMPTS_MIN, limits.ATTEMPTS_MAX)
     integer(value.max_deliveries, "max deliveries", 1, limits.DELIVERIES_MAX)
     lease_ms(value.lease_ms)
@@ -69,6 +89,22 @@ def policy(value: QueuePolicy) -> QueuePolicy:
         raise InvalidRequest(f"on_expiry must be one of {', '.join(OnExpiry)}")
     if not isinstance(value.paused, bool):
         raise InvalidRequest("paused is true or false")
+    if not isinstance(value.priority_tiers, tuple):
+        raise InvalidRequest("priority tiers are a tuple of whole numbers")
+    tiers = [integer(tier, "priority tier", 0, limits.TIER_MAX) for tier in value.priority_tiers]
+    if len(set(tiers)) < len(tiers):
+        raise InvalidRequest("priority tiers have a tier twice")
+    if value.dead_letter_ref is not None:
+        text(value.dead_letter_ref, "dead letter reference", limits.TOPIC_REF_CHARS_MAX)
+        if value.dead_letter_ref == command:
+            raise InvalidRequest("the dead letter reference must name another topic")
+
+
+def etag(value: str) -> str:
+    if not isinstance(value, str) or not _ETAG.fullmatch(value):
+        raise InvalidRequest(
+            f"if_match is the etag or version of a policy, 0 for none or * for any; not {_shown(value)}"
+        )
     return value
 
 
@@ -82,8 +118,16 @@ def batch(bodies: Sequence[bytes], items: str, content: str) -> None:
 
 
 def name(value: str, what: str) -> str:
-    if not isinstance(value, str) or not _is_name(value):
+    if not isinstance(value, str) or len(value) > _NAME_CACHED_CHARS_MAX or not _is_name(value):
         raise InvalidRequest(f"{what} must be 1 to 64 letters, digits, '_', '.' or '-', not {_shown(value)}")
+    return value
+
+
+def tenant(value: str) -> str:
+    if not isinstance(value, str) or not _is_tenant(value):
+        raise InvalidRequest(
+            f"tenant must be 1 to 255 printable ASCII characters, without spaces at the ends, not {_shown(value)}"
+        )
     return value
 
 
@@ -140,6 +184,11 @@ def message(value: str) -> str:
 @lru_cache(maxsize=4096)
 def _is_name(value: str) -> bool:
     return _NAME.fullmatch(value) is not None
+
+
+@lru_cache(maxsize=4096)
+def _is_tenant(value: str) -> bool:
+    return _TENANT.fullmatch(value) is not None
 
 
 def _shown(value: object) -> str:

@@ -1,14 +1,17 @@
 """A queue in the same process with coroutines, on the event loop that opened it."""
 
 import asyncio
+import contextlib
+import logging
 import os
 import random
-import time
 from pathlib import Path
 
-from codeq.domain.errors import InvalidRequest
+from codeq.clock import SteadyClock
+from codeq.domain.errors import InvalidRequest, StoreError, StoreFailed
 from codeq.domain.limits import RESTART_GRACE_MS
 from codeq.domain.queue import QueuePolicy
+from codeq.domain.tenants import UNLIMITED, TenantLimits
 from codeq.embedded.backend import CoreBackend
 from codeq.sdk.durations import Seconds, milliseconds
 from codeq.sdk.verbs import Verbs
@@ -20,6 +23,8 @@ from codeq.usecases.waiters import Waiters
 
 EVENTS_KEEP_MS = 7 * 86_400_000
 EVENTS_KEEP_MAX = 100_000_000
+
+log = logging.getLogger("codeq.sweep")
 
 
 class AsyncQueue(Verbs):
@@ -63,31 +68,47 @@ async def open_async(
     grace: Seconds = RESTART_GRACE_MS / 1000,
     clock: Clock | None = None,
     sweeping: bool = True,
+    strict_idempotency: bool = False,
+    limits: TenantLimits = UNLIMITED,
 ) -> AsyncQueue:
     """Opens the data directory on this event loop, and creates it if it does not exist. Use it with `async with`.
 
     `durability="process"` acknowledges before the disk has confirmed: changes survive a killed process, not a power
-    cut. `clock` and `sweeping=False` are for tests that control the time.
+    cut. `strict_idempotency` refuses a repeated idempotency key with another command or payload. `limits` bounds
+    what each tenant may store. `clock` and `sweeping=False` are for tests that control the time.
     """
     if durability not in ("fsync", "process"):
         raise InvalidRequest(f"durability is 'fsync' or 'process', not {durability!r}")
     waiters = Waiters()
     store = open_rocksdb(
         Path(path),
-        clock=clock or _wall_clock_ms,
+        clock=clock or SteadyClock(),
         shards=shards,
         fsync=durability == "fsync",
         recover=recover,
         grace_ms=milliseconds(grace),
         listeners=[waiters],
     )
-    core = make_core(store, waiters, defaults or QueuePolicy(), randomness=random.Random())
+    core = make_core(
+        store,
+        waiters,
+        defaults or QueuePolicy(),
+        randomness=random.Random(),
+        strict_idempotency=strict_idempotency,
+        tenant_limits=limits,
+    )
     sweeper = None
     if sweeping:
-        running = sweep.run(core, events_keep_ms=EVENTS_KEEP_MS, events_keep_max=EVENTS_KEEP_MAX)
-        sweeper = asyncio.get_running_loop().create_task(running)
+        sweeper = asyncio.get_running_loop().create_task(_sweep(core))
     return AsyncQueue(core, tenant, sweeper)
 
 
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
+async def _sweep(core: Core) -> None:
+    """Sweeps until cancelled. Without sweepers no delay and no lease ends, so their death closes the store."""
+    try:
+        await sweep.run(core, events_keep_ms=EVENTS_KEEP_MS, events_keep_max=EVENTS_KEEP_MAX)
+    except Exception as fault:
+        log.critical("the sweepers have failed; the store is closed", exc_info=True)
+        with contextlib.suppress(StoreError):  # if it had failed before
+            await core.close(StoreFailed(f"the sweepers have failed: {type(fault).__name__}: {fault}; open it again"))
+        raise

@@ -7,10 +7,10 @@ from typing import Any
 from codeq.domain import validation
 from codeq.domain.errors import CodeqError
 from codeq.domain.limits import CLAIM_WAIT_MS_MAX
-from codeq.domain.queue import QueueKey, QueuePolicy
+from codeq.domain.queue import EffectivePolicy, QueueKey, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
-from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult
+from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, replayed
 from codeq.usecases import abandon, cancel, nack, policies, purge, queries, replay, submit
 from codeq.usecases import claim as claiming
 from codeq.usecases import enqueue as enqueuing
@@ -36,7 +36,7 @@ class CoreBackend:
 
     async def _enqueue(self, new_tasks: Sequence[NewTask]) -> list[Task | CodeqError]:
         answers = await enqueuing.enqueue(self.core, self.tenant, new_tasks)
-        return [answer if isinstance(answer, CodeqError) else answer.task for answer in answers]
+        return [answer if isinstance(answer, CodeqError) else _task_of(answer) for answer in answers]
 
     async def claim(self, wanted: Claim) -> list[Job]:
         deliveries = await claiming.claim(self.core, self.tenant, wanted)
@@ -105,8 +105,17 @@ class CoreBackend:
     async def policy(self, command: str) -> QueuePolicy | None:
         return policies.get_policy(self.core, QueueKey(self.tenant, command))
 
-    async def set_policy(self, command: str, policy: QueuePolicy | None) -> None:
-        await policies.set_policy(self.core, QueueKey(self.tenant, command), policy)
+    async def effective_policy(self, command: str) -> EffectivePolicy:
+        return policies.get_effective(self.core, QueueKey(self.tenant, command))
+
+    async def set_policy(
+        self, command: str, policy: QueuePolicy | None, if_match: str | None = None
+    ) -> QueuePolicy | None:
+        queue = QueueKey(self.tenant, command)
+        if policy is None:
+            await policies.delete_policy(self.core, queue, if_match=if_match)
+            return None
+        return (await policies.put_policy(self.core, queue, policy, if_match=if_match))[0]
 
     async def set_paused(self, command: str, paused: bool) -> None:
         key = QueueKey(self.tenant, validation.name(command, "command"))
@@ -128,6 +137,10 @@ class CoreBackend:
 
     async def close(self) -> None:
         await self.core.close()
+
+
+def _task_of(answer: enqueuing.Enqueued) -> Task:
+    return replayed(answer.task, is_mismatch=answer.is_mismatch) if answer.is_replay else answer.task
 
 
 def _released(task: Task) -> ReleaseResult:

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec import Struct
 
-from codeq.errors import InvalidRequest, RateLimited, StoreError, Unavailable, Unreachable
+from codeq.errors import InvalidRequest, QuotaExceeded, RateLimited, StoreError, Unavailable, Unreachable
 from codeq.sdk.blocking import run_blocking
 from codeq.sdk.http import HttpBackend
 from codeq.sdk.http_client import HttpClient
@@ -21,7 +21,7 @@ from codeq.wire import paths, tasks
 from codeq.wire.client import ItemVerdict, ItemVerdicts
 from codeq.wire.local_server import DEFAULT_URL
 
-TRANSIENT = (Unreachable, Unavailable, RateLimited, StoreError)
+TRANSIENT = (Unreachable, Unavailable, RateLimited, QuotaExceeded, StoreError)
 """Errors after which the same call may succeed later."""
 
 TIMEOUT_S = 60.0
@@ -115,9 +115,16 @@ class PipelineClient:
         return answer.body, LogBounds._make(int(answer.headers[name]) for name in names)
 
     def enqueue(self, new_tasks: Sequence[tasks.PackedTask]) -> list[ItemVerdict]:
-        """Enqueues up to 1000 tasks in one call, and returns a verdict for each."""
+        """Enqueues up to 1000 tasks in one call, and returns a verdict for each.
+
+        Raises QuotaExceeded if there is no room for all of them; sent again, those that were accepted are duplicates.
+        """
         answer = run_blocking(self.http.send("POST", paths.TASKS_BATCH, _encode({"tasks": new_tasks}), packed=True))
-        return _decode_verdicts(answer.body).results
+        verdicts = _decode_verdicts(answer.body).results
+        for verdict in verdicts:
+            if verdict.code == QuotaExceeded.code:
+                raise QuotaExceeded(verdict.error or "")
+        return verdicts
 
     def close(self) -> None:
         run_blocking(self.http.close())

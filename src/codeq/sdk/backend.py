@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypedDict
 
 from codeq.domain.errors import CodeqError
-from codeq.domain.queue import QueuePolicy
+from codeq.domain.queue import EffectivePolicy, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Task
 from codeq.sdk.durations import Seconds
@@ -74,7 +74,12 @@ class Backend(Protocol):
     async def policy(self, command: str) -> QueuePolicy | None:
         """The queue's own policy; None where the defaults apply."""
 
-    async def set_policy(self, command: str, policy: QueuePolicy | None) -> None: ...
+    async def effective_policy(self, command: str) -> EffectivePolicy: ...
+
+    async def set_policy(
+        self, command: str, policy: QueuePolicy | None, if_match: str | None = None
+    ) -> QueuePolicy | None:
+        """Replaces the queue's own policy, or deletes it. Answers the stored one."""
 
     async def set_paused(self, command: str, paused: bool) -> None: ...
 

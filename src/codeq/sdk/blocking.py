@@ -50,6 +50,7 @@ class BlockingVerbs:
     purge_dead = _blocking(Verbs.purge_dead)
     cleanup = _blocking(Verbs.cleanup)
     policy = _blocking(Verbs.policy)
+    effective_policy = _blocking(Verbs.effective_policy)
     set_policy = _blocking(Verbs.set_policy)
     pause = _blocking(Verbs.pause)
     resume = _blocking(Verbs.resume)

@@ -13,6 +13,7 @@ from codeq.sdk.http_client import HttpClient
 from codeq.sdk.transport import Address, AsyncTransport, BlockingTransport, Transport, address_of
 from codeq.sdk.verbs import Verbs
 from codeq.wire.local_server import DEFAULT_URL
+from codeq.wire.system import Backup
 
 T = TypeVar("T")
 
@@ -35,7 +36,14 @@ class AsyncClient(Verbs):
         self.options = _options(url, token, timeout=timeout, retry_for=retry_for, ca_file=ca_file)
         self.url = self.options["url"]
         address = address_of(self.url, ca_file)
-        super().__init__(_backend(AsyncTransport(address), address, self.options))
+        self._http = _backend(AsyncTransport(address), address, self.options)
+        super().__init__(self._http)
+
+    async def backup(self, name: str) -> Backup:
+        """Copies the data of all tenants into the new directory `name` below the server's `backup.path`. Needs the
+        scopes `codeq:admin` and `codeq:platform`. The server stays in use. The copy has all that was acknowledged
+        before."""
+        return await self._http.backup(name)
 
 
 class Client(BlockingVerbs):
@@ -53,7 +61,12 @@ class Client(BlockingVerbs):
         self.options = _options(url, token, timeout=timeout, retry_for=retry_for, ca_file=ca_file)
         self.url = self.options["url"]
         address = address_of(self.url, ca_file)
-        super().__init__(Verbs(_backend(BlockingTransport(address), address, self.options)))
+        self._http = _backend(BlockingTransport(address), address, self.options)
+        super().__init__(Verbs(self._http))
+
+    def backup(self, name: str) -> Backup:
+        """As `AsyncClient.backup`."""
+        return self._block_on(self._http.backup(name))
 
     def as_async(self) -> AsyncClient:
         """A client with coroutines for the same server and token. Close it when it is no longer needed."""

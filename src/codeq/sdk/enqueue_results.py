@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from typing import overload
 
 import msgspec
-from msgspec import Raw
 
 from codeq.domain.errors import CodeqError
 from codeq.domain.task import Task
 from codeq.sdk.http_client import unreadable
+from codeq.sdk.jobs import replayed
 from codeq.wire import tasks, to_domain
-from codeq.wire.client import EnqueueResultList
+from codeq.wire.client import EnqueueResult, EnqueueResultList
 from codeq.wire.errors import error_of
 
 
 class EnqueueResults(Sequence[Task | CodeqError]):
     """Results of a batch enqueue, decoded lazily because most callers only check for errors."""
 
-    def __init__(self, items: Sequence[Raw | CodeqError]) -> None:
+    def __init__(self, items: Sequence[EnqueueResult | CodeqError]) -> None:
         self._items = items
 
     def __len__(self) -> int:
@@ -34,9 +34,10 @@ class EnqueueResults(Sequence[Task | CodeqError]):
         if isinstance(item, CodeqError):
             return item
         try:
-            return to_domain.task_of(_decode_task(item))
+            task = to_domain.task_of(_decode_task(item.task))
         except (msgspec.DecodeError, ValueError) as fault:
-            raise unreadable(bytes(item), fault) from None
+            raise unreadable(bytes(item.task), fault) from None
+        return replayed(task, is_mismatch=item.mismatched) if item.replayed else task
 
     @property
     def refusals(self) -> list[CodeqError]:
@@ -45,7 +46,7 @@ class EnqueueResults(Sequence[Task | CodeqError]):
 
 def enqueue_results(body: bytes) -> EnqueueResults:
     items = _decode_results(body).results
-    return EnqueueResults([item.task if item.code is None else error_of(item.code, item.error or "") for item in items])
+    return EnqueueResults([item if item.code is None else error_of(item.code, item.error or "") for item in items])
 
 
 _decode_results = msgspec.msgpack.Decoder(EnqueueResultList).decode

@@ -6,20 +6,23 @@ from typing import Any
 import msgspec
 
 from codeq.domain import validation
-from codeq.domain.errors import CodeqError, InvalidRequest, NotFound
-from codeq.domain.queue import QueuePolicy
+from codeq.domain.errors import CodeqError, InvalidRequest, NotFound, QuotaExceeded
+from codeq.domain.queue import EffectivePolicy, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
 from codeq.sdk.backend import ClientOptions
 from codeq.sdk.encoding import EncodedTasks, TaskEncoder, pack
 from codeq.sdk.enqueue_results import enqueue_results
 from codeq.sdk.http_client import HttpClient, decoded, encoded, path_of
-from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult
+from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, replayed
 from codeq.sdk.tracing import NO_TRACE, header_lines
-from codeq.wire import paths, queues, tasks, times, to_domain
+from codeq.wire import paths, queues, system, tasks, times, to_domain
 from codeq.wire.client import ClaimedTaskList, ItemVerdicts, TaskAndRawResult
 from codeq.wire.errors import error_of
 from codeq.wire.events import Event, EventPage, History
+
+BACKUP_MS_MAX = 3_600_000
+"""How long a backup may take: files are copied if it is on another file system than the data."""
 
 _decode_claimed = msgspec.msgpack.Decoder(ClaimedTaskList).decode
 _decode_task = msgspec.msgpack.Decoder(tasks.TaskView).decode
@@ -58,9 +61,12 @@ class HttpBackend:
     async def _enqueue_one(self, body: bytes, headers: str) -> list[Task | CodeqError]:
         try:
             response = await self.http.send("POST", paths.TASKS, body, packed=True, headers=headers)
-        except InvalidRequest as refusal:  # every other error is about the call, not about the task
+        except (InvalidRequest, QuotaExceeded) as refusal:  # every other error is about the call, not about the task
             return [refusal]
-        return [decoded(response, lambda body: _task_of(_decode_task(body)))]
+        task = decoded(response, lambda body: _task_of(_decode_task(body)))
+        if b"idempotent-replay" in response.headers:
+            return [replayed(task, is_mismatch=b"idempotent-mismatch" in response.headers)]
+        return [task]
 
     async def claim(self, wanted: Claim) -> list[Job]:
         request = tasks.ClaimBatch(
@@ -118,6 +124,11 @@ class HttpBackend:
         request = queues.Cleanup(limit=limit, before=times.text(before_ms) if before_ms is not None else None)
         return (await self.http.call("POST", paths.CLEANUP, request, queues.Cleaned)).deleted
 
+    async def backup(self, name: str) -> system.Backup:
+        return await self.http.call(
+            "POST", paths.BACKUP, system.BackUp(name=name), system.Backup, wait_ms=BACKUP_MS_MAX
+        )
+
     async def get(self, task_id: str, wait_ms: int) -> tuple[Task, str, bytes | None]:
         if wait_ms:
             # The wire counts whole seconds. A wait that ends early is repeated by the caller.
@@ -167,12 +178,22 @@ class HttpBackend:
         except NotFound:
             return None
 
-    async def set_policy(self, command: str, policy: QueuePolicy | None) -> None:
+    async def effective_policy(self, command: str) -> EffectivePolicy:
+        found = await self.http.call("GET", paths.ADMIN_QUEUE, None, queues.QueueDetails, command=command)
+        return to_domain.effective_of(found.effective_policy)
+
+    async def set_policy(
+        self, command: str, policy: QueuePolicy | None, if_match: str | None = None
+    ) -> QueuePolicy | None:
+        target = path_of(paths.TOPIC, {"topic": command})
+        headers = _if_match_line(if_match)
         if policy is None:
-            await self.http.send("DELETE", path_of(paths.TOPIC, {"topic": command}))
-            return
-        request = queues.PutTopic(policy=queues.policy_fields(policy))
-        await self.http.call("PUT", paths.TOPIC, request, queues.Topic, topic=command)
+            await self.http.send("DELETE", target, headers=headers)
+            return None
+        validation.policy(policy, command)
+        body = encoded(msgspec.json.encode, queues.PutTopic(policy=queues.policy_fields(policy)))
+        response = await self.http.send("PUT", target, body, headers=headers)
+        return to_domain.topic_policy(decoded(response, lambda body: msgspec.json.decode(body, type=queues.Topic)))
 
     async def set_paused(self, command: str, paused: bool) -> None:
         await self.http.call("POST", paths.PAUSE if paused else paths.RESUME, None, queues.QueueView, command=command)
@@ -234,3 +255,11 @@ def _refusals(body: bytes) -> list[CodeqError | None]:
 
 def _released(answer: tasks.GiveBackAnswer) -> ReleaseResult:
     return ReleaseResult(answer.status == "dlq", answer.delay_seconds or 0.0)
+
+
+def _if_match_line(if_match: str | None) -> str:
+    if if_match is None:
+        return ""
+    if if_match == "0":
+        return "if-none-match: *\r\n"
+    return "if-match: *\r\n" if if_match == "*" else f'if-match: "{if_match}"\r\n'

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from codeq.domain.errors import CodeqError, InvalidRequest, NotFound
+from codeq.domain.errors import CodeqError, InvalidRequest, NotFound, QuotaExceeded
 from codeq.sdk.backend import Token
 from codeq.sdk.transport import Address, Response, Transport, Untrusted
 from codeq.wire.errors import RateLimited, Unreachable, error_of
@@ -83,7 +83,7 @@ class HttpClient:
                     has_new_token = True
                     self._authorize()
                     continue
-                if response.status not in RETRIED:
+                if response.status not in RETRIED or (isinstance(fault, QuotaExceeded) and not fault.retry_after_s):
                     raise fault
                 retry_after = response.headers.get(b"retry-after", b"0")
                 least_s = float(retry_after) if retry_after.isdigit() else 0.0
@@ -150,6 +150,8 @@ def _error_in(response: Response) -> CodeqError:
         text = f"the server answered {response.status}: {_excerpt(response.body)}"
         return error_of(f"http-{response.status}", text)
     fault = error_of(problem.code, problem.error)
+    if isinstance(fault, QuotaExceeded):
+        fault.limit, fault.retry_after_s = problem.limit or "", problem.retry_after_seconds or 0
     if isinstance(fault, RateLimited):
         fault.scope, fault.operation = problem.scope or "", problem.operation or ""
         fault.retry_after_s = problem.retry_after_seconds or 1

@@ -45,6 +45,20 @@ class Job(Struct, gc=False, eq=False):
         return f"Job({self.command} {self.id} attempt={self.attempt} token={self.holder.token})"
 
 
+class ReplayedTask(Task, frozen=True, array_like=True, gc=False):
+    """What `enqueue` returns if the idempotency key was used before: the task that has the key, in its current state.
+
+    Also returned if the client sent a call again because its answer was lost.
+    """
+
+    is_mismatch: bool = False
+    """Whether that task has another command or payload than the call."""
+
+
+def replayed(task: Task, *, is_mismatch: bool) -> ReplayedTask:
+    return ReplayedTask(**msgspec.structs.asdict(task), is_mismatch=is_mismatch)
+
+
 class TaskDetails(Struct, frozen=True):
     """A task in its current state, with its payload and its result."""
 

@@ -47,7 +47,7 @@ def job_span(job: Job) -> Iterator[None]:
         "codeq.command": job.command,
         "codeq.attempt": job.attempt,
     }
-    with trace.get_tracer("codeq.worker").start_as_current_span(
+    with trace.get_tracer("codeq/worker").start_as_current_span(
         f"codeq.work {job.command}",
         context=propagate.extract(carrier),
         kind=trace.SpanKind.CONSUMER,

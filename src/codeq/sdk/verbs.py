@@ -8,6 +8,7 @@ from typing import Any, Self
 import msgspec
 from msgspec.structs import replace
 
+from codeq.domain import validation
 from codeq.domain.backoff import Backoff
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound
 from codeq.domain.limits import (
@@ -18,7 +19,7 @@ from codeq.domain.limits import (
     LEASE_MS_MIN,
     RESULT_WAIT_MS_MAX,
 )
-from codeq.domain.queue import Index, QueuePolicy
+from codeq.domain.queue import EffectivePolicy, Index, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Status, Task
 from codeq.sdk.backend import Backend
@@ -242,12 +243,23 @@ class Verbs:
         return await self.backend.cleanup(unix_ms(before) if before is not None else None, limit)
 
     async def policy(self, command: str) -> QueuePolicy | None:
-        """The policy of one command; None where the defaults apply."""
+        """The rules that were set for one command; None where none were, and the server's settings apply."""
         return await self.backend.policy(command)
 
-    async def set_policy(self, command: str, policy: QueuePolicy | None) -> None:
-        """Sets attempts, lease, backoff, retention, consumers and pause of one command. None for the defaults."""
-        await self.backend.set_policy(command, policy)
+    async def effective_policy(self, command: str) -> EffectivePolicy:
+        """All rules that apply to one command: those of its policy, and the server's settings for the others."""
+        return await self.backend.effective_policy(command)
+
+    async def set_policy(
+        self, command: str, policy: QueuePolicy | None, *, if_match: str | int | None = None
+    ) -> QueuePolicy | None:
+        """Replaces the rules that were set for one command; None deletes them. Answers the stored policy.
+
+        `if_match`: the `etag` or `version` of the policy that this one was made from (0: there was none). Raises
+        `PolicyChanged`, and changes nothing, if the command has another one by now.
+        """
+        etag = None if if_match is None else validation.etag(str(if_match))
+        return await self.backend.set_policy(command, policy, etag)
 
     async def pause(self, command: str) -> None:
         """Stops the delivery of tasks of this command until `resume`. New tasks are still accepted."""

@@ -13,15 +13,19 @@ from collections.abc import Callable, Coroutine, Sequence
 from time import perf_counter
 from typing import Any
 
-from codeq.domain.errors import CodeqError, StoreFailed
+from codeq.domain.errors import CodeqError, QuotaExceeded, StoreFailed
+from codeq.server.auth.callers import caller_address, read_networks
 from codeq.server.auth.principal import Principal, TokenKind
+from codeq.server.body_budget import STEP_BYTES, BodyBudget
+from codeq.server.connection import Connection
 from codeq.server.logs import log
 from codeq.server.microbatch import BatchedHandler, MicroBatcher, RequestBatch
 from codeq.server.problems import internal_error, refusal
-from codeq.server.request import NOBODY, HttpRequest, HttpResponse
+from codeq.server.request import LARGE_BYTES, NOBODY, HttpRequest, HttpResponse
 from codeq.server.router import Router
 from codeq.server.routes import Route
 from codeq.server.state import AppState, request_id
+from codeq.server.tenant_slots import REFUSAL_PAUSE_S
 from codeq.wire.errors import Forbidden, TooLarge, TooSlow, Unauthenticated, WrongMedia
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.\-]{1,64}")
@@ -41,6 +45,9 @@ class App:
         self._tasks = tasks
         self._on_failure = on_failure
         self._access = state.settings.log.access
+        http = state.settings.http
+        self._bodies = BodyBudget(http.bodies_bytes_max, http.tenant_bodies_bytes_max)
+        self._proxies = read_networks(state.settings.http.trusted_proxies)
         self._batcher = MicroBatcher(lambda batch: self._start(self._run_batch(batch)))
 
     def begin(self, request: HttpRequest) -> None:
@@ -53,7 +60,7 @@ class App:
             if self._try_add_to_batch(route, request):
                 return
         except CodeqError as fault:
-            self._send(request, self._refuse(request, fault))
+            self._send_after_pause(request, self._refuse(request, fault), fault)
         except Exception:  # noqa: BLE001 - the top of every request: an unexpected error is logged and hidden
             self._send(request, internal_error(request))
         else:
@@ -67,10 +74,9 @@ class App:
         principal = self._state.authenticator.cached(route.kind, _token(request))
         if principal is None:
             return False
-        request.principal = principal
-        _check_scope(route, principal)
+        self._admit(route, request, principal)
         _check_body(route, request)
-        if handler.needs_authorizing(request):
+        if len(request.body) > LARGE_BYTES or handler.needs_authorizing(request):
             return False
         item = handler.to_item(self._state, request, request.parse(handler.parser))
         self._batcher.add(handler, request, item)
@@ -96,7 +102,7 @@ class App:
                 self._send(request, internal_error(request))
             return
         for request, answer in zip(batch.requests, answers, strict=True):
-            self._send(request, self._respond(batch.handler, request, answer))
+            self._send_after_pause(request, self._respond(batch.handler, request, answer), answer)
 
     def _respond(self, handler: BatchedHandler, request: HttpRequest, answer: Any) -> HttpResponse:
         """Returns the response to one request of a batch. If it cannot be built, the others still get theirs."""
@@ -121,11 +127,17 @@ class App:
                 return  # the client has disconnected
             request.connection.abort()
             raise
+        finally:
+            if request.reserved_bytes:
+                self._bodies.release(request)
         self._send(request, response)
 
     async def _handle_safely(self, route: Route, request: HttpRequest) -> HttpResponse:
         try:
             return await self._handle(route, request)
+        except QuotaExceeded as fault:
+            await asyncio.sleep(REFUSAL_PAUSE_S)
+            return self._refuse(request, fault)
         except CodeqError as fault:
             return self._refuse(request, fault)
         except Exception:  # noqa: BLE001 - as in `begin`
@@ -133,27 +145,68 @@ class App:
 
     async def _handle(self, route: Route, request: HttpRequest) -> HttpResponse:
         if route.kind is not TokenKind.NONE and request.principal is NOBODY:
-            request.principal = await self._state.authenticator.authenticate(route.kind, _token(request))
-            _check_scope(route, request.principal)
+            self._admit(route, request, await self._authenticate(route, request))
         if route.method in ("POST", "PUT"):
             _check_body(route, request)
             if not request.is_complete:
                 await self._read_body(route, request)
         return await route.handler(self._state, request)
 
+    async def _authenticate(self, route: Route, request: HttpRequest) -> Principal:
+        authenticator, token = self._state.authenticator, _token(request)
+        principal = authenticator.cached(route.kind, token)
+        if principal is not None:
+            return principal
+        forwarded = request.headers.get(b"x-forwarded-for", b"").decode("latin-1")
+        caller = caller_address(request.connection.peer, forwarded, self._proxies)
+        return await authenticator.authenticate(route.kind, token, caller=caller)
+
+    def _admit(self, route: Route, request: HttpRequest, principal: Principal) -> None:
+        """Lets the principal make this request, or refuses it for its scope, its connections or its rate."""
+        request.principal = principal
+        _check_scope(route, principal)
+        if request.connection.tenant != principal.tenant:
+            self._count_connection(request.connection, principal.tenant)
+        self._state.limiter.spend(route.charge, principal)
+
+    def _count_connection(self, connection: Connection, tenant: str) -> None:
+        if connection.is_lost:
+            return
+        self._state.connections.take(tenant)
+        self.connection_lost(connection)
+        connection.tenant = tenant
+
+    def connection_lost(self, connection: Connection) -> None:
+        """Stops counting the connection as one of its tenant's."""
+        if connection.tenant:
+            self._state.connections.free(connection.tenant)
+            connection.tenant = ""
+
     async def _read_body(self, route: Route, request: HttpRequest) -> None:
+        size = min(int(request.headers.get(b"content-length", STEP_BYTES)), route.body_max)
         try:
             async with asyncio.timeout(self._state.settings.http.body_timeout_seconds):
-                body = await request.connection.body(request, route.body_max)
+                while True:
+                    self._bodies.reserve(request, size)
+                    if await request.connection.body(request, size) is not None:
+                        return
+                    if size == route.body_max:
+                        raise _too_large(route)
+                    size = min(size + STEP_BYTES, route.body_max)
         except TimeoutError:
             raise TooSlow("the body did not arrive in time") from None
-        if body is None:
-            raise _too_large(route)
 
     def _refuse(self, request: HttpRequest, fault: CodeqError) -> HttpResponse:
         if isinstance(fault, StoreFailed):
             self._on_failure()
         return refusal(request, fault)
+
+    def _send_after_pause(self, request: HttpRequest, response: HttpResponse, answer: object) -> None:
+        """Sends the response; later, if it refuses what a limit of the tenant does not allow."""
+        if isinstance(answer, QuotaExceeded):
+            asyncio.get_running_loop().call_later(REFUSAL_PAUSE_S, self._send, request, response)
+        else:
+            self._send(request, response)
 
     def _send(self, request: HttpRequest, response: HttpResponse) -> None:
         seconds = perf_counter() - request.started_s

@@ -1,13 +1,14 @@
 """One client connection: HTTP/1.1 in and out, with bounds on what a slow, dead or hostile client can hold.
 
 A connection serves one request at a time and sends responses in the order of the requests. What a client pipelines
-waits in the socket.
+waits here, up to `bounds.AHEAD_BYTES_MAX`, then in the socket.
 
     ┌──────┐ bad HTTP, too slow  ┌──────────┐
     │ OPEN │────────────────────▶│ REFUSING │
     └──────┘                     └──────────┘
        │ a response that closes,       │ everything before the refusal is answered,
-       │ shutdown, end of file         │ and the refusal is sent; shutdown, end of file
+       │ shutdown, half-closed and     │ and the refusal is sent; shutdown
+       │ everything is answered        │
        ▼                               ▼
     ┌─────────────────────────────────────────┐ all is sent, or time is up  ┌──────┐
     │                 CLOSING                 │────────────────────────────▶│ LOST │
@@ -15,65 +16,44 @@ waits in the socket.
 
 A shutdown waits for the response under way, which is then the last.
 From every state the transport may be lost. In each, `current` is the request that is being processed, if any.
+
+A client that closes its half of the connection (an end of file in OPEN or REFUSING) may still read, or may be gone:
+TCP does not tell before something is sent. RFC 9112, section 9.6, lets a client half-close, so every complete request
+gets its response, long polls without waiting, and then the connection closes. Go does the same; nginx gives such a
+client up. If the client resets the connection instead of acknowledging the response to a claim, the tasks return to
+their queue. A reset cancels long polls and claims at once.
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from codeq.server.request import HttpRequest, HttpResponse
-from codeq.server.request_reader import SLICE_BYTES, TOO_MANY_CONNECTIONS, TOO_SLOW, Refusal, RequestReader, Stage
-from codeq.server.response_head import ResponseHeads
-from codeq.server.settings import HttpSettings
+from codeq.server import connection_bounds as bounds
+from codeq.server.connection_bounds import State
+from codeq.server.delivery import is_delivered
+from codeq.server.request import LARGE_BYTES, HttpRequest, HttpResponse
+from codeq.server.request_reader import (
+    INCOMPLETE,
+    SLICE_BYTES,
+    TOO_MANY_CONNECTIONS,
+    TOO_SLOW,
+    Refusal,
+    RequestReader,
+    Stage,
+)
+from codeq.server.server_context import ServerContext
 from codeq.server.state import request_id
 
-
-class State(IntEnum):
-    """In the order in which a connection passes through them; it never returns to an earlier one.
-
-    state       parses   begins requests   sends responses
-    OPEN        yes      yes               yes
-    REFUSING    no       those before      yes, then the refusal, then it closes
-    CLOSING     no       no                no; the client has a while to read what was sent
-    LOST        no       no                no
-    """
-
-    OPEN = 0
-    REFUSING = 1
-    CLOSING = 2
-    LOST = 3
-
-
 _OPEN, _REFUSING, _CLOSING, _LOST = State
-_BETWEEN, _HEAD, _BODY = Stage
+_BETWEEN, _HEAD, _BODY, _READING = Stage
 _NEVER = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class ServerContext:
-    """What all connections of a server share."""
-
-    begin: Callable[[HttpRequest], None]
-    """Starts to process the request; the response is sent by `Connection.send`, now or later. Must not raise."""
-    http: HttpSettings
-    heads: ResponseHeads
-    connections: set[Any]
-    """The open connections."""
-
-    def timeout_s(self, stage: Stage) -> float:
-        """Returns the client's time limit: until its next request, for the rest of a head, for the rest of a body."""
-        if stage is _BETWEEN:
-            return self.http.idle_timeout_seconds
-        return self.http.header_timeout_seconds if stage is _HEAD else self.http.body_timeout_seconds
 
 
 class Connection(asyncio.Protocol):
     __slots__ = (
-        "_context", "_deadline_s", "_is_advancing", "_is_read_paused", "_is_stopping", "_is_write_paused", "_loop",
-        "_reader", "_state",
-        "_timed", "_timer", "_transport", "current", "waiting",
+        "_confirming", "_context", "_deadline_s", "_dropped_bytes", "_is_advancing", "_is_read_paused", "_is_stopping",
+        "_is_write_paused", "_loop", "_reader", "_sent_s", "_state", "_timed", "_timer", "_transport", "_unread_bytes",
+        "current", "is_half_closed", "is_long_poll", "on_undelivered", "peer", "tenant", "waiting",
     )  # fmt: skip
 
     def __init__(self, context: ServerContext) -> None:
@@ -85,7 +65,19 @@ class Connection(asyncio.Protocol):
         self.current: HttpRequest | None = None
         """The request that is being processed."""
         self.waiting: asyncio.Task[Any] | None = None
-        """The task of a long poll; cancelled when the client disconnects."""
+        """The task of a long poll or a claim; cancelled when the client disconnects."""
+        self.is_long_poll = False
+        """Whether `waiting` is also cancelled when the client closes its half."""
+        self.is_half_closed = False
+        """The client sends nothing more."""
+        self.on_undelivered: Sequence[Callable[[], Awaitable[None]]] = ()
+        """What to call if the last responses turn out not to reach the client."""
+        self._sent_s = 0.0
+        self._confirming: asyncio.Task[None] | None = None
+        self.peer = ""
+        """The address of the client, without its port."""
+        self.tenant = ""
+        """The tenant of the last authenticated request; it is counted as this tenant's connection."""
         self._is_advancing = False
         """Guards against recursion: a response that is sent at once would advance the connection again."""
         self._is_stopping = False
@@ -93,8 +85,11 @@ class Connection(asyncio.Protocol):
         self._is_read_paused = False
         self._is_write_paused = False
         self._deadline_s = _NEVER
-        self._timed: Stage = _HEAD
+        self._timed: Stage | None = _HEAD
         """What the deadline is for."""
+        self._unread_bytes = 0
+        """How much of the responses the client had not taken when the deadline was set."""
+        self._dropped_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -106,15 +101,21 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
         self._context.connections.add(self)
-        if len(self._context.connections) > self._context.http.connections_max:
+        name = transport.get_extra_info("peername")
+        self.peer = str(name[0]) if name else ""
+        if not self._context.limit.add(self.peer):
             self._refuse(TOO_MANY_CONNECTIONS)
             self._advance()
         else:
             self._set_deadline(self._context.timeout_s(_HEAD))
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, exc: Exception | None) -> None:
         self._state = _LOST
+        if exc is not None and self._loop.time() - self._sent_s < bounds.RESET_S_MAX:
+            self._return_undelivered()
         self._context.connections.discard(self)
+        self._context.limit.remove(self.peer)
+        self._context.lost(self)
         if self._timer is not None:
             self._timer.cancel()
         self._reader.close()
@@ -122,17 +123,27 @@ class Connection(asyncio.Protocol):
             self.waiting.cancel()
 
     def data_received(self, data: bytes) -> None:
-        if self._state >= _REFUSING:
-            return
         reader = self._reader
-        if len(data) <= SLICE_BYTES and not reader.unparsed:
+        if self._state is _OPEN and len(data) <= SLICE_BYTES and not reader.unparsed and not reader.complete:
             self._parse(data)
+        elif self._state < _CLOSING:
+            reader.unparsed += data
         else:
-            reader.unparsed = memoryview(bytes(reader.unparsed) + data)
+            self._drop(data)
+            return
         self._advance()
 
-    def eof_received(self) -> None:
-        self._state = max(self._state, _CLOSING)  # the transport closes now
+    def eof_received(self) -> bool:
+        """Keeps the transport open, to send what is due."""
+        self.is_half_closed = True
+        if self._state >= _CLOSING:
+            self._transport.close()
+            return True
+        self._refuse_incomplete()
+        if self.waiting is not None and self.is_long_poll:
+            self.waiting.cancel()
+        self._advance()
+        return True
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
@@ -146,7 +157,9 @@ class Connection(asyncio.Protocol):
     def shutdown(self) -> None:
         """Closes as soon as the current request, if there is one, has its response."""
         self._is_stopping = True
-        if self.current is None:
+        if self._state is _CLOSING and self._confirming is None:
+            self._transport.close()
+        elif self.current is None:
             self._close()
 
     def abort(self) -> None:
@@ -155,15 +168,27 @@ class Connection(asyncio.Protocol):
 
     def send(self, request: HttpRequest, response: HttpResponse) -> None:
         """Sends the response to the current request in one write, and continues with the next request."""
-        if self._state >= _CLOSING:
+        if self._state >= _CLOSING or request is not self.current:
+            self._return_undelivered()
             return
         is_unread = self._reader.arriving is request
         is_last = (
-            response.closes or self._is_stopping or not request.keeps_alive or (is_unread and request.expects_continue)
+            response.closes
+            or self._is_stopping
+            or not request.keeps_alive
+            or (is_unread and (request.expects_continue or not self._reader.can_skip))
         )
         head = self._context.heads.head(response, request.id, closes=is_last)
-        self._transport.write(head if request.method == "HEAD" else head + response.body)
+        if len(response.body) > LARGE_BYTES and request.method != "HEAD":
+            self._transport.write(head)
+            self._transport.write(memoryview(response.body))  # apart and as a view: joining and slicing would copy it
+        else:
+            self._transport.write(head if request.method == "HEAD" else head + response.body)
         self.current = None
+        if self.on_undelivered:
+            self._sent_s = self._loop.time()
+            if self._transport.is_closing():  # the client had reset the connection
+                self._return_undelivered()
         if is_unread:
             self._reader.drop_body()
         if is_last:
@@ -181,6 +206,8 @@ class Connection(asyncio.Protocol):
                 request.expects_continue = False
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             reader.body_max = most
+            if reader.body_bytes > most:
+                return None
             ready = reader.body_ready = self._loop.create_future()
             self._advance()
             await ready
@@ -195,33 +222,53 @@ class Connection(asyncio.Protocol):
         if self._is_advancing:
             return
         self._is_advancing = True
-        reader = self._reader
-        while self._state < _CLOSING:
-            if reader.unparsed and not reader.complete and not reader.is_ahead:
-                data, reader.unparsed = reader.unparsed[:SLICE_BYTES], reader.unparsed[SLICE_BYTES:]
-                self._parse(data)
-            elif self.current is not None or self._is_write_paused:
+        for _ in range(bounds.STEPS_MAX):
+            if self._state >= _CLOSING or not self._step():
                 break
-            elif reader.complete:
-                self._begin(reader.complete.popleft())
-            elif self._state is _REFUSING:
-                self._send_refusal()
-            elif reader.arriving is not None:
-                self._begin(reader.arriving)
-            else:
-                break
+        else:
+            if not self.is_half_closed:
+                self._pause_reading(True)
+            self._loop.call_soon(self._continue)
+            return  # still advancing: nothing else continues before
         self._is_advancing = False
         if self._state < _CLOSING:
             self._set_bounds()
 
-    def _parse(self, data: bytes | memoryview) -> None:
+    def _step(self) -> bool:
+        """Parses a piece, begins one request or ends the connection. Returns False if there is nothing to do now."""
+        reader = self._reader
+        if reader.unparsed and self._state is _OPEN and not reader.complete and not reader.is_ahead:
+            self._parse(reader.next_slice())
+        elif self.current is not None or self._is_write_paused:
+            return False
+        elif reader.complete:
+            self._begin(reader.complete.popleft())
+        elif self._state is _REFUSING:
+            self._send_refusal()
+        elif reader.arriving is not None:
+            self._begin(reader.arriving)
+        elif self.is_half_closed:
+            self._close()
+        else:
+            return False
+        return True
+
+    def _continue(self) -> None:
+        self._is_advancing = False
+        self._advance()
+
+    def _parse(self, data: bytes) -> None:
         self._reader.feed(data)
         if self._reader.refusal is not None:
             self._refuse(self._reader.refusal)
+        elif self.is_half_closed:
+            self._refuse_incomplete()
 
     def _begin(self, request: HttpRequest) -> None:
         self.current = request
-        self._deadline_s, self._timed = _NEVER, _BETWEEN
+        if self.on_undelivered and not self.is_half_closed:
+            self.on_undelivered = ()
+        self._deadline_s, self._timed = _NEVER, None
         self._context.begin(request)
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -236,39 +283,81 @@ class Connection(asyncio.Protocol):
         else:
             reader.drop_body()
 
+    def _refuse_incomplete(self) -> None:
+        """Refuses a request of a half-closed client whose end will not arrive."""
+        if not self._reader.unparsed and self._reader.is_cut_off:
+            self._refuse(INCOMPLETE)
+
     def _send_refusal(self) -> None:
         refusal = self._reader.refusal or TOO_SLOW
         response = HttpResponse(refusal.status, refusal.body)
+        if refusal.status == 503:
+            response.headers = [(b"retry-after", b"1")]
         self._transport.write(self._context.heads.head(response, request_id(), closes=True) + refusal.body)
         self._close()
 
     def _close(self) -> None:
-        self._state = max(self._state, _CLOSING)
-        self._reader.complete.clear()
-        self._set_deadline(self._context.http.idle_timeout_seconds)
+        """Sends what is left, and closes. If more may arrive, it is read and dropped for a while."""
+        if self._state >= _CLOSING:
+            return
+        self._state = _CLOSING
+        reader = self._reader
+        lingers = (
+            not self.is_half_closed
+            and reader.refusal is not TOO_MANY_CONNECTIONS
+            and bool(reader.stage is not _BETWEEN or reader.refusal or reader.unparsed or self._is_read_paused)
+        )
+        reader.complete.clear()
+        reader.unparsed.clear()
+        self._timed, self._unread_bytes = _READING, self._transport.get_write_buffer_size()
+        idle_s = self._context.http.idle_timeout_seconds
+        self._set_deadline(min(bounds.LINGER_S_MAX, idle_s) if lingers and not self._unread_bytes else idle_s)
+        if lingers:
+            self._transport.write_eof()
+            self._pause_reading(False)
+        elif self.on_undelivered:
+            self._return_undelivered()
+        else:
+            self._transport.close()
+
+    def _return_undelivered(self) -> None:
+        if self.on_undelivered and self._confirming is None:
+            self._confirming = self._loop.create_task(self._confirm())
+
+    def _drop(self, data: bytes) -> None:
+        self._dropped_bytes += len(data)
+        if self._dropped_bytes > bounds.LINGER_BYTES_MAX:
+            self.abort()
+
+    async def _confirm(self) -> None:
+        """Closes once the client has acknowledged its responses. If it resets, or takes too long, they are lost."""
+        if not await is_delivered(self._transport, lambda: self.is_lost or self._transport.is_closing()):
+            for call in self.on_undelivered:
+                await call()
         self._transport.close()
+
+    def _pause_reading(self, pause: bool) -> None:
+        if pause != self._is_read_paused:
+            self._is_read_paused = pause
+            if pause:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
 
     def _set_bounds(self) -> None:
         """Pauses reading while enough has arrived, and sets the deadline for what the client must send or read next."""
         reader = self._reader
-        is_ahead = (
-            bool(reader.unparsed or reader.complete)
-            or self._state is _REFUSING
-            or self._is_write_paused
-            or reader.is_ahead
-        )
-        if is_ahead != self._is_read_paused:
-            self._is_read_paused = is_ahead
-            if is_ahead:
-                self._transport.pause_reading()
-            else:
-                self._transport.resume_reading()
+        if not self.is_half_closed:
+            self._pause_reading(
+                len(reader.unparsed) > bounds.AHEAD_BYTES_MAX or self._is_write_paused or reader.is_ahead
+            )
         if self.current is not None:
             return
-        stage = _BETWEEN if self._is_write_paused else reader.stage
-        if stage is _BETWEEN or stage is not self._timed:  # else it runs already, and a few bytes do not prolong it
+        stage = _READING if self._is_write_paused else reader.stage
+        if stage is not self._timed:  # else it runs already, and a few bytes do not prolong it
+            self._timed = stage
+            self._unread_bytes = self._transport.get_write_buffer_size() if stage is _READING else 0
             self._set_deadline(self._context.timeout_s(stage))
-        self._timed = stage
 
     def _set_deadline(self, seconds: float) -> None:
         """Moves the deadline and leaves the timer running: it checks again when it fires, so that requests in quick
@@ -290,6 +379,13 @@ class Connection(asyncio.Protocol):
         elif self._timed is _HEAD and self._state < _CLOSING:
             self._refuse(TOO_SLOW)
             self._advance()
+        elif self._timed is _READING and self._has_read():
+            self._set_deadline(self._context.timeout_s(_READING))
         else:
             # Not closed gracefully: a client that does not read would keep the connection open with its unread data.
             self.abort()
+
+    def _has_read(self) -> bool:
+        """Returns whether the client has read enough of its responses since this was last asked."""
+        before, self._unread_bytes = self._unread_bytes, self._transport.get_write_buffer_size()
+        return before - self._unread_bytes >= bounds.READ_BYTES_MIN

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from codeq.domain.errors import InvalidRequest
-from codeq.server.auth.principal import EVERY_COMMAND, WORKER_SCOPES
+from codeq.server.auth.principal import EVERY_COMMAND, PRODUCER_SCOPES, WORKER_SCOPES
 from codeq.wire.local_server import DEV_TOKEN
 
 DEV_TENANT = "dev"
@@ -20,7 +20,7 @@ _KID = "dev-1"
 _KEY_FILE, _JWKS_FILE = "dev-key.pem", "dev-jwks.json"
 
 ROLES = ("producer", "worker", "admin")
-ALL_SCOPES = sorted(WORKER_SCOPES | {"codeq:admin", "codeq:events", "codeq:platform"})
+ALL_SCOPES = sorted(PRODUCER_SCOPES | WORKER_SCOPES | {"codeq:admin", "codeq:events", "codeq:platform"})
 
 
 def prepare(data: Path) -> bytes:
@@ -93,6 +93,8 @@ def make_token(
 
 def _private_key(data: Path) -> Ed25519PrivateKey:
     try:
+        if (data / _KEY_FILE).stat().st_mode & 0o077:
+            raise InvalidRequest(f"{data / _KEY_FILE} can be read by others; run: chmod 600 {data / _KEY_FILE}")
         key = serialization.load_pem_private_key((data / _KEY_FILE).read_bytes(), None)
     except FileNotFoundError:
         raise InvalidRequest(f"{data} has no key yet; start `codeq serve --dev --data {data}` once") from None

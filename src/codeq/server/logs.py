@@ -35,6 +35,6 @@ def set_up(level: str, *, json_lines: bool) -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
-def log(level: int, message: str, *, exc_info: bool = False, **fields: Any) -> None:
+def log(level: int, message: str, *, exc_info: bool | BaseException | None = False, **fields: Any) -> None:
     """Writes one line. `fields` must hold no token, secret or payload."""
     logging.getLogger("codeq").log(level, message, exc_info=exc_info, extra={"fields": fields})

@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +18,28 @@ import msgspec
 import uvicorn
 
 import codeq
+from codeq.clock import SteadyClock
 from codeq.domain.errors import InvalidRequest, StoreError
-from codeq.server import dev, logs, openapi, tracing
+from codeq.server import dev, logs, openapi
 from codeq.server.app import App
+from codeq.server.auth.callers import FailureLimit
 from codeq.server.auth.claims import make_validator
 from codeq.server.auth.principal import Authenticator
-from codeq.server.connection import Connection, ServerContext
+from codeq.server.auth.static import check_tokens
+from codeq.server.backups import Backups
+from codeq.server.connection import Connection
+from codeq.server.connection_limit import ConnectionLimit, connections_that_fit, raise_file_limit
 from codeq.server.logs import log
+from codeq.server.loop_monitor import LoopMonitor
 from codeq.server.metrics import Metrics
-from codeq.server.ratelimit import RateLimiter
+from codeq.server.metrics_listener import public_routes, serving_metrics
+from codeq.server.ratelimit import SCOPES, RateLimiter
 from codeq.server.response_head import ResponseHeads
-from codeq.server.routes import ROUTES
+from codeq.server.server_context import ServerContext
 from codeq.server.settings import Settings
 from codeq.server.state import AppState
-from codeq.server.tracing import Tracing
-from codeq.store.data_dir import open_rocksdb
+from codeq.server.tracing import Tracing, set_up
+from codeq.store.data_dir import back_up, open_rocksdb
 from codeq.store.interface import Listener, Store
 from codeq.usecases import sweep
 from codeq.usecases.core import make_core
@@ -39,18 +49,25 @@ from codeq.wire.local_server import is_loopback
 EXIT_STORE_FAILED = 70
 """The process's exit code after a failed write: start it again, and it recovers all that it acknowledged."""
 
+CLOCK_AHEAD_S_MAX = 60
+"""How far the time of the data may be ahead of the system's clock at start without a warning."""
 
-def run(settings: Settings, *, is_dev: bool = False, banner: bool = True) -> int:
+
+def run(settings: Settings, *, is_dev: bool = False, banner: bool = True, warnings: Sequence[str] = ()) -> int:
     """Serves until SIGTERM or SIGINT. Returns the exit code."""
     check(settings, is_dev=is_dev)
     logs.set_up(settings.log.level, json_lines=settings.log.format == "json")
-    listener = _listen(settings)
+    for warning in warnings:
+        log(logging.WARNING, warning)
+    os.umask(0o077)  # what it writes is for its owner alone
+    file_limit = raise_file_limit()
+    listener = _listen(settings.http.host, settings.http.port)
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: PLC0415 - not on every platform
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(settings, listener, is_dev=is_dev, banner=banner))
-    return asyncio.run(_serve(settings, listener, is_dev=is_dev, banner=banner))
+            return runner.run(_serve(settings, listener, file_limit, is_dev=is_dev, banner=banner))
+    return asyncio.run(_serve(settings, listener, file_limit, is_dev=is_dev, banner=banner))
 
 
 def check(settings: Settings, *, is_dev: bool) -> None:
@@ -61,17 +78,22 @@ def check(settings: Settings, *, is_dev: bool) -> None:
                 f"--dev accepts a well-known token, so it listens on loopback only, not {settings.http.host}"
             )
         return
-    missing = [name for name in ("producer", "worker") if not getattr(settings.auth, name).provider]
+    missing = [name for name in ("producer", "worker") if not getattr(settings.auth, name).name]
     if "producer" in missing or ("worker" in missing and not settings.auth.producers_may_work):
         raise InvalidRequest(
             f"auth.{missing[0]}.provider is not set: "
             "configure who may call (see docs/guides/server.md), or try it with --dev"
         )
-    _authenticator(settings, Path(), is_dev=False)  # a provider refuses a configuration that it cannot use
+    # A provider refuses a configuration that it cannot use.
+    _authenticator(settings, Path(), FailureLimit(), is_dev=False)
+    for group in (settings.auth.producer, settings.auth.worker):
+        check_tokens(group.name, group.config, is_local=is_loopback(settings.http.host))
 
 
-async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, banner: bool) -> int:
-    state = await _assemble(settings, is_dev=is_dev)
+async def _serve(settings: Settings, listener: socket.socket, file_limit: int, *, is_dev: bool, banner: bool) -> int:
+    wanted = settings.metrics
+    scrapes = _listen(wanted.host, wanted.port) if wanted.host else None
+    state = await _assemble(settings, file_limit, is_dev=is_dev)
     config = uvicorn.Config(
         _no_asgi,
         lifespan="off",
@@ -85,26 +107,40 @@ async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, b
     )
     server = _Server(config, state)
     uvicorn_state = server.server_state
-    app = App(state, ROUTES, tasks=uvicorn_state.tasks, on_failure=server.store_failed)
+    app = App(state, public_routes(wanted.host), tasks=uvicorn_state.tasks, on_failure=server.store_failed)
     heads = ResponseHeads(lambda: uvicorn_state.default_headers)
-    context = ServerContext(app.begin, settings.http, heads, uvicorn_state.connections)
+    limit = _connection_limit(settings, file_limit, state.core.shards)
+    context = ServerContext(app.begin, settings.http, heads, uvicorn_state.connections, limit, lost=app.connection_lost)
     config.http = lambda **_: Connection(context)  # type: ignore[assignment]
     sweeping = asyncio.create_task(
         sweep.run(
             state.core,
             events_keep_ms=settings.retention.events_seconds * 1000,
             events_keep_max=settings.retention.events_max,
+            on_failure=state.metrics.sweep_failed,
         )
     )
+    sweeping.add_done_callback(server.sweeping_ended)
+    monitor = LoopMonitor(state.metrics.loop_held)
     if banner:
         _print_banner(settings, listener, is_dev=is_dev)
-    log(logging.INFO, "started", port=listener.getsockname()[1], durability=settings.store.durability, dev=is_dev)
+    log(
+        logging.INFO,
+        "started",
+        port=listener.getsockname()[1],
+        metrics_port=scrapes.getsockname()[1] if scrapes else None,
+        durability=settings.store.durability,
+        dev=is_dev,
+    )
     try:
-        await server.serve(sockets=[listener])
+        async with serving_metrics(state, scrapes, heads, server.store_failed):
+            await server.serve(sockets=[listener])
     finally:
+        monitor.stop()
         sweeping.cancel()
         await asyncio.gather(sweeping, return_exceptions=True)
         await state.authenticator.close()
+        await state.backups.close()
         try:
             await state.core.close()
         except StoreError:
@@ -115,62 +151,91 @@ async def _serve(settings: Settings, listener: socket.socket, *, is_dev: bool, b
     return EXIT_STORE_FAILED if server.has_failed else 0
 
 
-async def _assemble(settings: Settings, *, is_dev: bool) -> AppState:
+def _connection_limit(settings: Settings, file_limit: int, shards: int) -> ConnectionLimit:
+    wanted, fits = settings.http.connections_max, connections_that_fit(file_limit, shards)
+    if fits < wanted:
+        log(
+            logging.WARNING,
+            "the limit on open files allows fewer connections than http.connections_max; raise it (LimitNOFILE)",
+            open_files_max=file_limit,
+            connections_max=fits,
+        )
+    return ConnectionLimit(min(wanted, fits), settings.http.connections_per_address_max)
+
+
+async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> AppState:
     waiters = Waiters()
-    metrics = Metrics()
+    metrics = Metrics(settings.metrics.queues_max)
     data = Path(settings.store.path)
     jwks = dev.prepare(data) if is_dev else None
-    store = _open_store(settings, [waiters, metrics])
-    authenticator = _authenticator(settings, data, is_dev=is_dev)
+    store = _open_store(settings, [waiters, metrics], open_files_max=file_limit // 2)
+    failures = FailureLimit(0 if is_dev else settings.auth.failures_per_minute, on_hit=metrics.rate_limited)
+    authenticator = _authenticator(settings, data, failures, is_dev=is_dev)
     await authenticator.start()
     limits = settings.rate_limit
+    tracing = _tracing(settings)
+    spans = tracing if tracing.is_on else None
     state = AppState(
-        core=make_core(store, waiters, settings.policy(), randomness=random.Random()),
+        core=make_core(
+            store,
+            waiters,
+            settings.policy(),
+            randomness=random.Random(),
+            strict_idempotency=settings.idempotency.strict,
+            tenant_limits=settings.tenant_limits(),
+            sweeping=settings.sweep.sweeping(),
+            spans=spans,
+        ),
         settings=settings,
         authenticator=authenticator,
         limiter=RateLimiter(
-            {"producer": limits.producer, "worker": limits.worker, "admin": limits.admin},
-            {"producer": limits.tenant_producer, "worker": limits.tenant_worker},
+            {scope: getattr(limits, scope) for scope in SCOPES},
+            {scope: getattr(limits, f"tenant_{scope}") for scope in SCOPES},
             on_hit=metrics.rate_limited,
         ),
         metrics=metrics,
-        tracing=_tracing(settings),
+        tracing=tracing,
+        backups=Backups(settings.backup.path, partial(back_up, store)),
         jwks=jwks,
     )
-    description = openapi.describe(ROUTES, codeq.__version__)
+    description = openapi.describe(public_routes(settings.metrics.host), codeq.__version__)
     state.spec = msgspec.json.encode(description)
     state.docs = openapi.page(description).encode()
     return state
 
 
-def _open_store(settings: Settings, listeners: Sequence[Listener]) -> Store:
-    import time  # noqa: PLC0415 - the only clock of the service is chosen here
-
-    return open_rocksdb(
+def _open_store(settings: Settings, listeners: Sequence[Listener], *, open_files_max: int) -> Store:
+    clock = SteadyClock()
+    store = open_rocksdb(
         Path(settings.store.path),
-        clock=lambda: time.time_ns() // 1_000_000,
+        clock=clock,
         shards=None if (Path(settings.store.path) / "codeq.json").exists() else settings.store.shards,
         fsync=settings.store.durability == "fsync",
         grace_ms=round(settings.leases.grace_seconds * 1000),
         listeners=listeners,
+        open_files_max=open_files_max,
     )
+    ahead_s = clock() // 1000 - round(time.time())
+    if ahead_s > CLOCK_AHEAD_S_MAX:
+        log(logging.WARNING, "the newest event is ahead of the system's clock; time goes on from it", ahead_s=ahead_s)
+    return store
 
 
-def _authenticator(settings: Settings, data: Path, *, is_dev: bool) -> Authenticator:
+def _authenticator(settings: Settings, data: Path, failures: FailureLimit, *, is_dev: bool) -> Authenticator:
     if is_dev:
         both = make_validator("multi", dev.auth_config(data))
         return Authenticator(both, both, producers_may_work=False)
     auth = settings.auth
-    producers = make_validator(auth.producer.provider, auth.producer.config)
-    workers = make_validator(auth.worker.provider, auth.worker.config) if auth.worker.provider else producers
-    return Authenticator(producers, workers, producers_may_work=auth.producers_may_work)
+    producers = make_validator(auth.producer.name, auth.producer.config)
+    workers = make_validator(auth.worker.name, auth.worker.config) if auth.worker.name else producers
+    return Authenticator(producers, workers, producers_may_work=auth.producers_may_work, failures=failures)
 
 
 def _tracing(settings: Settings) -> Tracing:
     wanted = settings.tracing
     if not wanted.enabled:
         return Tracing()
-    return tracing.set_up(
+    return set_up(
         service=wanted.service_name, endpoint=wanted.endpoint, insecure=wanted.insecure, ratio=wanted.sample_ratio
     )
 
@@ -196,14 +261,26 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     def store_failed(self) -> None:
+        self._fail("the store has failed; stopping, start again to recover")
+
+    def sweeping_ended(self, sweeping: "asyncio.Task[None]") -> None:
+        """Stops the server when its sweepers have ended by themselves: the store has failed, or they have."""
+        if sweeping.cancelled():
+            return
+        fault = sweeping.exception()
+        if isinstance(fault, StoreError):
+            self.store_failed()
+        else:
+            self._fail("the sweepers have failed; stopping, start again to recover", fault)
+
+    def _fail(self, message: str, fault: BaseException | None = None) -> None:
         if not self.has_failed:
             self.has_failed = True
-            log(logging.CRITICAL, "the store has failed; stopping, start again to recover")
+            log(logging.CRITICAL, message, exc_info=fault)
             self.handle_exit(signal.SIGTERM, None)
 
 
-def _listen(settings: Settings) -> socket.socket:
-    host, port = settings.http.host, settings.http.port
+def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

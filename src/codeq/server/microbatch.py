@@ -10,7 +10,9 @@ from codeq.domain.errors import CodeqError
 from codeq.domain.limits import BATCH_BYTES_MAX, BATCH_TASKS_MAX
 from codeq.server.request import HttpRequest, HttpResponse, Parser
 from codeq.server.state import AppState
+from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core
+from codeq.usecases.traces import trace_parents
 
 
 class BatchedHandler(Struct, frozen=True, kw_only=True):
@@ -34,17 +36,20 @@ class BatchedHandler(Struct, frozen=True, kw_only=True):
     span: str
     """The name of the trace span around a request that is not batched."""
     attributes: Callable[[HttpRequest, Any], dict[str, Any]]
+    task_ids: Callable[[Any], Sequence[str]] = lambda _: ()
+    """The existing tasks of an item: its span links to the traces that created them."""
 
     @property
     def __name__(self) -> str:
         return self.name
 
     async def __call__(self, state: AppState, request: HttpRequest) -> HttpResponse:
-        message = request.parse(self.parser)
+        message = await request.parse_in_pieces(self.parser, LoopBudget(state.core))
         if self.authorize is not None and self.needs_authorizing(request):
             await self.authorize(state, request)
         item = self.to_item(state, request, message)
-        with state.tracing.verb(self.span, **self.attributes(request, item)):
+        parents = await trace_parents(state.core, request.tenant, self.task_ids(item)) if state.tracing.is_on else ()
+        with state.tracing.verb(self.span, parents, **self.attributes(request, item)):
             [answer] = await self.execute(state.core, request.tenant, [item])
         if isinstance(answer, CodeqError):
             raise answer

@@ -78,7 +78,8 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
         + [
             {"name": name, "in": "query", "required": False, "schema": QUERY.get(name, {"type": "string"})}
             for name in route.query
-        ],
+        ]
+        + [{"name": name, "in": "header", "required": False, "schema": {"type": "string"}} for name in route.headers],
     }
     if route.kind is not TokenKind.NONE:
         operation["security"] = [{"bearer": []}]

@@ -2,7 +2,7 @@
 
 import logging
 
-from codeq.domain.errors import CodeqError, InvalidRequest
+from codeq.domain.errors import CodeqError, InvalidRequest, QuotaExceeded
 from codeq.server.logs import log
 from codeq.server.request import HttpRequest, HttpResponse
 from codeq.wire.errors import RateLimited, WrongMethod, status_of
@@ -21,6 +21,10 @@ def refusal(request: HttpRequest, fault: CodeqError) -> HttpResponse:
         problem = Problem(
             error=text, code=fault.code, scope=fault.scope, operation=fault.operation, retry_after_seconds=retry_s
         )
+    elif isinstance(fault, QuotaExceeded):
+        problem = Problem(
+            error=text, code=fault.code, limit=fault.limit or None, retry_after_seconds=fault.retry_after_s or None
+        )
     elif status >= 500:
         log(logging.ERROR, text, request_id=request.id, code=fault.code)
         problem = Problem(error=_public(fault), code=fault.code, request_id=request.id)
@@ -30,8 +34,10 @@ def refusal(request: HttpRequest, fault: CodeqError) -> HttpResponse:
             error=text, code=fault.code, field=text.rpartition(" - at `$")[2].strip("`.") if is_field else None
         )
     response = request.respond(status, problem)
-    if isinstance(fault, RateLimited):
-        response.headers = [(b"retry-after", str(fault.retry_after_s).encode())]
+    if isinstance(fault, RateLimited | QuotaExceeded):
+        if fault.retry_after_s:
+            response.headers = [(b"retry-after", str(fault.retry_after_s).encode())]
+        response.closes = isinstance(fault, QuotaExceeded) and fault.limit == "connections"
     elif status == 503:
         response.headers = [(b"retry-after", b"1")]
     elif status == 401:

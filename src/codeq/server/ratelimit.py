@@ -1,70 +1,126 @@
-"""Limits the rate of calls: token buckets per bearer token and per tenant, in memory."""
+"""Limits the rate of calls: token buckets per subject and per tenant, in memory.
 
-import hashlib
+A subject is who a token names within its tenant. Tokens of one subject share a bucket, so a new token, or another
+spelling of the same header, does not get a new one.
+"""
+
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from codeq.wire.errors import RateLimited
+from codeq.server.auth.principal import Principal
+from codeq.wire.errors import RateLimited, TooLarge
 
 BUCKETS_MAX = 100_000
 """The least recently used buckets are dropped first; a dropped bucket counts as full."""
 
+SCOPES = ("producer", "worker", "lease", "admin", "read")
+"""Creates and cancels; claims; heartbeats, nacks, abandons and results; admin routes; other reads."""
+
 
 class Rate(Struct, frozen=True, kw_only=True):
-    requests_per_minute: int = 0
-    burst_size: int = 0
+    requests_per_minute: Annotated[int, Meta(ge=0)] = 0
+    burst_size: Annotated[int, Meta(ge=0)] = 0
 
     @property
     def is_on(self) -> bool:
         return self.requests_per_minute > 0 and self.burst_size > 0
 
 
+class Charge(Struct, frozen=True, gc=False):
+    """What a route is counted as: the scope whose buckets it spends from, and its name in metrics and refusals."""
+
+    scope: str
+    operation: str
+
+
 class RateLimiter:
+    """Every authenticated request spends one token; a batch then spends one for each further item."""
+
     def __init__(
         self,
-        per_token: dict[str, Rate],
-        per_tenant: dict[str, Rate],
+        per_subject: Mapping[str, Rate],
+        per_tenant: Mapping[str, Rate],
         *,
         clock: Callable[[], float] = monotonic,
         on_hit: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
-        self._per_token = {scope: rate for scope, rate in per_token.items() if rate.is_on}
+        self._per_subject = {scope: rate for scope, rate in per_subject.items() if rate.is_on}
         self._per_tenant = {scope: rate for scope, rate in per_tenant.items() if rate.is_on}
+        self.is_on = bool(self._per_subject or self._per_tenant)
         self._clock = clock
         self._on_hit = on_hit
-        self._buckets: OrderedDict[tuple[str, str, str], tuple[float, float]] = OrderedDict()
+        self._buckets: OrderedDict[tuple[str, ...], tuple[float, float]] = OrderedDict()
 
-    def spend(self, scope: str, operation: str, *, token: str, tenant: str, items: int = 1) -> None:
-        """Spends one token per item. A batch larger than the burst waits for a full bucket, and then empties it."""
-        if not self._per_token and not self._per_tenant:
+    def spend(self, charge: Charge, caller: Principal) -> None:
+        """Spends a token for a request."""
+        if self.is_on:
+            self._take(charge, caller, 1)
+
+    def spend_for_batch(self, charge: Charge, caller: Principal, items: int) -> None:
+        """Spends for the items of a batch besides the first, for which the request has spent.
+
+        Refuses the whole batch if not all of it can be paid for, and returns the request's token. TooLarge if even
+        full buckets could not pay.
+        """
+        if not self.is_on or items <= 1:
             return
-        rate = self._per_token.get(scope)
-        if rate:
-            key = hashlib.sha256(token.encode()).hexdigest()
-            self._take((scope, "token", key), rate, items, operation)
-        rate = self._per_tenant.get(scope)
-        if rate:
-            self._take((scope, "tenant", tenant), rate, items, operation)
+        burst = min((rate.burst_size for _, rate in self._rates(charge, caller)), default=items)
+        if items > burst:
+            self._on_hit(charge.scope, charge.operation)
+            raise TooLarge(
+                f"a batch may have at most {burst} items: the {charge.scope} rate limit admits no more at once"
+            )
+        for key, rate in self._rates(charge, caller):
+            self._put(key, self._left(key, rate) + 1)
+        self._take(charge, caller, items)
 
-    def _take(self, key: tuple[str, str, str], rate: Rate, items: int, operation: str) -> None:
-        now_s = self._clock()
-        per_second = rate.requests_per_minute / 60
-        left, seen_s = self._buckets.get(key, (float(rate.burst_size), now_s))
-        left = min(rate.burst_size, left + (now_s - seen_s) * per_second)
-        wanted = min(items, rate.burst_size)
-        if left < wanted:
-            self._on_hit(key[0], operation)
+    def affordable(self, charge: Charge, caller: Principal, items: int) -> int:
+        """Returns how many of `items` the caller has tokens for, with the one that the request has spent."""
+        rates = self._rates(charge, caller) if self.is_on and items > 1 else []
+        return min(items, 1 + max(0, min((int(self._left(*bucket)) for bucket in rates), default=items)))
+
+    def spend_late(self, charge: Charge, caller: Principal, items: int) -> None:
+        """Spends for items of a batch besides the first that are known only afterwards, such as claimed tasks. Calls
+        that wait at the same time may leave the buckets in debt; later calls are refused until it is paid."""
+        if self.is_on and items > 1:
+            for key, rate in self._rates(charge, caller):
+                self._put(key, self._left(key, rate) - (items - 1))
+
+    def _rates(self, charge: Charge, caller: Principal) -> list[tuple[tuple[str, ...], Rate]]:
+        scope = charge.scope
+        found: list[tuple[tuple[str, ...], Rate]] = []
+        if (rate := self._per_subject.get(scope)) is not None:
+            found.append(((scope, caller.tenant, caller.subject), rate))
+        if (rate := self._per_tenant.get(scope)) is not None:
+            found.append(((scope, caller.tenant), rate))
+        return found
+
+    def _take(self, charge: Charge, caller: Principal, items: int) -> None:
+        """Takes the tokens from all buckets of the caller, or from none."""
+        buckets = [(key, rate, self._left(key, rate)) for key, rate in self._rates(charge, caller)]
+        waits_s = [(items - left) * 60 / rate.requests_per_minute for _, rate, left in buckets if left < items]
+        if waits_s:
+            self._on_hit(charge.scope, charge.operation)
             raise RateLimited(
                 "rate limit exceeded",
-                scope=key[0],
-                operation=operation,
-                retry_after_s=max(1, math.ceil((wanted - left) / per_second)),
+                scope=charge.scope,
+                operation=charge.operation,
+                retry_after_s=max(1, math.ceil(max(waits_s))),
             )
-        self._buckets[key] = (left - wanted, now_s)
+        for key, _, left in buckets:
+            self._put(key, left - items)
+
+    def _left(self, key: tuple[str, ...], rate: Rate) -> float:
+        left, seen_s = self._buckets.get(key, (float(rate.burst_size), 0.0))
+        return min(rate.burst_size, left + (self._clock() - seen_s) * rate.requests_per_minute / 60)
+
+    def _put(self, key: tuple[str, ...], left: float) -> None:
+        self._buckets[key] = (left, self._clock())
         self._buckets.move_to_end(key)
         if len(self._buckets) > BUCKETS_MAX:
             self._buckets.popitem(last=False)

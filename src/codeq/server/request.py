@@ -1,8 +1,7 @@
 """One HTTP request as the server processes it, its parsed body, and its response."""
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -10,24 +9,30 @@ import msgspec
 from msgspec import Struct
 
 from codeq.domain.errors import InvalidRequest
+from codeq.domain.limits import PAYLOAD_BYTES_MAX
 from codeq.server.auth.principal import Principal
+from codeq.server.json_content import Content
+from codeq.server.json_items import split_items
+from codeq.usecases.budget import LoopBudget
 from codeq.wire.errors import WrongMedia
 
 if TYPE_CHECKING:
     from codeq.server.state import AppState
 
 JSON, MSGPACK = "application/json", "application/msgpack"
-DEPTH_MAX = 32
+LARGE_BYTES = 256 * 1024
+"""Longer requests and responses are processed in pieces; a shorter one takes a millisecond or two."""
+WHOLE_BYTES = 1 << 20
+"""A longer batch is not decoded in one call: the decoder reads a megabyte in up to four milliseconds."""
+ITEM_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
+"""As for the body of one task: escapes may double a payload's length."""
 
 Message = TypeVar("Message")
 Handler = Callable[["AppState", "HttpRequest"], Awaitable["HttpResponse"]]
 
 _json_encode = msgspec.json.Encoder().encode
 _msgpack_encode = msgspec.msgpack.Encoder().encode
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _NONE: Mapping[str, str] = {}
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class HttpResponse(Struct, gc=False):
@@ -40,14 +45,28 @@ class HttpResponse(Struct, gc=False):
 
 
 class Parser:
-    """Decodes one kind of message from JSON or MessagePack, with decoders built once."""
+    """Decodes one kind of message from JSON or MessagePack, and checks the JSON that is its content."""
 
-    def __init__(self, plain: Any, packed: Any = None) -> None:
+    def __init__(self, plain: Any, packed: Any = None, *, content: Content | None = None) -> None:
         self.message = plain
+        self.content = content
         self._json = msgspec.json.Decoder(plain).decode
         self._msgpack = msgspec.msgpack.Decoder(packed or plain).decode
 
     def parse(self, body: bytes | msgspec.Raw, *, packed: bool) -> Any:
+        message = self.decode(body, packed=packed)
+        if self.content is not None:
+            self.content.check(message)
+        return message
+
+    async def parse_in_pieces(self, body: bytes, budget: LoopBudget, *, packed: bool) -> Any:
+        """As `parse`, and other calls run in between."""
+        message = self.decode(body, packed=packed)
+        if self.content is not None:
+            await self.content.check_in_pieces(message, budget)
+        return message
+
+    def decode(self, body: bytes | msgspec.Raw, *, packed: bool) -> Any:
         try:
             return self._msgpack(body) if packed else self._json(body)
         except msgspec.ValidationError as fault:
@@ -57,36 +76,56 @@ class Parser:
 
 
 class BatchParser:
-    """Decodes a batch in one pass. Where that fails, item by item, so that the bad ones are known."""
+    """Decodes a batch in one pass. Where that fails, item by item, so that the bad ones are known.
 
-    def __init__(self, items: Parser, item: Parser, whole: Parser, nested: Callable[[Any], bytes]) -> None:
+    A large batch in JSON is split first: decoding all of it at once would hold the event loop.
+    """
+
+    def __init__(self, items: Parser, item: Parser, whole: Parser) -> None:
         self._items = items
         self._item = item
         self._whole = whole
-        self._nested = nested
 
-    def parse(self, request: "HttpRequest") -> list[Any]:
+    async def parse(self, request: "HttpRequest", budget: LoopBudget) -> list[Any]:
         """Returns per item the message, or the refusal."""
         packed = request.is_packed
         body = request.body or (b"\x80" if packed else b"{}")
+        if len(body) > WHOLE_BYTES and not packed:
+            return await self._parse_split(body, budget)
         try:
-            [messages] = msgspec.structs.astuple(self._whole.parse(body, packed=packed))
+            [messages] = msgspec.structs.astuple(self._whole.decode(body, packed=packed))
         except InvalidRequest:
-            [items] = msgspec.structs.astuple(self._items.parse(body, packed=packed))
-            return [self._parse_item(item, packed=packed) for item in items]
-        return messages if packed else [self._checked(message) for message in messages]
+            if len(body) > WHOLE_BYTES:
+                raise
+            [items] = msgspec.structs.astuple(self._items.decode(body, packed=packed))
+            return [await self._parse_item(item, budget, packed=packed) for item in items]
+        return [await self._checked(message, budget) for message in messages]
 
-    def _parse_item(self, item: msgspec.Raw, *, packed: bool) -> Any:
+    async def _parse_split(self, body: bytes, budget: LoopBudget) -> list[Any]:
+        [field] = self._items.message.__struct_fields__
+        messages: list[Any] = []
+        for item in split_items(body, field):
+            if item is not None:
+                messages.append(await self._parse_item(item, budget, packed=False))
+            await budget.yield_if_spent()
+        if not messages:
+            raise InvalidRequest("a batch has at least one item")
+        return messages
+
+    async def _parse_item(self, item: bytes | msgspec.Raw, budget: LoopBudget, *, packed: bool) -> Any:
+        raw = bytes(item)
+        if len(raw) > ITEM_BYTES_MAX:
+            return InvalidRequest(f"one item of a batch has at most {ITEM_BYTES_MAX} bytes, not {len(raw)}")
         try:
-            if not packed:
-                check_depth(bytes(item))
-            return self._item.parse(item, packed=packed)
+            return await self._item.parse_in_pieces(raw, budget, packed=packed)
         except InvalidRequest as refusal:
             return refusal
 
-    def _checked(self, message: Any) -> Any:
+    async def _checked(self, message: Any, budget: LoopBudget) -> Any:
+        content = self._item.content
+        assert content is not None  # noqa: S101 - the items of every batch have content
         try:
-            check_depth(self._nested(message), DEPTH_MAX - 1)
+            await content.check_in_pieces(message, budget)
         except InvalidRequest as refusal:
             return refusal
         return message
@@ -97,7 +136,7 @@ class HttpRequest:
 
     __slots__ = (
         "body", "connection", "expects_continue", "headers", "id", "is_complete", "keeps_alive", "method", "params",
-        "path", "principal", "query_string", "repeated", "route", "started_s",
+        "path", "principal", "query_string", "repeated", "reserved_bytes", "route", "started_s",
     )  # fmt: skip
 
     def __init__(self, method: str, path: str, headers: dict[bytes, bytes], query_string: bytes) -> None:
@@ -111,6 +150,8 @@ class HttpRequest:
         self.body = b""
         self.is_complete = False
         """Whether all of the body has arrived."""
+        self.reserved_bytes = 0
+        """What the body takes of the budget for bodies."""
         self.keeps_alive = True
         self.expects_continue = False
         self.id = ""
@@ -122,11 +163,6 @@ class HttpRequest:
     @property
     def tenant(self) -> str:
         return self.principal.tenant
-
-    @property
-    def authorization(self) -> str:
-        """Returns the header as it was sent; only for a request that has been authenticated."""
-        return self.headers[b"authorization"].decode("latin-1")
 
     @property
     def is_packed(self) -> bool:
@@ -145,14 +181,39 @@ class HttpRequest:
 
     def parse(self, parser: Parser) -> Any:
         packed = self.is_packed
-        if not packed:
-            check_depth(self.body)
         return parser.parse(self.body or (b"\x80" if packed else b"{}"), packed=packed)
+
+    async def parse_in_pieces(self, parser: Parser, budget: LoopBudget) -> Any:
+        """As `parse`, and other calls run in between."""
+        packed = self.is_packed
+        return await parser.parse_in_pieces(self.body or (b"\x80" if packed else b"{}"), budget, packed=packed)
+
+    @property
+    def encoder(self) -> Callable[[Any], bytes]:
+        return _msgpack_encode if self.wants_packed else _json_encode
 
     def respond(self, status: int, message: Any) -> HttpResponse:
         if self.wants_packed:
             return HttpResponse(status, _msgpack_encode(message), MSGPACK)
         return HttpResponse(status, _json_encode(message))
+
+    async def respond_in_pieces(
+        self, status: int, items: Iterable[Any], whole: Callable[[list[Any]], Any], budget: LoopBudget
+    ) -> HttpResponse:
+        """Responds with `whole` of the items, each encoded on its own, and other calls run in between."""
+        encode = self.encoder
+        encoded: list[bytes] = []
+        for item in items:
+            encoded.append(encode(item))
+            await budget.yield_if_spent()
+        return self.respond_encoded(status, encoded, whole)
+
+    def respond_encoded(self, status: int, items: Sequence[bytes], whole: Callable[[list[Any]], Any]) -> HttpResponse:
+        """Responds with `whole` of items that are encoded already; the list of them is its first list."""
+        if self.wants_packed:
+            return self.respond(status, whole([msgspec.Raw(item) for item in items]))
+        before, _, after = _json_encode(whole([])).partition(b"[]")
+        return HttpResponse(status, b"".join([before, b"[", b",".join(items), b"]", after]))
 
     def query(self, allowed: tuple[str, ...], *, repeated: tuple[str, ...] = ()) -> dict[str, str]:
         """Returns the query parameters. An unknown or repeated one is refused; those of `repeated` may be repeated, and
@@ -177,38 +238,28 @@ class HttpRequest:
             found[name] = value
         return found
 
-    async def unless_disconnected(self, waiting: Awaitable[Message]) -> Message:
-        """Awaits it, and cancels it when the client disconnects."""
-        self.connection.waiting = asyncio.current_task()
+    async def unless_disconnected(self, call: Callable[[int], Awaitable[Message]], wait_ms: int) -> Message:
+        """Awaits the call, and cancels it when the client disconnects. When the client closes its half of the
+        connection, the wait ends: the call is repeated without one."""
+        connection, task = self.connection, asyncio.current_task()
+        connection.waiting = task
         try:
-            return await waiting
+            if wait_ms and not connection.is_half_closed:
+                connection.is_long_poll = True
+                try:
+                    return await call(wait_ms)
+                except asyncio.CancelledError:
+                    if task is None or connection.is_lost or not connection.is_half_closed:
+                        raise
+                    task.uncancel()
+                finally:
+                    connection.is_long_poll = False
+            return await call(0)
         finally:
-            self.connection.waiting = None
+            connection.waiting = None
 
 
 NOBODY = Principal()
-
-
-def check_depth(body: bytes, most: int = DEPTH_MAX) -> None:
-    """Refuses JSON nested deeper than `most`. Few brackets mean little depth, so most bodies are only counted."""
-    if body.count(b"[") + body.count(b"{") <= most:
-        return
-    depth = 0
-    for bracket in _STRINGS.sub(b"", body).translate(None, _NOT_BRACKETS):
-        depth += 1 if bracket in b"[{" else -1
-        if depth > most:
-            raise InvalidRequest(f"the body is nested deeper than {DEPTH_MAX} levels")
-
-
-def json_value(raw: bytes, what: str) -> bytes:
-    """Returns the bytes of JSON that all parsers read alike: valid text, numbers in range, no half surrogates."""
-    try:
-        value = msgspec.json.decode(raw)
-        if b"\\u" in raw and _SURROGATE.search(raw):
-            msgspec.json.encode(value)
-    except (msgspec.DecodeError, UnicodeError, RecursionError, ValueError) as fault:
-        raise InvalidRequest(f"the {what} is not JSON that can be kept: {fault}") from None
-    return bytes(raw)
 
 
 def whole_number(value: str, what: str, least: int, most: int) -> int:

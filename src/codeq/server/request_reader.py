@@ -4,6 +4,7 @@ Of pipelined requests at most one slice is parsed; of a body that no handler rea
 """
 
 import asyncio
+import re
 from collections import deque
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -20,14 +21,24 @@ SLICE_BYTES = HEADER_BYTES_MAX
 cannot be too large."""
 BODY_AHEAD_BYTES = 64 * 1024
 """Bytes of a body that are buffered before a handler reads it."""
+SKIP_BYTES_MAX = 256 * 1024
+"""Bytes of an unwanted body that are skipped to keep the connection, as in Go; with more to come, or an unknown length,
+the connection closes."""
+BODY_PER_FRAMING_BYTE = 8
+"""Chunk sizes, chunk extensions and trailers may take eight times the bytes of the body between them, and
+`HEADER_BYTES_MAX` besides: chunks of one byte pass, extensions and trailers without end do not."""
 
 
 class Stage(IntEnum):
-    """Which part of a message the parser is in."""
+    """What the client has to do next: send a request, the rest of a head, the rest of a body, or read a response.
+
+    The first three are also where the parser is.
+    """
 
     BETWEEN = 0
     HEAD = 1
     BODY = 2
+    READING = 3
 
 
 class Refusal(NamedTuple):
@@ -37,21 +48,30 @@ class Refusal(NamedTuple):
     body: bytes
 
 
-NOT_HTTP = Refusal(400, b'{"error":"this is not HTTP","code":"invalid"}')
+NOT_HTTP = Refusal(400, b'{"error":"this is not HTTP/1.1","code":"invalid"}')
+NO_HOST = Refusal(400, b'{"error":"a request has one valid Host header","code":"invalid"}')
+NO_CODING = Refusal(501, b'{"error":"the only transfer coding is one chunked, in HTTP/1.1","code":"invalid"}')
+NO_TUNNEL = Refusal(501, b'{"error":"this server is not a proxy: there is no CONNECT","code":"invalid"}')
+FRAMING_TOO_LARGE = Refusal(400, b'{"error":"chunk extensions or trailers are too large","code":"too-large"}')
+INCOMPLETE = Refusal(400, b'{"error":"the request ended before it was complete","code":"invalid"}')
 HEAD_TOO_LARGE = Refusal(431, b'{"error":"the headers are too large","code":"too-large"}')
 UPGRADE_WITH_BODY = Refusal(400, b'{"error":"a request that offers an upgrade has no body","code":"invalid"}')
 TOO_SLOW = Refusal(408, b'{"error":"the request did not arrive in time","code":"timeout"}')
 TOO_MANY_CONNECTIONS = Refusal(503, b'{"error":"too many connections","code":"busy"}')
 
-_BETWEEN, _HEAD, _BODY = Stage
+_BETWEEN, _HEAD, _BODY, _ = Stage
+_VERSIONS = {"1.1": b" HTTP/1.1\r\n", "1.0": b" HTTP/1.0\r\n"}
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|(?:[A-Za-z0-9\-._~!$&'()*+,;=]|%[0-9A-Fa-f]{2})*)(?::[0-9]{0,5})?")
+"""`uri-host [":" port]` of RFC 9110, section 7.2."""
 
 
 class RequestReader:
     """Parses requests, until the first refusal."""
 
     __slots__ = (
-        "_head_bytes", "_headers", "_is_head_split", "_parser", "_pieces", "_repeated", "_url", "arriving",
-        "body_bytes", "body_max", "body_ready", "complete", "connection", "refusal", "stage", "unparsed",
+        "_framing_bytes", "_head_bytes", "_headers", "_host", "_parser", "_pieces", "_raw", "_raw_at", "_repeated",
+        "_url", "arriving", "body_bytes", "body_max", "body_ready", "complete", "connection", "refusal", "stage",
+        "unparsed",
     )  # fmt: skip
 
     def __init__(self, connection: Any) -> None:
@@ -66,30 +86,60 @@ class RequestReader:
         self.body_ready: asyncio.Future[None] | None = None
         """Done when the body of `arriving` is complete, or longer than `body_max`."""
         self.refusal: Refusal | None = None
-        self.unparsed = memoryview(b"")
+        self.unparsed = bytearray()
         self._parser: Any = httptools.HttpRequestParser(self)
         self._head_bytes = 0
-        self._is_head_split = False
+        self._raw = b""
+        """The slice that is being parsed, after those with the beginning of the same head."""
+        self._raw_at = 0
+        """Where in it the request line that was found last ends."""
+        self._host = b""
+        """The last valid one: most clients always send the same."""
+        self._framing_bytes = 0
         self._pieces: list[bytes] = []
 
     @property
     def is_ahead(self) -> bool:
         """Whether more of a body has arrived than may be buffered before a handler reads it."""
-        return self.body_bytes > BODY_AHEAD_BYTES and self.body_ready is None
+        return self.body_bytes > self.body_max
 
-    def feed(self, data: bytes | memoryview) -> None:
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether a request that nobody has answered is incomplete."""
+        return self.stage is _HEAD or self.arriving is not None
+
+    @property
+    def can_skip(self) -> bool:
+        """Whether the rest of the arriving body is short enough to be skipped."""
+        length = self.arriving.headers.get(b"content-length") if self.arriving is not None else None
+        return length is not None and int(length) - self.body_bytes <= SKIP_BYTES_MAX
+
+    def next_slice(self) -> bytes:
+        """Returns what to parse next, and removes it from `unparsed`."""
+        data = bytes(memoryview(self.unparsed)[:SLICE_BYTES])
+        del self.unparsed[:SLICE_BYTES]
+        return data
+
+    def feed(self, data: bytes) -> None:
         """Parses at most `SLICE_BYTES`."""
-        if self.stage is not _BODY:
-            self._is_head_split = self.stage is _HEAD
+        if self.stage is _BODY:
+            self._framing_bytes = max(self._framing_bytes, 0) + len(data)
+        else:
             self._head_bytes += len(data)
+        self._raw += data
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:  # no other protocol is supported, so HTTP follows
             if self.refusal is None:
-                self.unparsed = memoryview(bytes(data[upgrade.args[0] :]) + bytes(self.unparsed))
+                self.unparsed[:0] = data[upgrade.args[0] :]
         except httptools.HttpParserError:
             self.refuse(NOT_HTTP)
-        if self.stage is _HEAD and self._head_bytes > HEADER_BYTES_MAX:
+        if self.stage is not _HEAD:
+            self._raw, self._raw_at = b"", 0
+        if self.stage is _BODY:
+            if self._framing_bytes > HEADER_BYTES_MAX:
+                self.refuse(FRAMING_TOO_LARGE)
+        elif self._head_bytes > HEADER_BYTES_MAX:
             self.refuse(HEAD_TOO_LARGE)
         ready = self.body_ready
         if ready is not None and self.body_bytes > self.body_max and not ready.done():
@@ -99,7 +149,7 @@ class RequestReader:
         """Stops with this refusal; a later one is ignored."""
         if self.refusal is None:
             self.refusal = refusal
-            self.unparsed = memoryview(b"")
+            self.unparsed.clear()
 
     def drop_body(self) -> None:
         """Skips the rest of the arriving body."""
@@ -121,28 +171,31 @@ class RequestReader:
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._repeated: list[bytes] = []
-        self._is_head_split = False
 
     def on_url(self, url: bytes) -> None:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self.stage is _BODY:
+            return  # a trailer: nothing here needs one, and none may pass for a header
         name = name.lower()
         if name in self._headers:
             self._repeated.append(name)
-        self._headers[name] = value
+        self._headers[name] = value.rstrip()
 
     def on_headers_complete(self) -> None:
         self.stage = _BODY
-        self._head_bytes = 0
+        self._head_bytes = self._framing_bytes = 0
         if self.refusal is None:
-            refusal = self._refusal_of_head()
+            method, version = self._parser.get_method(), self._parser.get_http_version()
+            refusal = self._refusal_of_head(method, version)
             if refusal is not None:
                 self.refuse(refusal)
             else:
-                self.arriving = self._request()
+                self.arriving = self._request(method.decode(), version)
 
     def on_body(self, body: bytes) -> None:
+        self._framing_bytes -= (1 + BODY_PER_FRAMING_BYTE) * len(body)
         if self.arriving is not None:
             self._pieces.append(body)
             self.body_bytes += len(body)
@@ -164,32 +217,49 @@ class RequestReader:
 
     # -- private -------------------------------------------------------------------------------------------------
 
-    def _refusal_of_head(self) -> Refusal | None:
-        """Returns the refusal of a head. Every rule about heads is here: a refused request reaches no handler."""
-        headers = self._headers
-        if len(headers) + len(self._repeated) > HEADERS_MAX:
+    def _refusal_of_head(self, method: bytes, version: str) -> Refusal | None:
+        """Returns the refusal of a head. Every rule about heads that the parser does not enforce is here: RFC 9112."""
+        headers, repeated = self._headers, self._repeated
+        if len(headers) + len(repeated) > HEADERS_MAX:
             return HEAD_TOO_LARGE
-        if self._is_head_split and self._is_head_large():
+        # The parser skips spaces in the request line, and takes other versions and protocols.
+        line = b"%b %b%b" % (method, self._url, _VERSIONS.get(version, b""))
+        raw, begin = self._raw, self._raw_at
+        if not raw.startswith(line, begin):
+            begin = raw.find(line, begin)
+        if begin < 0 or version not in _VERSIONS:
+            return NOT_HTTP
+        self._raw_at = begin + len(line)
+        if len(raw) > HEADER_BYTES_MAX and raw.find(b"\r\n\r\n", begin) - begin > HEADER_BYTES_MAX - 4:
             return HEAD_TOO_LARGE
+        host = headers.get(b"host")
+        if ((not host or host != self._host) and not self._is_valid(host, version)) or b"host" in repeated:
+            return NO_HOST
+        if b"transfer-encoding" in headers and (
+            headers[b"transfer-encoding"].lower() != b"chunked" or b"transfer-encoding" in repeated or version == "1.0"
+        ):
+            return NO_CODING
+        if method == b"CONNECT":
+            return NO_TUNNEL
         if b"upgrade" in headers and self._parser.should_upgrade() and _has_body(headers):
             # The parser treats what follows as the other protocol; parsed as HTTP, a body could pass for a request.
             return UPGRADE_WITH_BODY
         return None
 
-    def _is_head_large(self) -> bool:
-        size = len(self._url) + sum([len(name) + len(value) for name, value in self._headers.items()])
-        return size > HEADER_BYTES_MAX
+    def _is_valid(self, host: bytes | None, version: str) -> bool:
+        if host is None:
+            return version == "1.0"
+        self._host = host if _HOST.fullmatch(host) else b""
+        return self._host == host
 
-    def _request(self) -> HttpRequest:
-        headers, parser = self._headers, self._parser
+    def _request(self, method: str, version: str) -> HttpRequest:
+        headers = self._headers
         path, query = _split(self._url)
-        request = HttpRequest(parser.get_method().decode(), path, headers, query)
+        request = HttpRequest(method, path, headers, query)
         request.connection = self.connection
         # An HTTP/1.0 client requests to keep the connection open in a header; it is closed all the same.
-        request.keeps_alive = parser.should_keep_alive() and (
-            b"connection" not in headers or parser.get_http_version() != "1.0"
-        )
-        if b"expect" in headers:
+        request.keeps_alive = self._parser.should_keep_alive() and (b"connection" not in headers or version != "1.0")
+        if b"expect" in headers and version == "1.1":
             request.expects_continue = headers[b"expect"].lower() == b"100-continue"
         if self._repeated:
             request.repeated = self._repeated

@@ -8,6 +8,7 @@ from msgspec import Struct
 from codeq.domain.limits import BATCH_BYTES_MAX, PAYLOAD_BYTES_MAX
 from codeq.server.auth.principal import TokenKind
 from codeq.server.handlers import admin, events, producer, queries, system, worker
+from codeq.server.ratelimit import Charge
 from codeq.server.request import Handler
 from codeq.wire import events as wire_events
 from codeq.wire import paths, queues, tasks
@@ -15,7 +16,9 @@ from codeq.wire import system as system_wire
 
 _SMALL = 64 * 1024
 _ONE = 2 * PAYLOAD_BYTES_MAX
-_MANY = 2 * BATCH_BYTES_MAX
+_MANY = BATCH_BYTES_MAX + BATCH_BYTES_MAX // 4
+"""A quarter for what is not payload: names, keys, webhooks."""
+_CONDITIONS = ("If-Match", "If-None-Match")
 _NONE, _PRODUCER, _WORKER, _ANY, _ADMIN = TokenKind
 
 
@@ -31,29 +34,45 @@ class Route(Struct, frozen=True, kw_only=True):
     refuses: tuple[int, ...] = ()
     """Statuses of refusals, besides those of every route."""
     scope: str | None = None
+    charge: Charge
+    """Which rate limit counts it; a batch is counted by its items."""
     query: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+    """Headers that only this route reads."""
     body_max: int = _SMALL
     media: str = "application/json"
 
 
+_CREATE, _CLAIM, _SUBMIT = (
+    Charge("producer", "create_task"),
+    Charge("worker", "claim"),
+    Charge("lease", "submit_result"),
+)
+_CHARGED = {_PRODUCER: "producer", _WORKER: "lease", _ADMIN: "admin"}
+
+
 def _route(method: str, path: str, kind: TokenKind, handler: Handler, summary: str, **rest: Any) -> Route:
+    rest.setdefault("charge", Charge(_CHARGED.get(kind, "read"), handler.__name__))
     return Route(method=method, path=path, kind=kind, handler=handler, summary=summary, **rest)
 
 
 ROUTES: Sequence[Route] = (
     _route("POST", paths.TASKS, _PRODUCER, producer.create, "Create a task",
-           takes=tasks.CreateTask, gives=((202, tasks.TaskView),), refuses=(422, 507), body_max=_ONE),
+           takes=tasks.CreateTask, gives=((202, tasks.TaskView),), refuses=(422, 507), scope="codeq:create",
+           body_max=_ONE, charge=_CREATE),
     _route("POST", paths.TASKS_BATCH, _PRODUCER, producer.create_many, "Create up to 1000 tasks",
-           takes=tasks.CreateTasks, gives=((200, tasks.TaskAnswers),), refuses=(507,), body_max=_MANY),
+           takes=tasks.CreateTasks, gives=((200, tasks.TaskAnswers),), refuses=(507,), scope="codeq:create",
+           body_max=_MANY, charge=_CREATE),
     _route("GET", paths.TASKS, _ANY, queries.list_tasks, "List tasks, newest first",
            gives=((200, tasks.TaskPage),),
            query=("command", "status", "queue", "error", "createdFrom", "createdTo", "cursor", "limit")),
     _route("POST", paths.CLAIM, _WORKER, worker.claim_one, "Claim a task, waiting for one if asked to",
-           takes=tasks.Claim, gives=((200, tasks.TaskView), (204, None)), scope="codeq:claim"),
+           takes=tasks.Claim, gives=((200, tasks.TaskView), (204, None)), scope="codeq:claim", charge=_CLAIM),
     _route("POST", paths.CLAIM_BATCH, _WORKER, worker.claim_many, "Claim up to 1000 tasks",
-           takes=tasks.ClaimBatch, gives=((200, tasks.ClaimedTasks), (204, None)), scope="codeq:claim"),
+           takes=tasks.ClaimBatch, gives=((200, tasks.ClaimedTasks), (204, None)), scope="codeq:claim", charge=_CLAIM),
     _route("POST", paths.RESULTS_BATCH, _WORKER, worker.submit_many, "Submit up to 1000 results",
-           takes=tasks.SubmitBatch, gives=((200, tasks.SubmitAnswers),), scope="codeq:result", body_max=_MANY),
+           takes=tasks.SubmitBatch, gives=((200, tasks.SubmitAnswers),), scope="codeq:result", body_max=_MANY,
+           charge=_SUBMIT),
     _route("GET", paths.TASK, _ANY, queries.get_task, "Get a task", gives=((200, tasks.TaskView),), refuses=(404,)),
     _route("GET", paths.RESULT, _ANY, queries.get_result, "Get a task's result, waiting for it if asked to",
            gives=((200, tasks.TaskAndResult),), refuses=(404,), query=("waitSeconds",)),
@@ -67,9 +86,9 @@ ROUTES: Sequence[Route] = (
            takes=tasks.Nack, gives=((200, tasks.GiveBackAnswer),), refuses=(404, 409), scope="codeq:nack"),
     _route("POST", paths.RESULT, _WORKER, worker.submit_one, "Submit a task's result",
            takes=tasks.Submit, gives=((200, tasks.ResultView),), refuses=(404, 409), scope="codeq:result",
-           body_max=_ONE),
+           body_max=_ONE, charge=_SUBMIT),
     _route("POST", paths.CANCEL, _PRODUCER, producer.cancel, "Cancel a task",
-           gives=((200, tasks.TaskView),), refuses=(404, 409)),
+           gives=((200, tasks.TaskView),), refuses=(404, 409), scope="codeq:cancel"),
     _route("GET", paths.QUEUES, _ANY, queries.list_queues, "List queues with exact counts",
            gives=((200, queues.QueueViews),)),
     _route("GET", paths.EVENTS, _ANY, events.read_events, "Read the event log by shard and offset (JSON or Arrow)",
@@ -77,26 +96,29 @@ ROUTES: Sequence[Route] = (
            query=events.QUERY),
     _route("GET", paths.ADMIN_QUEUES, _ADMIN, admin.all_queues, "Counts of all queues as a flat map",
            gives=((200, dict[str, int]),)),
-    _route("GET", paths.ADMIN_QUEUE, _ADMIN, admin.one_queue, "Counts of one queue",
-           gives=((200, queues.QueueView),)),
+    _route("GET", paths.ADMIN_QUEUE, _ADMIN, admin.one_queue, "Counts and effective policy of one queue",
+           gives=((200, queues.QueueDetails),)),
     _route("POST", paths.PAUSE, _ADMIN, admin.pause, "Pause delivery from a queue",
-           gives=((200, queues.QueueView),)),
+           gives=((200, queues.QueueDetails),)),
     _route("POST", paths.RESUME, _ADMIN, admin.resume, "Resume delivery from a queue",
-           gives=((200, queues.QueueView),)),
+           gives=((200, queues.QueueDetails),)),
     _route("POST", paths.CLEANUP, _ADMIN, admin.cleanup, "Delete ended tasks before their retention has passed",
            takes=queues.Cleanup, gives=((200, queues.Cleaned),)),
     _route("PUT", paths.TOPIC, _ADMIN, admin.put_topic, "Set the policy of a queue",
-           takes=queues.PutTopic, gives=((200, queues.Topic), (201, queues.Topic))),
+           takes=queues.PutTopic, gives=((200, queues.Topic), (201, queues.Topic)), refuses=(412,),
+           headers=_CONDITIONS),
     _route("GET", paths.TOPIC, _ADMIN, admin.get_topic, "Get the policy of a queue",
            gives=((200, queues.Topic),), refuses=(404,)),
     _route("DELETE", paths.TOPIC, _ADMIN, admin.delete_topic, "Delete the policy of a queue",
-           gives=((204, None),), query=("deletionPolicy",)),
+           gives=((204, None),), refuses=(412,), query=("deletionPolicy",), headers=_CONDITIONS),
     _route("GET", paths.DLQ, _ADMIN, admin.list_dead, "List dead tasks, oldest first",
            gives=((200, tasks.TaskPage),), query=("command", "error", "cursor", "limit")),
     _route("POST", paths.DLQ_REPLAY, _ADMIN, admin.replay_dead, "Put dead tasks back into their queues",
            takes=queues.Selection, gives=((200, queues.Selected),)),
     _route("POST", paths.DLQ_PURGE, _ADMIN, admin.purge_dead, "Delete dead tasks",
            takes=queues.Selection, gives=((200, queues.Selected),)),
+    _route("POST", paths.BACKUP, _ADMIN, admin.back_up, "Back up the running server (platform admins)",
+           takes=system_wire.BackUp, gives=((200, system_wire.Backup),), refuses=(404, 409)),
     _route("GET", paths.HEALTHZ, _NONE, system.healthz, "Whether the process is alive",
            gives=((200, system_wire.Health),)),
     _route("GET", paths.READYZ, _NONE, system.readyz, "Whether a write reaches the disk",

@@ -1,17 +1,17 @@
-"""How the service is configured: one frozen value, made of defaults, a YAML file, the environment and flags."""
+"""How the service is configured: one frozen value, with a default and a description for every setting."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from collections.abc import Iterator
+from typing import Annotated, Any
 
-import msgspec
-import yaml
 from msgspec import Meta, Struct
 
 from codeq.domain.backoff import Backoff, BackoffKind
-from codeq.domain.errors import InvalidRequest
+from codeq.domain.limits import BATCH_BYTES_MAX, BATCH_TASKS_MAX, INSPECT_TASKS_MAX, PROMOTE_TASKS_MAX
 from codeq.domain.queue import OnExpiry, QueuePolicy
+from codeq.domain.tenants import TenantLimits
+from codeq.server.auth.claims import provider_name
 from codeq.server.ratelimit import Rate
+from codeq.usecases.core import Sweeping
 
 
 def described(description: str, **bounds: Any) -> Meta:
@@ -21,15 +21,44 @@ def described(description: str, **bounds: Any) -> Meta:
 class HttpSettings(Struct, frozen=True, kw_only=True):
     host: Annotated[str, described("Address to listen on. 0.0.0.0 for all.")] = "127.0.0.1"
     port: Annotated[int, described("Port to listen on; 0 picks a free one.", ge=0, le=65_535)] = 8080
-    connections_max: Annotated[int, described("Connections held at once; more are refused.", ge=1, le=1_000_000)] = (
-        20_000
-    )
+    connections_max: Annotated[
+        int,
+        described(
+            "Connections held at once; more are refused. Lowered to what the limit on open files allows.",
+            ge=1,
+            le=1_000_000,
+        ),
+    ] = 20_000
+    connections_per_address_max: Annotated[
+        int,
+        described(
+            "Connections that one address (IPv6: one /64) may hold; 0 for a quarter of all, and 64 at least. Behind a "
+            "proxy all clients have its address: set it to `connections_max`.",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 0
     header_timeout_seconds: Annotated[float, described("How long a request's headers may take.", gt=0, le=600)] = 5.0
     body_timeout_seconds: Annotated[float, described("How long a request's body may take.", gt=0, le=600)] = 30.0
-    idle_timeout_seconds: Annotated[float, described("How long a connection may idle between requests.", gt=0)] = 65.0
+    idle_timeout_seconds: Annotated[
+        float,
+        described(
+            "How long a connection may idle between requests. In each such time 64 KB of an answer must be read.",
+            gt=0,
+            le=86_400,
+        ),
+    ] = 65.0
+    bodies_bytes_max: Annotated[
+        int,
+        described("Bytes of all request bodies over 64 KB that are held at once; 503 past it.", ge=2 * BATCH_BYTES_MAX),
+    ] = 256 << 20
+    tenant_bodies_bytes_max: Annotated[int, described("The same for one tenant.", ge=2 * BATCH_BYTES_MAX)] = 128 << 20
     wait_max_seconds: Annotated[
         float, described("Longest long poll; claims wait 30 s at most all the same.", ge=0, le=60)
     ] = 60.0
+    trusted_proxies: Annotated[
+        str, described("Networks whose X-Forwarded-For says who calls, comma separated; used to limit failed tokens.")
+    ] = "127.0.0.0/8, ::1"
     shutdown_seconds: Annotated[float, described("How long calls under way may take at shutdown.", gt=0, le=600)] = 10.0
 
 
@@ -47,9 +76,21 @@ class StoreSettings(Struct, frozen=True, kw_only=True):
     ] = "fsync"
 
 
+class BackupSettings(Struct, frozen=True, kw_only=True):
+    path: Annotated[
+        str, described("Directory for backups of the running server, best on the data's file system; empty: none.")
+    ] = ""
+
+
 class ProviderSettings(Struct, frozen=True, kw_only=True):
-    provider: Annotated[str, described("jwks, static, multi, or the name of a plugin.")] = ""
+    provider: Annotated[
+        str, described("jwks (the default where `config` names a key set), static, multi, or a plugin.")
+    ] = ""
     config: Annotated[dict[str, Any], described("What the provider needs (JSON in the environment).")] = {}
+
+    @property
+    def name(self) -> str:
+        return provider_name(self.provider, self.config)
 
 
 class AuthSettings(Struct, frozen=True, kw_only=True):
@@ -58,6 +99,9 @@ class AuthSettings(Struct, frozen=True, kw_only=True):
     producers_may_work: Annotated[bool, described("Accept a producer's token on worker routes, for every command.")] = (
         False
     )
+    failures_per_minute: Annotated[
+        int, described("Tokens of one address that may fail per minute before it gets 429; 0 for no limit.", ge=0)
+    ] = 3000
 
 
 class LeaseSettings(Struct, frozen=True, kw_only=True):
@@ -68,6 +112,25 @@ class LeaseSettings(Struct, frozen=True, kw_only=True):
     on_expiry: Annotated[
         str, described("backoff: as a nack. immediate: at once.", pattern=r"^(backoff|immediate)\Z")
     ] = "backoff"
+
+
+class SweepSettings(Struct, frozen=True, kw_only=True):
+    inspect_limit: Annotated[
+        int, described("Due tasks, and expired leases, of its own commands that a claim moves first.", ge=1, le=10_000)
+    ] = INSPECT_TASKS_MAX
+    promote_limit: Annotated[
+        int, described("Due tasks that are promoted at once in the background.", ge=1, le=10_000)
+    ] = PROMOTE_TASKS_MAX
+    promote_interval_seconds: Annotated[
+        float, described("How often due tasks are promoted in the background.", ge=0.01, le=60)
+    ] = 0.1
+
+    def sweeping(self) -> Sweeping:
+        return Sweeping(
+            inspect_limit=self.inspect_limit,
+            promote_limit=self.promote_limit,
+            promote_every_s=self.promote_interval_seconds,
+        )
 
 
 class RetrySettings(Struct, frozen=True, kw_only=True):
@@ -87,14 +150,68 @@ class RetentionSettings(Struct, frozen=True, kw_only=True):
     events_max: Annotated[int, described("How many events a shard keeps at most.", ge=1000)] = 100_000_000
 
 
+class IdempotencySettings(Struct, frozen=True, kw_only=True):
+    strict: Annotated[
+        bool, described("Refuse a repeated key with another command or payload (422) instead of returning its task.")
+    ] = False
+
+
 class RateLimits(Struct, frozen=True, kw_only=True):
-    """Per bearer token; `tenant_*` per tenant. Both numbers above 0 switch a limit on. A batch costs one per item."""
+    """`ratelimit.SCOPES`, per subject of a token and per tenant. Both numbers above 0 switch a limit on."""
 
     producer: Rate = Rate()
     worker: Rate = Rate()
+    lease: Rate = Rate()
     admin: Rate = Rate()
+    read: Rate = Rate()
     tenant_producer: Rate = Rate()
     tenant_worker: Rate = Rate()
+    tenant_lease: Rate = Rate()
+    tenant_admin: Rate = Rate()
+    tenant_read: Rate = Rate()
+
+    def faults(self) -> Iterator[str]:
+        """Yields why limits cannot be used: workers could never submit a batch of results larger than the burst."""
+        for name in ("lease", "tenant_lease"):
+            rate = getattr(self, name)
+            if rate.is_on and rate.burst_size < BATCH_TASKS_MAX:
+                yield f"rate_limit.{name}.burst_size: at least {BATCH_TASKS_MAX}, the results of one batch"
+
+
+class TenantLimitSettings(Struct, frozen=True, kw_only=True):
+    """Each number is far above what a tenant in its right mind needs, and what a server can hold for many of them."""
+
+    connections_max: Annotated[int, described("Connections of a tenant at once; 0 for no limit.", ge=0)] = 5_000
+    long_polls_max: Annotated[int, described("Calls of a tenant that wait at once; 0 for no limit.", ge=0)] = 2_000
+    queues_max: Annotated[
+        int, described("Queues in which a tenant has tasks; each takes memory. 0 for no limit.", ge=0)
+    ] = 10_000
+    policies_max: Annotated[int, described("Policies of a tenant; 0 for no limit.", ge=0)] = 1_000
+    tasks_max: Annotated[
+        int, described("Tasks of a tenant that have not ended: pending, delayed, in progress. 0 for no limit.", ge=0)
+    ] = 10_000_000
+    payload_bytes_max: Annotated[
+        int, described("Payload bytes of a tenant's tasks, until they are purged; 0 for no limit.", ge=0)
+    ] = 0
+
+
+class LimitSettings(Struct, frozen=True, kw_only=True):
+    tenant: TenantLimitSettings = TenantLimitSettings()
+
+
+class MetricsSettings(Struct, frozen=True, kw_only=True):
+    host: Annotated[str, described("Address on which to serve /metrics alone. Empty: with everything else.")] = ""
+    port: Annotated[int, described("Port of that address; 0 picks a free one.", ge=0, le=65_535)] = 9464
+    token: Annotated[
+        str,
+        described(
+            "Bearer token that /metrics asks for, at least 16 characters. Empty: none.",
+            pattern=r"^(?:[!-~]{16,256})?\Z",
+        ),
+    ] = ""
+    queues_max: Annotated[
+        int, described("Queues with metrics of their own, the busiest; the rest is summed as `other`.", ge=1, le=5000)
+    ] = 1000
 
 
 class TracingSettings(Struct, frozen=True, kw_only=True):
@@ -102,7 +219,7 @@ class TracingSettings(Struct, frozen=True, kw_only=True):
     service_name: Annotated[str, described("Name of this service in traces.")] = "codeq"
     endpoint: Annotated[str, described("OTLP gRPC collector.")] = "http://localhost:4317"
     insecure: Annotated[bool, described("Without TLS.")] = True
-    sample_ratio: Annotated[float, described("Share of new traces that are kept.", gt=0, le=1)] = 1.0
+    sample_ratio: Annotated[float, described("Share of new traces that are kept.", ge=0, le=1)] = 1.0
 
 
 class LogSettings(Struct, frozen=True, kw_only=True):
@@ -118,11 +235,16 @@ class LogSettings(Struct, frozen=True, kw_only=True):
 class Settings(Struct, frozen=True, kw_only=True):
     http: HttpSettings = HttpSettings()
     store: StoreSettings = StoreSettings()
+    backup: BackupSettings = BackupSettings()
     auth: AuthSettings = AuthSettings()
     leases: LeaseSettings = LeaseSettings()
+    sweep: SweepSettings = SweepSettings()
     retry: RetrySettings = RetrySettings()
     retention: RetentionSettings = RetentionSettings()
+    idempotency: IdempotencySettings = IdempotencySettings()
     rate_limit: RateLimits = RateLimits()
+    limits: LimitSettings = LimitSettings()
+    metrics: MetricsSettings = MetricsSettings()
     tracing: TracingSettings = TracingSettings()
     log: LogSettings = LogSettings()
 
@@ -142,114 +264,11 @@ class Settings(Struct, frozen=True, kw_only=True):
             dead_retention_ms=self.retention.dead_seconds * 1000,
         )
 
-
-def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
-    """Reads the settings. Raises InvalidRequest that lists everything that is wrong, not only the first."""
-    faults: list[str] = []
-    raw = _from_file(file, faults)
-    known = dict(leaves(Settings))
-    for name, text in environ.items():
-        if name.startswith("CODEQ_"):
-            path = next((path for path in known if variable(path) == name), None)
-            if path is not None:
-                _put(raw, path, text)
-            elif name not in _OTHER_VARIABLES:
-                faults.append(f"{name}: there is no such setting")
-    for path, value in (flags or {}).items():
-        if value is not None:
-            _put(raw, path, value)
-    settings = _build(Settings, raw, "", faults)
-    if settings is not None and settings.retry.backoff_policy not in list(BackoffKind):
-        faults.append(f"retry.backoff_policy: {settings.retry.backoff_policy!r} is none of {', '.join(BackoffKind)}")
-    if faults or settings is None:
-        raise InvalidRequest("the settings are not usable:\n  " + "\n  ".join(faults))
-    return settings  # type: ignore[no-any-return]
-
-
-_OTHER_VARIABLES = frozenset({"CODEQ_CONFIG", "CODEQ_URL", "CODEQ_TOKEN", "CODEQ_PROFILE", "CODEQ_LOCKSTEP"})
-
-
-def leaves(kind: type[Struct], prefix: str = "") -> Iterator[tuple[str, msgspec.inspect.Field]]:
-    """Yields every setting that is not a group of settings, by its dotted name."""
-    info = msgspec.inspect.type_info(kind)
-    assert isinstance(info, msgspec.inspect.StructType)  # noqa: S101 - for the type checker
-    hints = get_type_hints(kind)
-    for field in info.fields:
-        inner = hints[field.name]
-        if isinstance(inner, type) and issubclass(inner, Struct):
-            yield from leaves(inner, f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}", field
-
-
-def variable(path: str) -> str:
-    return "CODEQ_" + path.replace(".", "_").upper()
-
-
-def _from_file(file: Path | None, faults: list[str]) -> dict[str, Any]:
-    if file is None:
-        return {}
-    try:
-        raw = yaml.safe_load(file.read_text())
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as fault:
-        faults.append(f"{file}: {fault}")
-        return {}
-    if raw is None:
-        return {}
-    if not isinstance(raw, dict):
-        faults.append(f"{file}: settings are a mapping, not a {type(raw).__name__}")
-        return {}
-    return raw
-
-
-def _put(raw: dict[str, Any], path: str, value: Any) -> None:
-    *groups, name = path.split(".")
-    for group in groups:
-        inner = raw.get(group)
-        raw[group] = inner if isinstance(inner, dict) else {}
-        raw = raw[group]
-    raw[name] = value
-
-
-def _build(kind: type[Struct], raw: Any, prefix: str, faults: list[str]) -> Any:
-    """Builds the value field by field, so that every fault is found."""
-    if not isinstance(raw, dict):
-        faults.append(f"{prefix.rstrip('.')}: expected a mapping")
-        return None
-    hints = get_type_hints(kind, include_extras=True)
-    faults += [f"{prefix}{unknown}: there is no such setting" for unknown in sorted(set(raw) - set(hints), key=str)]
-    values = {}
-    for name, hint in hints.items():
-        if name not in raw:
-            continue
-        bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-        if isinstance(bare, type) and issubclass(bare, Struct):
-            values[name] = _build(bare, raw[name], f"{prefix}{name}.", faults)
-            continue
-        try:
-            value = raw[name]
-            if bare == dict[str, Any] and isinstance(value, str):
-                value = msgspec.json.decode(value)
-            values[name] = msgspec.convert(value, hint, strict=False)
-        except (msgspec.ValidationError, msgspec.DecodeError) as fault:
-            faults.append(f"{prefix}{name}: {fault}")
-    return None if any(value is None for value in values.values()) else kind(**values)
-
-
-def reference() -> str:
-    """Returns the page that lists every setting, as Markdown."""
-    lines = [
-        "# Settings",
-        "",
-        "A YAML file (`codeq serve --config FILE`), the environment and flags, the later ones winning. `codeq config",
-        "check` reports all that is wrong with them at once. This page is made by `codeq config reference`.",
-        "",
-        "| setting | environment | default | meaning |",
-        "|---|---|---|---|",
-    ]
-    for path, field in leaves(Settings):
-        default = field.default if field.default is not msgspec.NODEFAULT else {}
-        meaning = getattr(field.type, "extra_json_schema", None) or {}
-        shown = msgspec.json.encode(default).decode() if default != "" else '""'
-        lines.append(f"| `{path}` | `{variable(path)}` | `{shown}` | {meaning.get('description', '')} |")
-    return "\n".join(lines) + "\n"
+    def tenant_limits(self) -> TenantLimits:
+        wanted = self.limits.tenant
+        return TenantLimits(
+            tasks=wanted.tasks_max,
+            payload_bytes=wanted.payload_bytes_max,
+            queues=wanted.queues_max,
+            policies=wanted.policies_max,
+        )

@@ -2,13 +2,16 @@
 
 import asyncio
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from codeq.domain.errors import StoreError
 from codeq.server.auth.principal import Authenticator
+from codeq.server.backups import Backups
 from codeq.server.metrics import Metrics
 from codeq.server.ratelimit import RateLimiter
+from codeq.server.scrape import Scraper
 from codeq.server.settings import Settings
+from codeq.server.tenant_slots import TenantSlots
 from codeq.server.tracing import Tracing
 from codeq.usecases.core import Core
 from codeq.usecases.probe import probe
@@ -25,12 +28,22 @@ class AppState:
     limiter: RateLimiter
     metrics: Metrics
     tracing: Tracing
+    backups: Backups
     jwks: bytes | None = None
     is_stopping: bool = False
     spec: bytes = b""
     docs: bytes = b""
+    connections: TenantSlots = field(init=False)
+    long_polls: TenantSlots = field(init=False)
+    scraper: Scraper = field(init=False)
     _probed_s: float = -PROBE_EVERY_S
     _probe_fault: str | None = None
+
+    def __post_init__(self) -> None:
+        limits = self.settings.limits.tenant
+        self.connections = TenantSlots(limits.connections_max, limit="connections", what="connections")
+        self.long_polls = TenantSlots(limits.long_polls_max, limit="long_polls", what="calls that wait")
+        self.scraper = Scraper(self.metrics, self.core)
 
     def wait_ms(self, requested_ms: int) -> int:
         """Returns how long a call may wait: as requested, at most as configured, and 0 once the server stops."""

@@ -11,12 +11,14 @@ from msgspec import Raw, Struct
 from codeq.domain.queue import QueuePolicy
 from codeq.domain.task import Body, Task
 
-FORMAT = 1
-"""The version of everything on disk. A store written by a newer format is refused, never overwritten."""
+FORMAT = 2
+"""The version of everything on disk. Since version 2 large payloads and results are stored apart, and delayed tasks by
+queue; files of version 1 are converted, or read as they are. A store written by a newer format is refused, never
+overwritten."""
 
 
 class CreatedRecord(Struct, frozen=True, array_like=True, gc=False):
-    """Written once: the task as it was enqueued, and its body."""
+    """Written once: the task as it was enqueued, and its body. A large payload is stored apart, and empty here."""
 
     task: Raw
     body: Raw
@@ -27,6 +29,8 @@ class CurrentRecord(Struct, frozen=True, array_like=True, gc=False):
 
     task: Raw
     result: bytes | None
+    result_bytes: int = 0
+    """The length of a large result, which is stored apart."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -40,6 +44,9 @@ decode_created = msgspec.msgpack.Decoder(CreatedRecord).decode
 decode_current = msgspec.msgpack.Decoder(CurrentRecord).decode
 decode_policy = msgspec.msgpack.Decoder(QueuePolicy).decode
 decode_pairs = msgspec.msgpack.Decoder(list[tuple[str, str]]).decode
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What a decoder raises for bytes that are not a record."""
 
 _set = msgspec.structs.force_setattr
 
@@ -59,6 +66,11 @@ def created_record(task: bytes, body: Body) -> bytes:
 def current_record(task: bytes, result: bytes | None) -> bytes:
     """Returns a `CurrentRecord` around a task that is encoded already."""
     return b"\x92" + task + encode(result)
+
+
+def current_record_apart(task: bytes, result_bytes: int) -> bytes:
+    """Returns a `CurrentRecord` whose result is stored apart."""
+    return b"\x93" + task + encode(None) + encode(result_bytes)
 
 
 def joined(tasks: Sequence[bytes | Raw]) -> bytes:

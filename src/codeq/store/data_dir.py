@@ -1,5 +1,6 @@
 """What a data directory contains, and how it is opened, backed up and restored."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -8,9 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from codeq.domain.errors import InvalidRequest, StoreCorrupt, StoreError, StoreMismatch
-from codeq.domain.limits import RESTART_GRACE_MS, SHARDS_MAX
+from codeq.domain.limits import FILES_BESIDE_TABLES, OPEN_TABLES_MAX, OPEN_TABLES_MIN, RESTART_GRACE_MS, SHARDS_MAX
 from codeq.store.codec import FORMAT
 from codeq.store.interface import Clock, Listener, Store
+from codeq.store.rocksdb import keys
+from codeq.store.rocksdb.database import read_keys
 from codeq.store.rocksdb.shard import RocksShard
 from codeq.store.sharded import ShardedStore, shard_name
 
@@ -26,8 +29,13 @@ def open_rocksdb(
     recover: bool = False,
     grace_ms: int = RESTART_GRACE_MS,
     listeners: Sequence[Listener] = (),
+    open_files_max: int | None = None,
 ) -> Store:
-    """Opens the directory, or creates it. `shards` is fixed at creation; None for the existing number, or one."""
+    """Opens the directory, or creates it. `shards` is fixed at creation; None for the existing number, or one.
+
+    `open_files_max` is for all shards together, as far as RocksDB can do with it.
+    Time goes on from the newest event, should the system's clock have been set back since.
+    """
     number = _agree_on_shards(path, shards)
     opened: list[RocksShard] = []
     try:
@@ -38,9 +46,13 @@ def open_rocksdb(
                 clock=clock,
                 fsync=fsync,
                 recover=recover,
-                grace_ms=grace_ms,
+                open_tables_max=_open_tables(open_files_max, number),
             )
             opened.append(shard)
+        # Before leases are extended: one shard may have newer events than another.
+        clock.start_at(max(shard.newest_ms for shard in opened))
+        for shard in opened:
+            shard.restore_leases(grace_ms)
     except BaseException:
         for shard in opened:
             shard.release()
@@ -49,21 +61,39 @@ def open_rocksdb(
 
 
 async def back_up(store: Store, target: Path) -> None:
-    """Writes a copy of an open store into the new directory `target`. It appears there whole or not at all."""
-    if target.exists():
-        raise InvalidRequest(f"{target} exists already; a backup needs a new directory")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # Files are hard-linked where the file system allows it, rather than copied, so the copy is made beside its target.
-    part = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    """Writes a copy of an open store into the new directory `target`. It appears there whole or not at all.
+
+    Each shard is copied as it is at one moment, one shard after the other. The copy has everything that was
+    acknowledged before the call. Other calls run meanwhile; a caller must not cancel this one.
+    """
+    part = await asyncio.to_thread(_new_part, target)
     try:
         copy = part / "copy"
-        copy.mkdir(mode=0o700)
         await store.checkpoint(copy / shard_name(0) if store.shards == 1 else copy)
-        _write_manifest(copy, store.shards)
+        await asyncio.to_thread(_publish, copy, target, store.shards)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
+
+
+def _new_part(target: Path) -> Path:
+    """Makes the directory that the copy is written into: beside the target, which must not exist."""
+    if target.exists():
+        raise InvalidRequest(f"{target} exists already; a backup needs a new directory")
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as fault:
+        raise StoreError(f"cannot back up to {target}: {fault}") from fault
+
+
+def _publish(copy: Path, target: Path, shards: int) -> None:
+    _write_manifest(copy, shards)
+    try:
+        _seal(copy)
         copy.rename(target)
         _sync(target.parent)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    except OSError as fault:
+        raise StoreError(f"cannot back up to {target}: {fault}") from fault
 
 
 def restore(backup: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
@@ -76,17 +106,35 @@ def restore(backup: str | os.PathLike[str], path: str | os.PathLike[str]) -> Non
     part = path.with_name(f".{path.name}-restoring")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        shutil.copytree(backup, part)
-        part.chmod(0o700)
-        for file in part.rglob("*"):
-            _sync(file)
-        _sync(part)
+        part.mkdir(mode=0o700, parents=True)  # before anything is in it, whatever mode the backup has
+        shutil.copytree(backup, part, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        _seal(part)
         if path.exists():
             path.rmdir()
         part.rename(path)
     except OSError as fault:
         shutil.rmtree(part, ignore_errors=True)
         raise StoreError(f"cannot restore {backup} to {path}: {fault}") from fault
+
+
+def _open_tables(files_max: int | None, shards: int) -> int:
+    """Returns how many table files each shard may keep open."""
+    if files_max is None:
+        return OPEN_TABLES_MAX
+    return min(OPEN_TABLES_MAX, max(OPEN_TABLES_MIN, files_max // shards - FILES_BESIDE_TABLES))
+
+
+def unreadable(path: Path, limit: int) -> list[tuple[str, bytes]]:
+    """Returns shard and key of records that were set aside because they could not be read, up to `limit` per shard.
+
+    The directory may be in use.
+    """
+    found: list[tuple[str, bytes]] = []
+    for number in range(_read_manifest(path) or 0):
+        name = shard_name(number)
+        stored = read_keys(path / name / "rocksdb", keys.UNREADABLE, keys.after(keys.UNREADABLE), limit)
+        found += [(name, key.removeprefix(keys.UNREADABLE)) for key in stored]
+    return found
 
 
 def _agree_on_shards(path: Path, wanted: int | None) -> int:
@@ -132,6 +180,13 @@ def _write_manifest(path: Path, shards: int) -> None:
         _sync(path)
     except OSError as fault:
         raise StoreError(f"cannot use {path} as a data directory: {fault}") from fault
+
+
+def _seal(folder: Path) -> None:
+    """Lets nobody but the owner read the files, and forces them to disk."""
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o700 if path.is_dir() else 0o600)
+        _sync(path)
 
 
 def _sync(path: Path) -> None:

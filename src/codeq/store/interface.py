@@ -13,23 +13,72 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msgspec import Raw, Struct
 
-from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
+from codeq.domain.errors import StoreError
+from codeq.domain.limits import BATCH_BYTES_MAX, CLAIM_BYTES_MAX
+from codeq.domain.queue import EffectivePolicy, Index, QueueCounts, QueueKey, QueuePolicy
 from codeq.domain.requests import Delivery, Filter, Page, Record
 from codeq.domain.task import Change, Task
+from codeq.domain.tenants import StorageUsage
 from codeq.store import codec
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class ClaimRequest(Struct, frozen=True, kw_only=True, gc=False):
-    """How many tasks of which queues a worker wants. `limits` caps a queue's tasks in progress; absent means no cap."""
+class Clock(Protocol):
+    """The time that a store uses, in Unix milliseconds. It never runs backwards."""
 
-    queues: Sequence[QueueKey]
+    def __call__(self) -> int: ...
+
+    def start_at(self, ms: int) -> None:
+        """Puts the clock forward to this time if it is behind it. Called when a store is opened, and only then."""
+
+
+class ClaimRequest(Struct, frozen=True, kw_only=True, gc=False):
+    """How many tasks of which queues of a tenant a worker wants."""
+
+    tenant: str
+    commands: Sequence[str] | None
+    """None for all queues of the tenant."""
     worker: str
-    lease_ms: int
+    lease_ms: int | None
+    """None for the lease that the policy of a task's queue names."""
     limit: int
-    limits: Mapping[QueueKey, int] = {}
+    policy_of: Callable[[QueueKey], EffectivePolicy]
+    """A paused queue delivers nothing, and `max_consumers` caps a queue's tasks in progress."""
+    held_elsewhere: Callable[[QueueKey], int] = lambda _: 0
+    """How many tasks of a queue are in progress in other shards."""
+    bytes_max: int = CLAIM_BYTES_MAX
+    """No further task is taken once the payloads of those taken have this length."""
+    priority: int | None = None
+    """Tasks of this priority only; None for all, the highest first."""
+
+    def of_shard(
+        self, level: int, *, limit: int, bytes_max: int, held_elsewhere: Callable[[QueueKey], int]
+    ) -> "ClaimRequest":
+        """Returns the part of the claim that one shard serves: up to `limit` tasks of one priority."""
+        return ClaimRequest(
+            tenant=self.tenant,
+            commands=self.commands,
+            worker=self.worker,
+            lease_ms=self.lease_ms,
+            limit=limit,
+            bytes_max=bytes_max,
+            policy_of=self.policy_of,
+            held_elsewhere=held_elsewhere,
+            priority=level,
+        )
+
+
+class Scope(NamedTuple):
+    """Of which tasks `Store.due` returns those that are due. None stands for all."""
+
+    shard: int | None = None
+    tenant: str | None = None
+    commands: Sequence[str] | None = None
+
+
+ALL = Scope()
 
 
 class Events(NamedTuple):
@@ -67,6 +116,9 @@ class Listener:
     def moved(self, tasks: Sequence[Task]) -> None:
         """Called with the tasks after their move. Heartbeats are not reported."""
 
+    def unreadable(self, key: bytes, reason: str) -> None:
+        """Called when a record cannot be read. It was moved aside, if its index would stop at it otherwise."""
+
     def flushed(self, calls: int, seconds: float) -> None:
         """Called after a flush: how many calls it served, and how long the disk took."""
 
@@ -76,8 +128,12 @@ class Store(Protocol):
     def shards(self) -> int:
         """How many shards there are; the ids of new tasks name one of them (see `domain.ids`)."""
 
+    @property
+    def queues(self) -> list[QueueKey]:
+        """The queues of all tenants, as a copy. Some of them may be empty."""
+
     def now_ms(self) -> int:
-        """Returns the store's clock, in Unix milliseconds. It never runs backwards while the store is open."""
+        """Returns the store's time, in Unix milliseconds. It never runs backwards, nor from one opening to the next."""
 
     async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
         """Applies each change whole or not at all: record, body, result, index, counts and event in one atomic step.
@@ -88,33 +144,43 @@ class Store(Protocol):
         """
 
     async def take(self, request: ClaimRequest) -> list[Delivery]:
-        """Leases up to `limit` ready tasks, by `lifecycle.claim`: highest priority first over all queues, equal
-        priorities in rotation over the queues, first in first out inside one. No task is leased to two callers.
+        """Leases up to `limit` ready tasks, by `lifecycle.claim`: highest priority first over all queues and shards,
+        equal priorities in rotation over the queues, first in first out inside a queue of one shard. No task is leased
+        to two callers.
 
-        Costs the same whatever the backlog and however many tasks were delivered before.
+        Fewer are leased once their payloads have `bytes_max` together. Costs the same whatever the backlog and
+        however many tasks were delivered before.
         """
 
     async def get_tasks(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
         """Returns the stored tasks; None for an id that does not exist or belongs to another tenant."""
 
-    async def get_records(self, tenant: str, ids: Sequence[str]) -> list[Record | None]:
-        """As `get_tasks`, with body and result. None for the rest once BATCH_BYTES_MAX of payload have been read."""
+    async def get_records(self, tenant: str, ids: Sequence[str], *, results: bool = True) -> list[Record | None]:
+        """As `get_tasks`, with body and, unless `results` is False, with result. Callers bound what they ask for."""
 
-    async def due(self, index: Index, now_ms: int, limit: int) -> list[Task]:
-        """Returns tasks that are due, earliest first: DELAYED by visibility, IN_PROGRESS by lease, NONE by retention.
+    async def due(self, index: Index, now_ms: int, limit: int, *, scope: Scope = ALL) -> list[Task]:
+        """Returns tasks that are due, earliest first in a queue, and the queues in turn: DELAYED by visibility,
+        IN_PROGRESS by lease, NONE by retention (of all queues, whatever the scope).
 
         NONE includes dead tasks. The cost is proportional to what it returns, not to what is stored.
         """
 
-    async def find(self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
-        """Returns a page of the tenant's tasks, newest first (dead ones by command, oldest death first).
+    async def find(
+        self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int, bytes_max: int = BATCH_BYTES_MAX
+    ) -> Page:
+        """Returns a page of the tenant's tasks, newest first (dead ones by command, oldest death first; those of
+        `purge_to_ms` by the time of their purge).
 
-        Reads a bounded number of records: a page may be short, even empty, with a cursor to continue from.
+        Reads a bounded number of records, and ends before the payloads of its tasks exceed `bytes_max`: a page may be
+        short, even empty, with a cursor to continue from.
         Raises InvalidRequest for a bad cursor.
         """
 
-    async def counts(self, tenant: str | None, *, ages: bool = False) -> dict[QueueKey, QueueCounts]:
-        """Returns every queue of the tenant (of all tenants for None) that holds a task, with exact counts.
+    async def counts(
+        self, tenant: str | None, command: str | None = None, *, ages: bool = False
+    ) -> dict[QueueKey, QueueCounts]:
+        """Returns every queue of the tenant (of all tenants for None) that holds a task, with exact counts; only the
+        queue of the command, if one is named.
 
         `oldest_ms` is set with `ages` only: it may read a record per queue and priority.
         """
@@ -122,8 +188,9 @@ class Store(Protocol):
     async def events(self, shard: int, start: int, limit: int) -> Events:
         """Returns events `start`, `start + 1`, ... of the shard; if `start` was trimmed, from the first one left."""
 
-    async def trim(self, *, before_ms: int, keep_max: int) -> int:
-        """Deletes events older than `before_ms`, and the oldest beyond `keep_max` per shard. Returns how many."""
+    async def trim(self, *, before_ms: int, keep_max: int, shard: int | None = None) -> int:
+        """Deletes events older than `before_ms`, and the oldest beyond `keep_max`, of one shard or of each. Returns how
+        many."""
 
     def policies(self) -> Mapping[QueueKey, QueuePolicy]:
         """Returns the stored policies of every tenant."""
@@ -131,8 +198,15 @@ class Store(Protocol):
     async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None) -> None:
         """Stores the policy; None deletes it."""
 
-    async def flush(self) -> None:
-        """Returns once everything that any verb has done or returned is on disk. At once if it already is.
+    def tenant_usage(self, tenant: str, *, commands: Sequence[str] = (), keys: Sequence[str] = ()) -> StorageUsage:
+        """Returns what the tenant has stored, in constant time; and if asked, which of these commands have tasks, and
+        which of these idempotency keys belong to one."""
+
+    async def flush(self, ids: Sequence[str] | None = None) -> None:
+        """Returns once everything that the caller's verbs have done or returned is on disk. At once if it already is.
+
+        Waits for the shards that this asyncio task has used since its last flush, or for those of the tasks `ids`: a
+        slow disk of one shard does not delay calls that have nothing to do with it.
 
         Raises StoreFailed if it may not be: then the outcome of the waiting calls is unknown, and the store refuses
         everything until it is opened again.
@@ -141,8 +215,5 @@ class Store(Protocol):
     async def checkpoint(self, target: Path) -> None:
         """Writes a consistent copy into the new directory `target`, while the store continues to work."""
 
-    async def close(self) -> None:
-        """Flushes, releases the files, and refuses every later call."""
-
-
-Clock = Callable[[], int]
+    async def close(self, because: StoreError | None = None) -> None:
+        """Flushes, releases the files, and refuses every later call: with StoreClosed, or with `because`."""

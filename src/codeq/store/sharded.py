@@ -2,27 +2,35 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-import msgspec
-
-from codeq.domain.errors import InvalidRequest
-from codeq.domain.ids import is_task_id, shard_of
+from codeq.domain.errors import InvalidRequest, StoreError
+from codeq.domain.ids import is_task_id, shard_of, shard_of_key
+from codeq.domain.limits import BATCH_BYTES_MAX
 from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
 from codeq.domain.requests import Delivery, Filter, Page, Record
 from codeq.domain.task import Change, Task
-from codeq.store.interface import ClaimRequest, Events, Store
+from codeq.domain.tenants import StorageUsage
+from codeq.store.interface import ALL, ClaimRequest, Events, Scope, Store
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
 class Shard(Store, Protocol):
-    """A store of one shard, which also counts a queue's tasks in progress."""
+    """A store of one shard, which also knows what the shards of a store must know of each other."""
 
-    def in_progress(self, queue: QueueKey) -> int: ...
+    def in_progress(self, queue: QueueKey) -> int:
+        """Returns how many tasks of the queue are in progress."""
+
+    def queues_of(self, tenant: str) -> Set[QueueKey]:
+        """Returns the tenant's queues that hold a task."""
+
+    def priorities(self, request: ClaimRequest) -> Collection[int]:
+        """Returns the priorities of which the claim's queues have pending tasks."""
 
 
 class ShardedStore:
@@ -30,89 +38,167 @@ class ShardedStore:
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = list(shards)
+        self.now_ms = shards[0].now_ms  # they have one clock
         self._turn = 0
+        self._used: ContextVar[frozenset[int] | None] = ContextVar("codeq_shards_used", default=None)
+        """The shards that the current asyncio task has used since its last flush; None if it has used none."""
+        self._queues_counted: tuple[str, list[int], int] = ("", [], 0)
+        """The last count of a tenant's queues, and how many each shard had then."""
 
     @property
     def shards(self) -> int:
         return len(self._shards)
 
-    def now_ms(self) -> int:
-        return max(shard.now_ms() for shard in self._shards)
+    @property
+    def queues(self) -> list[QueueKey]:
+        return list({key for shard in self._shards for key in shard.queues})
 
     async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
         return await self._route(changes, lambda change: change.after.id, lambda shard, part: shard.commit(part))
 
     async def take(self, request: ClaimRequest) -> list[Delivery]:
-        """Visits the shards in rotation, each claim starting one further: priority order holds inside a shard."""
+        """Takes the highest priority of all shards first. Of each it visits the shards in rotation, each claim starting
+        one further."""
         self._turn += 1
+        start = self._turn % len(self._shards)
+        numbers = [*range(start, len(self._shards)), *range(start)]
+        waiting = {number: self._shards[number].priorities(request) for number in numbers}
         taken: list[Delivery] = []
-        for i in range(len(self._shards)):
-            shard = self._shards[(self._turn + i) % len(self._shards)]
-            part = msgspec.structs.replace(
-                request, limit=request.limit - len(taken), limits=self._limits(request, shard)
-            )
-            taken += await shard.take(part)
-            if len(taken) == request.limit:
-                break
+        bytes_left = request.bytes_max
+        for priority in sorted({priority for found in waiting.values() for priority in found}, reverse=True):
+            for number in numbers:
+                if priority in waiting[number] and len(taken) < request.limit and bytes_left > 0:
+                    left = (request.limit - len(taken), bytes_left)
+                    part = await self._take_of(number, request, priority, left)
+                    bytes_left -= sum([delivery.task.payload_bytes for delivery in part])
+                    taken += part
+        return taken
+
+    async def _take_of(
+        self, number: int, request: ClaimRequest, priority: int, left: tuple[int, int]
+    ) -> list[Delivery]:
+        """Takes tasks of one shard: `left` is how many the claim may still take, and how many bytes of payload."""
+        others = [shard for i, shard in enumerate(self._shards) if i != number]
+        part = request.of_shard(
+            priority,
+            limit=left[0],
+            bytes_max=left[1],
+            held_elsewhere=lambda queue: sum([shard.in_progress(queue) for shard in others]),
+        )
+        taken = await self._shards[number].take(part)
+        if taken:
+            self._use([number])
         return taken
 
     async def get_tasks(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
         return await self._route(ids, str, lambda shard, part: shard.get_tasks(tenant, part))
 
-    async def get_records(self, tenant: str, ids: Sequence[str]) -> list[Record | None]:
-        return await self._route(ids, str, lambda shard, part: shard.get_records(tenant, part))
+    async def get_records(self, tenant: str, ids: Sequence[str], *, results: bool = True) -> list[Record | None]:
+        return await self._route(ids, str, lambda shard, part: shard.get_records(tenant, part, results=results))
 
-    async def due(self, index: Index, now_ms: int, limit: int) -> list[Task]:
+    async def due(self, index: Index, now_ms: int, limit: int, *, scope: Scope = ALL) -> list[Task]:
         found: list[Task] = []
-        for shard in self._shards:
-            found += await shard.due(index, now_ms, limit)
+        for number in self._numbers(scope.shard):
+            found += await self._shards[number].due(index, now_ms, limit, scope=scope)
         found.sort(key=_DUE[index])
         return found[:limit]
 
-    async def find(self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
+    async def find(
+        self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int, bytes_max: int = BATCH_BYTES_MAX
+    ) -> Page:
         """Reads shard after shard; the cursor is the shard's number and its own cursor."""
         number, inner = _split_cursor(cursor, len(self._shards))
         found: list[Task] = []
         while number < len(self._shards):
-            page = await self._shards[number].find(tenant, wanted, cursor=inner, limit=limit - len(found))
+            self._use([number])
+            page = await self._shards[number].find(
+                tenant, wanted, cursor=inner, limit=limit - len(found), bytes_max=bytes_max
+            )
             found += page.tasks
+            bytes_max -= sum([task.payload_bytes for task in page.tasks])
             if page.cursor is not None:
                 return Page(found, f"{number}:{page.cursor}")
             number, inner = number + 1, None
-            if len(found) == limit and number < len(self._shards):
+            if (len(found) == limit or bytes_max <= 0) and number < len(self._shards):
                 return Page(found, f"{number}:")
         return Page(found, None)
 
-    async def counts(self, tenant: str | None, *, ages: bool = False) -> dict[QueueKey, QueueCounts]:
+    async def counts(
+        self, tenant: str | None, command: str | None = None, *, ages: bool = False
+    ) -> dict[QueueKey, QueueCounts]:
         total: dict[QueueKey, QueueCounts] = {}
+        self._use(range(len(self._shards)))
         for shard in self._shards:
-            for key, part in (await shard.counts(tenant, ages=ages)).items():
+            for key, part in (await shard.counts(tenant, command, ages=ages)).items():
                 total[key] = _sum(total[key], part) if key in total else part
         return total
 
     async def events(self, shard: int, start: int, limit: int) -> Events:
         if not 0 <= shard < len(self._shards):
             raise InvalidRequest(f"there is no shard {shard}; shards are 0 to {len(self._shards) - 1}")
+        self._use([shard])
         return await self._shards[shard].events(0, start, limit)
 
-    async def trim(self, *, before_ms: int, keep_max: int) -> int:
-        return sum([await shard.trim(before_ms=before_ms, keep_max=keep_max) for shard in self._shards])
+    async def trim(self, *, before_ms: int, keep_max: int, shard: int | None = None) -> int:
+        trimmed = [
+            await self._shards[number].trim(before_ms=before_ms, keep_max=keep_max) for number in self._numbers(shard)
+        ]
+        return sum(trimmed)
 
     def policies(self) -> Mapping[QueueKey, QueuePolicy]:
         return self._shards[0].policies()
 
     async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None) -> None:
-        await self._shards[0].set_policy(queue, policy)
+        """Stores it in the first shard. Deletes it from all: so deleting one that does not exist probes every disk."""
+        shards = self._shards if policy is None else self._shards[:1]
+        self._use(range(len(shards)))
+        for shard in shards:
+            await shard.set_policy(queue, policy)
 
-    async def flush(self) -> None:
-        await asyncio.gather(*(shard.flush() for shard in self._shards))
+    def tenant_usage(self, tenant: str, *, commands: Sequence[str] = (), keys: Sequence[str] = ()) -> StorageUsage:
+        by_shard: defaultdict[int, list[str]] = defaultdict(list)
+        for key in keys:
+            by_shard[shard_of_key(tenant, key, len(self._shards))].append(key)
+        if by_shard:
+            self._use(list(by_shard))
+        parts = [
+            shard.tenant_usage(tenant, commands=commands, keys=by_shard[number])
+            for number, shard in enumerate(self._shards)
+        ]
+        return StorageUsage(
+            sum([part.tasks for part in parts]),
+            sum([part.payload_bytes for part in parts]),
+            self._count_queues(tenant) if commands else sum([part.queues for part in parts]),
+            parts[0].policies,
+            frozenset().union(*[part.commands for part in parts]),
+            frozenset().union(*[part.keys for part in parts]),
+        )
+
+    def _count_queues(self, tenant: str) -> int:
+        """Counts anew only after the number in a shard has changed: a tenant at its limit costs the others little."""
+        queues = [shard.queues_of(tenant) for shard in self._shards]
+        sizes = [len(part) for part in queues]
+        if self._queues_counted[:2] != (tenant, sizes):
+            self._queues_counted = (tenant, sizes, len(set().union(*queues)))
+        return self._queues_counted[2]
+
+    async def flush(self, ids: Sequence[str] | None = None) -> None:
+        used = self._used.get() if ids is None else frozenset(map(shard_of, ids))
+        self._used.set(None)
+        if used is None:
+            used = frozenset(range(len(self._shards)))
+        if len(used) == 1:
+            [number] = used
+            await self._shards[number].flush()
+        else:
+            await asyncio.gather(*(self._shards[number].flush() for number in used))
 
     async def checkpoint(self, target: Path) -> None:
         for number, shard in enumerate(self._shards):
             await shard.checkpoint(target / shard_name(number))
 
-    async def close(self) -> None:
-        answers = await asyncio.gather(*(shard.close() for shard in self._shards), return_exceptions=True)
+    async def close(self, because: StoreError | None = None) -> None:
+        answers = await asyncio.gather(*(shard.close(because) for shard in self._shards), return_exceptions=True)
         for fault in answers:
             if isinstance(fault, BaseException):
                 raise fault
@@ -130,20 +216,21 @@ class ShardedStore:
             if is_task_id(task_id) and (shard := shard_of(task_id)) < len(self._shards):
                 places[shard].append(place)
         answers: list[Answer | None] = [None] * len(items)
+        self._use(places)
         for shard, chosen in places.items():
             for place, answer in zip(chosen, await call(self._shards[shard], [items[p] for p in chosen]), strict=True):
                 answers[place] = answer
         return answers
 
-    def _limits(self, request: ClaimRequest, shard: Shard) -> Mapping[QueueKey, int]:
-        """Returns the limits less what other shards have in progress: a queue's limit holds over all shards."""
-        if not request.limits:
-            return request.limits
-        others = [other for other in self._shards if other is not shard]
-        return {
-            queue: max(0, limit - sum(other.in_progress(queue) for other in others))
-            for queue, limit in request.limits.items()
-        }
+    def _use(self, numbers: Iterable[int]) -> None:
+        """Notes that the current asyncio task depends on these shards. Too many only make it wait longer."""
+        used = self._used.get()
+        self._used.set(frozenset(numbers) if used is None else used.union(numbers))
+
+    def _numbers(self, shard: int | None) -> Sequence[int]:
+        numbers = range(len(self._shards)) if shard is None else [shard]
+        self._use(numbers)
+        return numbers
 
 
 _DUE: dict[Index, Callable[[Task], int]] = {

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 
 from codeq.domain import lifecycle, validation
-from codeq.domain.errors import InvalidRequest
-from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, CLAIM_WAIT_MS_MAX, INSPECT_TASKS_MAX
+from codeq.domain.errors import InvalidRequest, StoreBusy
+from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, CLAIM_WAIT_MS_MAX
 from codeq.domain.queue import QueueKey
 from codeq.domain.requests import Claim, Delivery
 from codeq.domain.task import Holder, Task
@@ -23,14 +23,14 @@ async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
     """
     _check(tenant, wanted)
     attempt = _ClaimAttempt(core, tenant, wanted)
-    await sweep.before_claim(core, INSPECT_TASKS_MAX)
+    await sweep.before_claim(core, tenant, wanted.commands)
     await core.waiters.serve_first()
     deliveries = await attempt.take()
     if not deliveries and wanted.wait_ms:
         deliveries = await core.waiters.wait_for_tasks(attempt, wanted.wait_ms)
     try:
-        await core.store.flush()
-    except asyncio.CancelledError:
+        await core.store.flush([delivery.task.id for delivery in deliveries])
+    except (asyncio.CancelledError, StoreBusy):
         await attempt.hand_back(deliveries)
         raise
     return deliveries
@@ -46,18 +46,15 @@ class _ClaimAttempt:
         self.queues: Sequence[QueueKey] = [QueueKey(tenant, command) for command in wanted.commands or [EVERY]]
 
     async def take(self) -> list[Delivery]:
-        queues = await self._open_queues()
-        if not queues:
-            return []
         core, wanted = self._core, self._wanted
-        policies = {queue: core.policy(*queue) for queue in queues}
         return await core.store.take(
             ClaimRequest(
-                queues=queues,
+                tenant=self._tenant,
+                commands=wanted.commands,
                 worker=wanted.worker,
-                lease_ms=wanted.lease_ms or policies[queues[0]].lease_ms,
+                lease_ms=wanted.lease_ms,
                 limit=wanted.limit,
-                limits={queue: policy.max_consumers for queue, policy in policies.items() if policy.max_consumers},
+                policy_of=core.policy_of,
             )
         )
 
@@ -67,19 +64,13 @@ class _ClaimAttempt:
         changes = [lifecycle.abandon(t, _holder(t), now_ms, retention_ms=core.dead_retention_ms(t)) for t in tasks]
         await core.store.commit(changes)
 
-    async def _open_queues(self) -> list[QueueKey]:
-        """Returns the queues that are not paused."""
-        core, wanted = self._core, self._wanted
-        queues = self.queues if wanted.commands is not None else sorted(await core.store.counts(self._tenant))
-        return [queue for queue in queues if not core.policy(*queue).paused]
-
 
 def _holder(task: Task) -> Holder:
     return Holder(task.worker or "", task.lease_token)
 
 
 def _check(tenant: str, wanted: Claim) -> None:
-    validation.name(tenant, "tenant")
+    validation.tenant(tenant)
     validation.worker(wanted.worker)
     validation.integer(wanted.limit, "limit", 1, BATCH_TASKS_MAX)
     if wanted.wait_ms:

@@ -6,10 +6,16 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from msgspec import Struct
+
+from codeq.domain.errors import StoreError
 from codeq.domain.ids import IdGenerator
-from codeq.domain.queue import OnExpiry, QueueKey, QueuePolicy
+from codeq.domain.limits import INSPECT_TASKS_MAX, PROMOTE_TASKS_MAX
+from codeq.domain.queue import EffectivePolicy, OnExpiry, QueueKey, QueuePolicy, effective_policy
 from codeq.domain.task import Task
+from codeq.domain.tenants import UNLIMITED, TenantLimits
 from codeq.store.interface import Store
+from codeq.usecases.traces import Spans
 from codeq.usecases.waiters import Waiters
 
 P = ParamSpec("P")
@@ -25,18 +31,36 @@ class Randomness(Protocol):
     def randbytes(self, n: int, /) -> bytes: ...
 
 
+class Sweeping(Struct, frozen=True, kw_only=True):
+    """How much due work is done at once, and how often it is looked for."""
+
+    inspect_limit: int = INSPECT_TASKS_MAX
+    """How many due tasks of its own queues a claim promotes, and how many expired leases it ends, at most."""
+    promote_limit: int = PROMOTE_TASKS_MAX
+    promote_every_s: float = 0.1
+
+
 @dataclass(frozen=True, slots=True)
 class Core:
     """A store with everything the use cases need besides it. Callers of use cases pass it on and read nothing but
-    `now_ms` and `shards`."""
+    `now_ms`, `shards` and `queues`."""
 
     store: Store
     waiters: Waiters
-    defaults: QueuePolicy
+    defaults: EffectivePolicy
+    """Applies to every queue without a policy of its own."""
     ids: IdGenerator
     random: Callable[[], float]
+    strict_idempotency: bool = False
+    """Whether a repeated idempotency key with another command or payload is refused."""
+    tenant_limits: TenantLimits = UNLIMITED
+    sweeping: Sweeping = field(default_factory=Sweeping)
+    spans: Spans | None = None
+    """Opens spans for the sweepers' work; None if nothing is traced."""
     bulk_reads: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held for one piece of a long read: however many calls read, other calls wait for one piece at most."""
+    effective: dict[QueueKey, EffectivePolicy] = field(default_factory=dict)
+    """Of every queue with a policy of its own. Filled by `make_core`, and kept up to date by `usecases/policies.py`."""
 
     def now_ms(self) -> int:
         return self.store.now_ms()
@@ -45,13 +69,20 @@ class Core:
     def shards(self) -> int:
         return self.store.shards
 
-    async def close(self) -> None:
-        """Flushes, closes the store and refuses every later call."""
-        await self.store.close()
+    @property
+    def queues(self) -> list[QueueKey]:
+        return self.store.queues
 
-    def policy(self, tenant: str, command: str) -> QueuePolicy:
-        policies = self.store.policies()
-        return (policies.get((tenant, command)) or self.defaults) if policies else self.defaults  # type: ignore[call-overload]
+    async def close(self, because: StoreError | None = None) -> None:
+        """Flushes, closes the store and refuses every later call, with the error `because` if there is one."""
+        await self.store.close(because)
+
+    def policy(self, tenant: str, command: str) -> EffectivePolicy:
+        effective = self.effective
+        return (effective.get((tenant, command)) or self.defaults) if effective else self.defaults  # type: ignore[call-overload]
+
+    def policy_of(self, queue: QueueKey) -> EffectivePolicy:
+        return self.policy(*queue)
 
     def retry_ms(self, task: Task) -> int:
         """Returns how long the task waits if its current delivery fails."""
@@ -70,25 +101,56 @@ class Core:
 
     def slot_freed(self, task: Task) -> None:
         """Wakes a claim that `max_consumers` held back: a task that is no longer in progress frees a slot."""
-        if self.store.policies() and self.policy(task.tenant, task.command).max_consumers:
+        if self.effective and self.policy(task.tenant, task.command).max_consumers:
             self.waiters.ready(QueueKey(task.tenant, task.command), 1)
 
 
-def make_core(store: Store, waiters: Waiters, defaults: QueuePolicy, *, randomness: Randomness) -> Core:
+def make_core(
+    store: Store,
+    waiters: Waiters,
+    defaults: QueuePolicy,
+    *,
+    randomness: Randomness,
+    sweeping: Sweeping = Sweeping(),  # noqa: B008 - immutable
+    spans: Spans | None = None,
+    strict_idempotency: bool = False,
+    tenant_limits: TenantLimits = UNLIMITED,
+) -> Core:
     """Builds the core. The waiters must be among the store's listeners, or no waiting call is ever woken."""
-    return Core(store, waiters, defaults, IdGenerator(randomness.randbytes), randomness.random)
+    filled = effective_policy(defaults, EffectivePolicy())
+    core = Core(
+        store,
+        waiters,
+        filled,
+        IdGenerator(randomness.randbytes),
+        randomness.random,
+        sweeping=sweeping,
+        spans=spans,
+        strict_idempotency=strict_idempotency,
+        tenant_limits=tenant_limits,
+    )
+    core.effective.update({queue: effective_policy(policy, filled) for queue, policy in store.policies().items()})
+    return core
 
 
 def durable(
     verb: Callable[Concatenate[Core, P], Awaitable[T]],
 ) -> Callable[Concatenate[Core, P], Coroutine[Any, Any, T]]:
-    """Makes the verb return, or raise, only when everything that it did and read is on disk."""
+    """Makes the verb return, or raise, only when everything that it did and read is on disk.
+
+    A StoreError is raised at once: calls that the store refused because many wait for the disk must not wait too.
+    """
 
     @wraps(verb)
     async def flushed(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        is_refused = False
         try:
             return await verb(core, *args, **kwargs)
+        except StoreError:
+            is_refused = True
+            raise
         finally:
-            await core.store.flush()
+            if not is_refused:
+                await core.store.flush()
 
     return flushed

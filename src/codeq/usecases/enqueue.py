@@ -1,15 +1,21 @@
 """Stores new tasks. Each is on disk before it is acknowledged; a repeated idempotency key returns the first task."""
 
+import asyncio
 from collections.abc import Sequence
 
 from msgspec import Struct
 
 from codeq.domain import lifecycle, validation
-from codeq.domain.errors import CodeqError, IdempotencyMismatch, StoreFailed
+from codeq.domain.errors import CodeqError, IdempotencyMismatch, InvalidRequest, StoreCorrupt
 from codeq.domain.ids import shard_of_key
+from codeq.domain.json_values import same_value
+from codeq.domain.limits import BATCH_BYTES_MAX, WRITE_BYTES_MAX, WRITE_TASKS_MAX
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Body, Change, Task
+from codeq.domain.tenants import UNLIMITED
+from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core, durable
+from codeq.usecases.tenant_limits import refusals
 
 
 class Enqueued(Struct, frozen=True, gc=False):
@@ -17,27 +23,39 @@ class Enqueued(Struct, frozen=True, gc=False):
     body: Body
     is_replay: bool
     """The idempotency key was used before; `task` is the task that has it."""
+    is_mismatch: bool = False
+    """A replay whose command or payload is another than that of `task`."""
 
 
 @durable
 async def enqueue(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list[Enqueued | CodeqError]:
     """Returns per new task: the task, or why it was refused. One refusal does not affect the others."""
     validation.batch([new_task.payload for new_task in new_tasks], "tasks", "payload")
-    validation.name(tenant, "tenant")
+    validation.tenant(tenant)
     now_ms = core.store.now_ms()
     answers: list[Enqueued | CodeqError | None] = [_refusal(new_task, now_ms) for new_task in new_tasks]
     places = [place for place, refusal in enumerate(answers) if refusal is None]
-    changes = _changes(core, tenant, [new_tasks[place] for place in places])
-    for place, change, stored in zip(places, changes, await core.store.commit(changes), strict=True):
+    if core.tenant_limits is not UNLIMITED:
+        for index, refusal in refusals(core, tenant, [new_tasks[place] for place in places]).items():
+            answers[places[index]] = refusal
+        places = [place for place in places if answers[place] is None]
+    changes = _changes(core, tenant, [new_tasks[place] for place in places], now_ms)
+    replayed_bytes = 0
+    for place, change, stored in zip(places, changes, await _commit(core, changes), strict=True):
         if stored is change.after and change.body is not None:
             answers[place] = Enqueued(stored, change.body, is_replay=False)
+        elif stored is not None and replayed_bytes >= BATCH_BYTES_MAX:
+            answers[place] = InvalidRequest(
+                f"the idempotency key was used for task {stored.id}; the other replays of this batch have "
+                f"{BATCH_BYTES_MAX} bytes already, so send this one alone to get it"
+            )
         else:
-            answers[place] = await _replayed(core, change, stored)
+            answers[place] = answer = await _replayed(core, change, stored)
+            replayed_bytes += answer.task.payload_bytes if isinstance(answer, Enqueued) else 0
     return [answer for answer in answers if answer is not None]
 
 
-def _changes(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list[Change]:
-    now_ms = core.store.now_ms()
+def _changes(core: Core, tenant: str, new_tasks: Sequence[NewTask], now_ms: int) -> list[Change]:
     shards = core.store.shards
     shard_numbers = [
         None if key is None else shard_of_key(tenant, key, shards) for key in (new.idempotency_key for new in new_tasks)
@@ -49,17 +67,34 @@ def _changes(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list[Chan
     ]
 
 
+async def _commit(core: Core, changes: Sequence[Change]) -> Sequence[Task | None]:
+    """Commits the new tasks: many bytes in parts, and other calls run in between."""
+    size = sum([change.after.payload_bytes for change in changes])
+    if size <= WRITE_BYTES_MAX:
+        return await core.store.commit(changes)
+    budget = LoopBudget(core)
+    stored: list[Task | None] = []
+    for start in range(0, len(changes), WRITE_TASKS_MAX):
+        stored += await core.store.commit(changes[start : start + WRITE_TASKS_MAX])
+        await budget.yield_if_spent()
+    return stored
+
+
 async def _replayed(core: Core, change: Change, stored: Task | None) -> Enqueued | CodeqError:
     wanted = change.after
     [record] = await core.store.get_records(wanted.tenant, [stored.id]) if stored else [None]
     if record is None or change.body is None:
-        return StoreFailed(f"the task that holds the idempotency key of {wanted.id} cannot be read")
-    if record.task.command != wanted.command or record.body.payload != change.body.payload:
+        return StoreCorrupt(f"the task that holds the idempotency key of {wanted.id} cannot be read")
+    is_mismatch = record.task.command != wanted.command
+    if not is_mismatch and record.body.payload != change.body.payload:
+        await asyncio.sleep(0)  # other calls run between the comparisons of a batch
+        is_mismatch = not same_value(record.body.payload, change.body.payload)
+    if is_mismatch and core.strict_idempotency:
         return IdempotencyMismatch(
             f"idempotency key {record.body.idempotency_key!r} was used for task {record.task.id}, which has another "
             "command or payload; use a new key for a new task"
         )
-    return Enqueued(record.task, record.body, is_replay=True)
+    return Enqueued(record.task, record.body, is_replay=True, is_mismatch=is_mismatch)
 
 
 def _refusal(new_task: NewTask, now_ms: int) -> CodeqError | None:

@@ -5,9 +5,12 @@ from collections.abc import Callable, Sequence
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound, StaleTask, StoreError
 from codeq.domain.limits import BATCH_TASKS_MAX
 from codeq.domain.task import Change, Task
+from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core
 
 _TRIES = 4
+MOVES_AT_ONCE = 128
+"""Tasks of a batch that are moved before other calls may run."""
 
 Decide = Callable[[int, Task], Change | None]
 """Maps an item's index and its task to a change, or to None to leave the task as it is. May raise CodeqError."""
@@ -18,7 +21,26 @@ async def move_each(core: Core, tenant: str, ids: Sequence[str], decide: Decide)
     if len(ids) > BATCH_TASKS_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_TASKS_MAX} items, not {len(ids)}")
     answers: list[Task | CodeqError] = [StaleTask("the task kept changing; try again")] * len(ids)
-    places: Sequence[int] = range(len(ids))
+    if len(ids) <= MOVES_AT_ONCE:
+        await _move(core, tenant, ids, decide, places=range(len(ids)), answers=answers)
+        return answers
+    budget = LoopBudget(core)
+    for start in range(0, len(ids), MOVES_AT_ONCE):
+        await _move(core, tenant, ids, decide, places=range(len(ids))[start : start + MOVES_AT_ONCE], answers=answers)
+        await budget.yield_if_spent()
+    return answers
+
+
+async def _move(
+    core: Core,
+    tenant: str,
+    ids: Sequence[str],
+    decide: Decide,
+    *,
+    places: Sequence[int],
+    answers: list[Task | CodeqError],
+) -> None:
+    """Moves the tasks at these places, and writes their answers there."""
     for _ in range(_TRIES):
         tasks = await core.store.get_tasks(tenant, [ids[place] for place in places])
         changes: list[Change] = []
@@ -38,7 +60,6 @@ async def move_each(core: Core, tenant: str, ids: Sequence[str], decide: Decide)
                 answers[place] = committed
         if not places:
             break
-    return answers
 
 
 def _decided(decide: Decide, place: int, task_id: str, task: Task | None) -> Change | Task | CodeqError:

@@ -1,10 +1,12 @@
-"""Reads, replaces and deletes the policy of one queue, and pauses it."""
+"""Reads, sets and deletes the policy of one queue, and pauses it."""
 
 import msgspec
 
 from codeq.domain import validation
-from codeq.domain.queue import QueueKey, QueuePolicy
+from codeq.domain.errors import PolicyChanged
+from codeq.domain.queue import EffectivePolicy, QueueKey, QueuePolicy, effective_policy
 from codeq.usecases.core import Core, durable
+from codeq.usecases.tenant_limits import check_policies
 
 
 def get_policy(core: Core, queue: QueueKey) -> QueuePolicy | None:
@@ -13,46 +15,74 @@ def get_policy(core: Core, queue: QueueKey) -> QueuePolicy | None:
     return core.store.policies().get(queue)
 
 
+def get_effective(core: Core, queue: QueueKey) -> EffectivePolicy:
+    """Returns the rules that apply in the queue."""
+    validation.name(queue.command, "command")
+    return core.policy(*queue)
+
+
 @durable
-async def put_policy(core: Core, queue: QueueKey, policy: QueuePolicy) -> tuple[QueuePolicy, bool]:
-    """Stores the policy as a new version, unless it changes nothing. Returns the stored one, and whether it is new."""
-    now_ms = core.store.now_ms()
+async def put_policy(
+    core: Core, queue: QueueKey, policy: QueuePolicy, *, if_match: str | None = None
+) -> tuple[QueuePolicy, bool]:
+    """Replaces the queue's own policy by a new version, unless it changes nothing. Returns the stored one, and whether
+    it is the first.
+
+    With `if_match`, the etag or version of a policy ("0" for none, "*" for any), raises PolicyChanged if the queue has
+    another. A call that changes nothing is accepted all the same: it may be a repetition of one that was.
+    """
+    return await _put(core, queue, policy, if_match=if_match)
+
+
+@durable
+async def delete_policy(core: Core, queue: QueueKey, *, if_match: str | None = None) -> None:
+    """Deletes the queue's own policy, so that the defaults apply. `if_match` as in `put_policy`."""
+    validation.name(queue.command, "command")
     before = core.store.policies().get(queue)
     if before is None:
-        stored = msgspec.structs.replace(policy, version=1, created_ms=now_ms, updated_ms=now_ms)
-    else:
-        stored = msgspec.structs.replace(
-            policy, version=before.version, created_ms=before.created_ms, updated_ms=before.updated_ms
-        )
-        if stored != before:
-            stored = msgspec.structs.replace(stored, version=before.version + 1, updated_ms=now_ms)
-    if stored != before:
-        await _store(core, queue, stored)
-    return stored, before is None
-
-
-@durable
-async def set_policy(core: Core, queue: QueueKey, policy: QueuePolicy | None) -> None:
-    """Replaces the policy of a queue; None for the defaults. Waiting claims are retried."""
-    await _store(core, queue, policy)
+        return
+    _check_match(queue, before, if_match)
+    await core.store.set_policy(queue, None)
+    core.effective.pop(queue, None)
+    core.waiters.ready(queue, 1)
 
 
 @durable
 async def set_paused(core: Core, queue: QueueKey, *, paused: bool) -> None:
     """Stops or resumes the delivery of the queue's tasks, and leaves its other rules as they are."""
-    now_ms = core.store.now_ms()
-    policy = core.store.policies().get(queue) or msgspec.structs.replace(core.defaults, version=0, created_ms=now_ms)
-    if policy.paused != paused:
-        changed = msgspec.structs.replace(policy, paused=paused, version=policy.version + 1, updated_ms=now_ms)
-        await _store(core, queue, changed)
+    if get_effective(core, queue).paused != paused:
+        policy = get_policy(core, queue) or QueuePolicy()
+        await _put(core, queue, msgspec.structs.replace(policy, paused=paused))
 
 
-async def _store(core: Core, queue: QueueKey, policy: QueuePolicy | None) -> None:
-    validation.name(queue.tenant, "tenant")
+async def _put(
+    core: Core, queue: QueueKey, policy: QueuePolicy, *, if_match: str | None = None
+) -> tuple[QueuePolicy, bool]:
+    validation.tenant(queue.tenant)
     validation.name(queue.command, "command")
-    if policy is not None:
-        validation.policy(policy)
-    elif queue not in core.store.policies():
-        return
-    await core.store.set_policy(queue, policy)
+    validation.policy(policy, queue.command)
+    before = core.store.policies().get(queue)
+    now_ms = core.store.now_ms()
+    known = before or QueuePolicy(created_ms=now_ms)
+    same = msgspec.structs.replace(
+        policy, version=known.version, created_ms=known.created_ms, updated_ms=known.updated_ms
+    )
+    if same == before:
+        return same, False
+    _check_match(queue, before, if_match)
+    check_policies(core, queue)
+    stored = msgspec.structs.replace(same, version=known.version + 1, updated_ms=now_ms)
+    await core.store.set_policy(queue, stored)
+    core.effective[queue] = effective_policy(stored, core.defaults)
     core.waiters.ready(queue, 1)
+    return stored, before is None
+
+
+def _check_match(queue: QueueKey, before: QueuePolicy | None, if_match: str | None) -> None:
+    current = before or QueuePolicy()
+    if if_match in (None, current.etag, str(current.version)) or (before and if_match == "*"):
+        return
+    raise PolicyChanged(
+        f"the policy of {queue.command!r} has version {current.version} (etag {current.etag}) now, not {if_match}; "
+        "read it again"
+    )

@@ -1,4 +1,4 @@
-"""Checks that the store accepts writes, by writing to the disk."""
+"""Checks that the store accepts writes, by writing to the disk of every shard."""
 
 from codeq.domain.queue import QueueKey
 from codeq.usecases.core import Core

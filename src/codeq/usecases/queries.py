@@ -1,14 +1,24 @@
 """Reads that change nothing: a task, its result, its history, lists of tasks, and the counts of queues."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from codeq.domain import validation
 from codeq.domain.errors import NotFound
 from codeq.domain.ids import shard_of
-from codeq.domain.limits import DELIVERIES_MAX, LIST_TASKS_MAX, RESULT_WAIT_MS_MAX
+from codeq.domain.limits import (
+    DELIVERIES_MAX,
+    FIND_SCAN_MAX,
+    LIST_SCAN_MAX,
+    LIST_TASKS_MAX,
+    MOVE_TASKS_MAX,
+    PAGE_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+    RESULT_WAIT_MS_MAX,
+)
 from codeq.domain.queue import QueueCounts, QueueKey, QueueStatus
 from codeq.domain.requests import Filter, Page, Record
 from codeq.domain.task import Task
+from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core, durable
 
 
@@ -35,6 +45,7 @@ async def history(core: Core, tenant: str, task_id: str) -> list[Task]:
     [task] = await core.store.get_tasks(tenant, [task_id])
     if task is None:
         raise _not_found(task_id)
+    budget = LoopBudget(core)
     moves: list[Task] = []
     version = task.version
     while version and len(moves) < DELIVERIES_MAX:
@@ -43,14 +54,28 @@ async def history(core: Core, tenant: str, task_id: str) -> list[Task]:
             break  # trimmed away
         moves.append(found[0])
         version = found[0].previous
+        await budget.yield_if_spent()
     return moves[::-1]
 
 
 @durable
 async def find(core: Core, tenant: str, wanted: Filter, *, cursor: str | None = None, limit: int = 100) -> Page:
-    """Returns a page of tasks without their bodies."""
+    """Returns a page of tasks without their bodies. It ends where their payloads would exceed PAGE_BYTES_MAX."""
     validation.integer(limit, "limit", 1, LIST_TASKS_MAX)
-    return await core.store.find(tenant, wanted, cursor=cursor, limit=limit)
+    if wanted.command is not None:
+        validation.name(wanted.command, "command")
+    budget = LoopBudget(core)
+    found: list[Task] = []
+    bytes_left = PAGE_BYTES_MAX
+    for _ in range(LIST_SCAN_MAX // FIND_SCAN_MAX):
+        page = await core.store.find(tenant, wanted, cursor=cursor, limit=limit - len(found), bytes_max=bytes_left)
+        found += page.tasks
+        cursor = page.cursor
+        bytes_left -= sum([task.payload_bytes for task in page.tasks])
+        if cursor is None or len(found) == limit or bytes_left <= 0:
+            break
+        await budget.yield_if_spent()
+    return Page(found, cursor)
 
 
 @durable
@@ -59,26 +84,74 @@ async def find_records(
 ) -> tuple[list[Record], str | None]:
     """Returns a page of tasks with their bodies, and the cursor of the next page."""
     page = await find(core, tenant, wanted, cursor=cursor, limit=limit)
-    records = await core.store.get_records(tenant, [task.id for task in page.tasks])
-    return [record for record in records if record is not None], page.cursor
+    return await bodies(core, tenant, page.tasks), page.cursor
+
+
+async def bodies(core: Core, tenant: str, tasks: Sequence[Task]) -> list[Record]:
+    """Returns those of the tasks that still exist, with their bodies, without results. Other calls run in between."""
+    budget = LoopBudget(core)
+    found: list[Record] = []
+    for part in _parts(tasks):
+        records = await core.store.get_records(tenant, [task.id for task in part], results=False)
+        found += [record for record in records if record is not None]
+        await budget.yield_if_spent()
+    return found
+
+
+def _parts(tasks: Sequence[Task]) -> Iterator[list[Task]]:
+    """Yields the tasks in parts that are read in about five milliseconds."""
+    part: list[Task] = []
+    size = 0
+    for task in tasks:
+        part.append(task)
+        size += task.payload_bytes
+        if size >= PAYLOAD_BYTES_MAX or len(part) == MOVE_TASKS_MAX:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 @durable
-async def counts(core: Core, tenant: str | None) -> dict[QueueKey, QueueCounts]:
-    """Returns the counts of every queue of the tenant, or of all tenants, that holds a task."""
-    return await core.store.counts(tenant, ages=True)
+async def counts(core: Core, tenant: str | None, command: str | None = None) -> dict[QueueKey, QueueCounts]:
+    """Returns the counts of every queue of the tenant, or of all tenants, that holds a task; or of one queue."""
+    if command is not None:
+        return await core.store.counts(tenant, command, ages=True)
+    budget = LoopBudget(core)
+    found: dict[QueueKey, QueueCounts] = {}
+    for key in await core.store.counts(tenant):
+        found |= await core.store.counts(key.tenant, key.command, ages=True)
+        await budget.yield_if_spent()
+    return found
+
+
+@durable
+async def total(core: Core) -> int:
+    """Returns how many tasks of all tenants wait, run or are dead."""
+    found = await core.store.counts(None)
+    return sum(c.pending + c.delayed + c.in_progress + c.dead for c in found.values())
+
+
+async def count(core: Core, key: QueueKey, *, ages: bool = False) -> QueueCounts | None:
+    """Returns the counts of one queue; None if it is empty. For statistics: does not wait for the disk."""
+    return (await core.store.counts(*key, ages=ages)).get(key)
 
 
 async def queue(core: Core, key: QueueKey) -> QueueStatus:
     """Returns one queue, whether or not it holds a task."""
     validation.name(key.command, "command")
-    counted = (await counts(core, key.tenant)).get(key, QueueCounts())
+    counted = (await counts(core, key.tenant, key.command)).get(key, QueueCounts())
     return _status(core, key, counted)
 
 
 async def queues(core: Core, tenant: str) -> list[QueueStatus]:
     """Returns every queue of the tenant that holds a task, by command."""
-    return [_status(core, key, counted) for key, counted in sorted((await counts(core, tenant)).items())]
+    budget = LoopBudget(core)
+    found: list[QueueStatus] = []
+    for key, counted in sorted((await counts(core, tenant)).items()):
+        found.append(_status(core, key, counted))
+        await budget.yield_if_spent()
+    return found
 
 
 def _status(core: Core, key: QueueKey, counted: QueueCounts) -> QueueStatus:

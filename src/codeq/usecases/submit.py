@@ -6,11 +6,12 @@ from msgspec import Struct
 
 from codeq.domain import lifecycle, validation
 from codeq.domain.errors import CodeqError, InvalidRequest
-from codeq.domain.limits import BATCH_BYTES_MAX, RESULT_BYTES_MAX
+from codeq.domain.limits import BATCH_BYTES_MAX, WRITE_BYTES_MAX, WRITE_TASKS_MAX
 from codeq.domain.requests import Outcome
 from codeq.domain.task import Change, Status, Task
+from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core, durable
-from codeq.usecases.moves import move_each
+from codeq.usecases.moves import Decide, move_each
 
 _COMPLETED, _FAILED = Status.COMPLETED, Status.FAILED
 
@@ -24,7 +25,8 @@ class Submitted(Struct, frozen=True, gc=False):
 @durable
 async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[Submitted | CodeqError]:
     """Returns per outcome: the ended task, or why it was refused. A repeated outcome returns the same as the first."""
-    if sum(len(outcome.result or b"") for outcome in outcomes) > BATCH_BYTES_MAX:
+    size = sum([len(outcome.result or b"") for outcome in outcomes])
+    if size > BATCH_BYTES_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_BYTES_MAX} bytes of results")
     now_ms = core.store.now_ms()
     repeats: list[int] = []
@@ -36,7 +38,11 @@ async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[S
             return None
         return _change(core, task, outcome, now_ms)
 
-    moved = await move_each(core, tenant, [outcome.task_id for outcome in outcomes], decide)
+    ids = [outcome.task_id for outcome in outcomes]
+    if size <= WRITE_BYTES_MAX:
+        moved = await move_each(core, tenant, ids, decide)
+    else:
+        moved = await _move_in_parts(core, tenant, ids, decide)
     answers: list[Submitted | CodeqError] = []
     for task, outcome in zip(moved, outcomes, strict=True):
         if isinstance(task, CodeqError):
@@ -45,19 +51,42 @@ async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[S
             answers.append(Submitted(task, outcome.result))
             core.slot_freed(task)
     if repeats:
-        stored = await core.store.get_records(tenant, [outcomes[place].task_id for place in repeats])
-        for place, record in zip(repeats, stored, strict=True):
-            if record is not None:
-                answers[place] = Submitted(record.task, record.result)
+        await _answer_repeats(core, tenant, repeats, answers)
     return answers
+
+
+async def _move_in_parts(core: Core, tenant: str, ids: Sequence[str], decide: Decide) -> list[Task | CodeqError]:
+    """Moves tasks with many bytes of results, and other calls run in between."""
+    budget = LoopBudget(core)
+    moved: list[Task | CodeqError] = []
+    for start in range(0, len(ids), WRITE_TASKS_MAX):
+        part = ids[start : start + WRITE_TASKS_MAX]
+        moved += await move_each(core, tenant, part, lambda place, task, first=start: decide(first + place, task))  # type: ignore[misc]
+        await budget.yield_if_spent()
+    return moved
+
+
+async def _answer_repeats(
+    core: Core, tenant: str, repeats: Sequence[int], answers: list[Submitted | CodeqError]
+) -> None:
+    """Puts the stored results into the answers, up to BATCH_BYTES_MAX; the rest keeps what was sent again."""
+    budget = LoopBudget(core)
+    size = 0
+    for place in repeats:
+        answer = answers[place]
+        if isinstance(answer, CodeqError) or size > BATCH_BYTES_MAX:
+            continue
+        [record] = await core.store.get_records(tenant, [answer.task.id])
+        if record is not None:
+            answers[place] = Submitted(record.task, record.result)
+            size += len(record.result or b"")
+        await budget.yield_if_spent()
 
 
 def _change(core: Core, task: Task, outcome: Outcome, now_ms: int) -> Change:
     result = outcome.result
-    if result is not None and len(result) > RESULT_BYTES_MAX:
-        raise InvalidRequest(
-            f"the result has {len(result)} bytes, at most {RESULT_BYTES_MAX} are taken; use an artifact"
-        )
+    if result is not None:
+        validation.result(result)
     retention_ms = core.retention_ms(task)
     if outcome.status is _COMPLETED:
         return lifecycle.complete(task, outcome.holder, now_ms, retention_ms=retention_ms, result=result)

@@ -1,80 +1,153 @@
 """Background work: delayed tasks become visible, lost leases expire, ended tasks and old events are deleted.
 
 Each role does a bounded piece of work and returns how much it found; a stale change means another call was faster.
+What passes is retried. Anything else ends the sweepers, and whoever runs them must stop: no delay and no lease ends
+without them.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from codeq.domain import lifecycle
-from codeq.domain.errors import StoreError
+from codeq.domain.errors import StoreBusy, StoreFull
 from codeq.domain.limits import SWEEP_TASKS_MAX
 from codeq.domain.queue import Index
+from codeq.domain.task import Change
+from codeq.store.interface import ALL, Scope
 from codeq.usecases.core import Core
+from codeq.usecases.probe import probe
+from codeq.usecases.traces import created_in
 
-PROMOTE_EVERY_S, EXPIRE_EVERY_S, PURGE_EVERY_S, TRIM_EVERY_S = 0.1, 1.0, 1.0, 60.0
+EXPIRE_EVERY_S, PURGE_EVERY_S, TRIM_EVERY_S = 1.0, 1.0, 60.0
+PROBE_EVERY_S = 5.0
+"""How long a failed disk may stay unnoticed while nothing is written."""
+RETRY_S = 0.2
+"""Pause after StoreBusy: a flush of a slow disk takes longer, and after each there is room for a while."""
+
+log = logging.getLogger("codeq.sweep")
 
 
-async def promote_due(core: Core, limit: int = SWEEP_TASKS_MAX) -> int:
+class Role(Protocol):
+    __name__: str
+
+    def __call__(self, core: Core, limit: int, scope: Scope, /) -> Awaitable[int]:
+        """Moves up to `limit` tasks, and returns how many it found."""
+
+
+async def promote_due(core: Core, limit: int = SWEEP_TASKS_MAX, scope: Scope = ALL) -> int:
     now_ms = core.store.now_ms()
-    due = await core.store.due(Index.DELAYED, now_ms, limit)
+    due = await core.store.due(Index.DELAYED, now_ms, limit, scope=scope)
     if due:
-        await core.store.commit([lifecycle.promote(task, now_ms) for task in due])
+        await _commit(core, [lifecycle.promote(task, now_ms) for task in due])
     return len(due)
 
 
-async def expire_leases(core: Core, limit: int = SWEEP_TASKS_MAX) -> int:
+async def expire_leases(core: Core, limit: int = SWEEP_TASKS_MAX, scope: Scope = ALL) -> int:
     now_ms = core.store.now_ms()
-    due = await core.store.due(Index.IN_PROGRESS, now_ms, limit)
+    due = await core.store.due(Index.IN_PROGRESS, now_ms, limit, scope=scope)
     if due:
-        await core.store.commit(
+        await _commit(
+            core,
             [
                 lifecycle.expire(
                     task, now_ms, retry_ms=core.expiry_retry_ms(task), retention_ms=core.dead_retention_ms(task)
                 )
                 for task in due
-            ]
+            ],
         )
         for task in due:
             core.slot_freed(task)
     return len(due)
 
 
-async def purge_finished(core: Core, limit: int = SWEEP_TASKS_MAX) -> int:
+async def purge_finished(core: Core, limit: int = SWEEP_TASKS_MAX, scope: Scope = ALL) -> int:
     now_ms = core.store.now_ms()
-    due = await core.store.due(Index.NONE, now_ms, limit)
+    due = await core.store.due(Index.NONE, now_ms, limit, scope=scope)
     if due:
-        await core.store.commit([lifecycle.purge(task, now_ms) for task in due])
+        await _commit(core, [lifecycle.purge(task, now_ms) for task in due])
     return len(due)
 
 
-async def before_claim(core: Core, limit: int) -> None:
-    """Promotes and expires what a claim must not overlook. Costs two comparisons when nothing is due."""
-    await promote_due(core, limit)
-    await expire_leases(core, limit)
+async def _commit(core: Core, changes: Sequence[Change]) -> None:
+    if core.spans is None:
+        await core.store.commit(changes)
+        return
+    parents = await created_in(core, [change.before for change in changes if change.before is not None])
+    with core.spans.sweep(changes[0].move, parents, len(changes)):
+        await core.store.commit(changes)
 
 
-async def run(core: Core, *, events_keep_ms: int, events_keep_max: int) -> None:
-    """Runs every role at its own interval, until cancelled or until the store fails."""
+async def before_claim(core: Core, tenant: str, commands: Sequence[str] | None) -> None:
+    """Promotes and expires what a claim of these commands must not overlook, and nothing else. Costs two look-ups per
+    command when nothing is due."""
+    scope = Scope(tenant=tenant, commands=commands)
+    await promote_due(core, core.sweeping.inspect_limit, scope)
+    await expire_leases(core, core.sweeping.inspect_limit, scope)
 
-    async def trim(core: Core, limit: int) -> int:  # noqa: ARG001 - trims all at once
-        await core.store.trim(before_ms=core.store.now_ms() - events_keep_ms, keep_max=events_keep_max)
+
+async def run(
+    core: Core, *, events_keep_ms: int, events_keep_max: int, on_failure: Callable[[str], None] = lambda _: None
+) -> None:
+    """Runs every role at its own interval for every shard on its own, until cancelled.
+
+    Calls `on_failure` with the role's name at each failure that is retried. Raises the first one that is not: also
+    when another call has made the store fail, and within PROBE_EVERY_S of a disk's failure if there are no calls.
+    """
+
+    async def trim(core: Core, _: int, scope: Scope) -> int:
+        before_ms = core.store.now_ms() - events_keep_ms
+        await core.store.trim(before_ms=before_ms, keep_max=events_keep_max, shard=scope.shard)
         return 0
 
-    await asyncio.gather(
-        _every(PROMOTE_EVERY_S, promote_due, core),
-        _every(EXPIRE_EVERY_S, expire_leases, core),
-        _every(PURGE_EVERY_S, purge_finished, core),
-        _every(TRIM_EVERY_S, trim, core),
-    )
+    async def probe_disks(core: Core, _: int, scope: Scope) -> int:  # noqa: ARG001 - one probe covers all shards
+        await probe(core)
+        return 0
 
-
-async def _every(period_s: float, role: Callable[[Core, int], Awaitable[int]], core: Core) -> None:
+    sweeping = core.sweeping
+    roles: list[tuple[float, int, Role]] = [
+        (sweeping.promote_every_s, sweeping.promote_limit, promote_due),
+        (EXPIRE_EVERY_S, SWEEP_TASKS_MAX, expire_leases),
+        (PURGE_EVERY_S, SWEEP_TASKS_MAX, purge_finished),
+        (TRIM_EVERY_S, SWEEP_TASKS_MAX, trim),
+    ]
+    sweepers = [_Sweeper(core, PROBE_EVERY_S, probe_disks, 1, ALL)]
+    for period_s, limit, role in roles:
+        sweepers += [_Sweeper(core, period_s, role, limit, Scope(shard=shard)) for shard in range(core.shards)]
     try:
+        async with asyncio.TaskGroup() as running:
+            for sweeper in sweepers:
+                running.create_task(sweeper.run(on_failure))
+    except BaseExceptionGroup as faults:
+        raise faults.exceptions[0] from None
+
+
+class _Sweeper(NamedTuple):
+    """One role for one shard, or for all."""
+
+    core: Core
+    period_s: float
+    role: Role
+    limit: int
+    scope: Scope
+
+    async def run(self, on_failure: Callable[[str], None]) -> None:
+        failures = 0
+        name = f"{self.role.__name__} of shard {self.scope.shard or 0}"
         while True:
-            found = await role(core, SWEEP_TASKS_MAX)
-            await core.store.flush()
+            try:
+                found = await self.role(self.core, self.limit, self.scope)
+                await self.core.store.flush()
+            except (StoreBusy, StoreFull) as fault:
+                if not failures:
+                    log.warning("%s is retried: %s", name, fault)
+                failures += 1
+                on_failure(self.role.__name__)
+                await asyncio.sleep(RETRY_S)
+                continue
+            if failures:
+                log.warning("%s works again after %d failures", name, failures)
+                failures = 0
             # A full batch means there is more: continue at once, but let waiting calls run in between.
-            await asyncio.sleep(0 if found >= SWEEP_TASKS_MAX else period_s)
-    except StoreError:
-        return  # every call raises it already; there is nothing left to sweep
+            await asyncio.sleep(0 if found >= self.limit else self.period_s)

@@ -48,6 +48,8 @@ class EnqueueResult(Wire, frozen=True, kw_only=True, gc=False):
     task: Raw = msgspec.field(default_factory=Raw)
     error: str | None = None
     code: str | None = None
+    replayed: bool = False
+    mismatched: bool = False
 
 
 class EnqueueResultList(Wire, frozen=True, kw_only=True, gc=False):
@@ -61,6 +63,8 @@ class ItemVerdict(Wire, frozen=True, kw_only=True, gc=False):
     code: str | None = None
     replayed: bool = False
     """Of a new task: whether its idempotency key had been used before."""
+    mismatched: bool = False
+    """Of a replayed one: whether the task that has the key has another command or payload."""
 
 
 class ItemVerdicts(Wire, frozen=True, kw_only=True, gc=False):

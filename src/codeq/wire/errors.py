@@ -6,10 +6,11 @@ EdgeError
 ├── NoRoute           404 not-found           there is nothing at this path
 ├── WrongMethod       405 method-not-allowed  the path is right, the method is not
 ├── TooSlow           408 timeout             the request did not arrive in time
+├── Conflict          409 conflict            what is asked for exists already, or is under way
 ├── TooLarge          413 too-large           a body, a header or an address is over its limit
 ├── WrongMedia        415 unsupported-media   the body is neither JSON nor MessagePack
 ├── RateLimited       429 rate-limited        more calls than this token or tenant is allowed
-├── Unavailable       503 unavailable         keys to check tokens with are missing, or the server is stopping
+├── Unavailable       503 unavailable         no keys to check tokens with, or too many large bodies at once
 ├── Unreachable           unreachable         seen by a client: no connection, or no answer in time
 └── Unexpected            unexpected          seen by a client: an answer it does not know; has the code it came with
 """
@@ -40,6 +41,10 @@ class WrongMethod(EdgeError):
 
 class TooSlow(EdgeError):
     code = "timeout"
+
+
+class Conflict(EdgeError):
+    code = "conflict"
 
 
 class TooLarge(EdgeError):
@@ -82,6 +87,7 @@ STATUS: dict[type[CodeqError], int] = {
     NoRoute: 404,
     WrongMethod: 405,
     TooSlow: 408,
+    Conflict: 409,
     TooLarge: 413,
     WrongMedia: 415,
     RateLimited: 429,
@@ -89,6 +95,7 @@ STATUS: dict[type[CodeqError], int] = {
     domain.InvalidRequest: 400,
     domain.IdempotencyMismatch: 422,
     domain.NotFound: 404,
+    domain.QuotaExceeded: 429,
     domain.NotOwner: 403,
     domain.NotInProgress: 409,
     domain.Cancelled: 409,
@@ -96,6 +103,7 @@ STATUS: dict[type[CodeqError], int] = {
     domain.AlreadyFinal: 409,
     domain.NotFinal: 409,
     domain.StaleTask: 409,
+    domain.PolicyChanged: 412,
     domain.StoreBusy: 503,
     domain.StoreFull: 507,
     domain.StoreFailed: 503,

@@ -1,6 +1,10 @@
 """Messages of every route: refusals, and the state of the server."""
 
-from codeq.wire.message import Wire
+from typing import Annotated
+
+from msgspec import Meta
+
+from codeq.wire.message import Request, Wire
 
 
 class Health(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
@@ -17,5 +21,20 @@ class Problem(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     field: str | None = None
     scope: str | None = None
     operation: str | None = None
+    limit: str | None = None
+    """The limit of the tenant that was reached: its setting below `limits.tenant`, without `_max`."""
     retry_after_seconds: int | None = None
     request_id: str | None = None
+
+
+class BackUp(Request, frozen=True, kw_only=True, gc=False):
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}\Z")]
+    """Of the new directory below the server's `backup.path`."""
+
+
+class Backup(Wire, frozen=True, kw_only=True, gc=False):
+    name: str
+    bytes: int
+    seconds: float
+    tasks: int
+    """Tasks that wait, run or are dead when the copy begins."""

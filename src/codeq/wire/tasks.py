@@ -32,7 +32,8 @@ class _NewTask(Request, frozen=True, kw_only=True, gc=False):
     max_attempts: Annotated[int, Meta(le=100)] = 0
     """0 or less for the queue's own."""
     idempotency_key: Annotated[str, Meta(max_length=255)] | None = None
-    """A repeated key returns the same task, with `Idempotent-Replay: true`."""
+    """A repeated key returns the task that has it, with `Idempotent-Replay: true`. If that task has another command or
+    payload, also with `Idempotent-Mismatch: true`."""
     run_at: str | None = None
     """RFC 3339; wins over `delaySeconds`, and a time in the past means at once."""
     delay_seconds: Seconds = 0
@@ -196,14 +197,18 @@ class TaskAnswer(Wire, omit_defaults=True, frozen=True, gc=False):
     code: str | None = None
     replayed: bool = False
     """The idempotency key was used before: this is the task that has it."""
+    mismatched: bool = False
+    """And that task has another command or payload."""
 
 
 class TaskAnswers(Wire, frozen=True, kw_only=True, gc=False):
     results: list[TaskAnswer]
 
 
-class ClaimedTasks(Wire, frozen=True, kw_only=True, gc=False):
+class ClaimedTasks(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     tasks: list[TaskView]
+    bytes_limited: bool = False
+    """There are fewer tasks than asked for because their payloads reach 8 MB; the next claim gets more."""
 
 
 class SubmitAnswer(Wire, omit_defaults=True, frozen=True, gc=False):

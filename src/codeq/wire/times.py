@@ -21,7 +21,7 @@ def parse(value: str) -> int:
     moment = datetime.fromisoformat(value)
     if moment.tzinfo is None or len(value) < 20 or value[10] not in "Tt ":
         raise ValueError("not an RFC 3339 time with an offset, such as 2026-01-31T12:00:00Z")
-    return round(moment.timestamp() * 1000)
+    return round(moment.astimezone(UTC).timestamp() * 1000)  # which refuses what has no UTC time in the years 1 to 9999
 
 
 @lru_cache(maxsize=1024)

@@ -5,10 +5,11 @@ from typing import get_type_hints
 
 import msgspec
 
-from codeq.domain.backoff import Backoff, BackoffKind
-from codeq.domain.queue import OnExpiry, QueuePolicy
+from codeq.domain.backoff import Backoff, BackoffKind, PartialBackoff
+from codeq.domain.queue import EffectivePolicy, OnExpiry, QueuePolicy, effective_policy
 from codeq.domain.task import Task
 from codeq.wire import queues, tasks, times
+from codeq.wire.queues import optional
 from codeq.wire.tasks import TaskView
 
 
@@ -33,18 +34,17 @@ _ABSENT: dict[str, int | None] = {name: 0 if kind is int else None for name, kin
 
 def policy_of(message: queues.PolicyFields) -> QueuePolicy:
     """Returns the policy. Raises ValueError for a backoff or an expiry rule that does not exist."""
-    dead_s = message.dead_retention_seconds
     return QueuePolicy(
         max_attempts=message.max_attempts,
         max_deliveries=message.max_deliveries,
-        lease_ms=round(message.lease_seconds * 1000),
-        backoff=domain_backoff(message.backoff),
-        on_expiry=OnExpiry(message.on_expiry),
-        retention_ms=message.retention_seconds * 1000,
-        dead_retention_ms=(message.retention_seconds if isinstance(dead_s, msgspec.UnsetType) else dead_s) * 1000,
+        lease_ms=optional(message.lease_seconds, _milliseconds),
+        backoff=optional(message.backoff, _partial_backoff),
+        on_expiry=optional(message.on_expiry, OnExpiry),
+        retention_ms=optional(message.retention_seconds, _milliseconds),
+        dead_retention_ms=optional(message.dead_retention_seconds, _milliseconds),
         max_consumers=message.max_consumers,
         paused=message.paused,
-        priority_tiers=tuple(sorted(message.priority_tiers)),
+        priority_tiers=optional(message.priority_tiers, lambda tiers: tuple(sorted(tiers))),
         dead_letter_ref=message.dead_letter_topic_ref,
     )
 
@@ -57,6 +57,23 @@ def topic_policy(topic: queues.Topic) -> QueuePolicy:
         created_ms=moment_ms(topic.created_at),
         updated_ms=moment_ms(topic.updated_at),
     )
+
+
+def effective_of(message: queues.PolicyFields) -> EffectivePolicy:
+    """Returns the rules of a message that has every rule."""
+    return effective_policy(policy_of(message), EffectivePolicy())
+
+
+def _partial_backoff(message: queues.BackoffRules) -> PartialBackoff:
+    return PartialBackoff(
+        kind=optional(message.policy, BackoffKind),
+        base_ms=optional(message.base_seconds, _milliseconds),
+        max_ms=optional(message.max_seconds, _milliseconds),
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
 
 
 def domain_backoff(message: tasks.Backoff) -> Backoff:

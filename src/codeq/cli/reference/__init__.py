@@ -14,7 +14,7 @@ PAGES = {
     "http": "codeq.cli.reference.http:page",
     "lake": "codeq.pipeline.lake.tables:reference",
     "sdk": "codeq.cli.reference.sdk:page",
-    "settings": "codeq.server.settings:reference",
+    "settings": "codeq.server.read_settings:reference",
 }
 """By page, the function that returns its Markdown. Each is a file of docs/reference."""
 

@@ -87,6 +87,8 @@ def _section(route: Route) -> str:
     if route.query:
         rows = [(f"`{name}`", _of_schema(QUERY.get(name, {"type": "string"}))) for name in route.query]
         parts.append(table("query", "type", rows=rows) + "\n")
+    if route.headers:
+        parts.append(f"Headers: {', '.join(f'`{name}`' for name in route.headers)}.\n")
     if route.takes is not None:
         parts.append(_fields(route.takes))
     return "\n".join([*parts, answers + "\n"])

@@ -24,8 +24,8 @@ INTRODUCTION = """# The Python package
 """
 
 VERBS = """`Client` and `Queue` have these methods as plain calls for any thread; in `AsyncClient` and `AsyncQueue`
-they are awaited. On a server, `replay*`, `purge*`, `cleanup`, `policy`, `set_policy`, `pause`, `resume` and
-`list(dead=True)` need an admin's token, and `claim` and the verbs for claimed tasks a worker's.
+they are awaited. On a server, `replay*`, `purge*`, `cleanup`, `policy`, `effective_policy`, `set_policy`, `pause`,
+`resume` and `list(dead=True)` need an admin's token, and `claim` and the verbs for claimed tasks a worker's.
 """
 
 SECTIONS: dict[str, tuple[Any, ...]] = {
@@ -36,6 +36,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
         codeq.open_async,
         codeq.Queue,
         codeq.AsyncQueue,
+        codeq.TenantLimits,
         codeq.restore,
     ),
     "Batches": (codeq.new_tasks, codeq.NewTask, Batcher, Ticket, AsyncBatcher, AsyncTicket),
@@ -49,6 +50,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     ),
     "Results": (
         codeq.Task,
+        codeq.ReplayedTask,
         codeq.Job,
         codeq.TaskDetails,
         codeq.ReleaseResult,
@@ -62,7 +64,14 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
         codeq.Status,
         codeq.Move,
     ),
-    "Queue policies": (codeq.QueuePolicy, codeq.Backoff, codeq.BackoffKind, codeq.OnExpiry),
+    "Queue policies": (
+        codeq.QueuePolicy,
+        codeq.EffectivePolicy,
+        codeq.Backoff,
+        codeq.PartialBackoff,
+        codeq.BackoffKind,
+        codeq.OnExpiry,
+    ),
     "Testing": (testing.open, testing.QueueForTests),
 }
 ELSEWHERE = {"CodeqError", "errors"}

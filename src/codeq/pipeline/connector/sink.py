@@ -231,17 +231,19 @@ class _PartitionWriter:
     def _count(self, call: _EnqueueBatch, future: "Future[list[ItemVerdict]]") -> None:
         """Counts the verdicts of one call, and rejects the rows that the server refused."""
         for task, (row, batch, index), verdict in zip(call.tasks, call.rows, future.result(), strict=True):
-            if verdict.code is None:
+            code = IdempotencyMismatch.code if verdict.mismatched else verdict.code
+            if code is None:
                 self.result.enqueued += not verdict.replayed
                 self.result.deduplicated += verdict.replayed
-            elif verdict.code == IdempotencyMismatch.code and (task.idempotency_key or "").startswith(self.key_prefix):
+            elif code == IdempotencyMismatch.code and (task.idempotency_key or "").startswith(self.key_prefix):
                 raise RowsChanged(
                     f"row {row} of this partition was another one in an earlier attempt of the Spark task, so rows "
                     "would be lost or enqueued twice; give rows an idempotency_key, or make the rows and their order "
                     "deterministic"
                 )
             else:
-                self._reject(Rejected(row, verdict.code, verdict.error or ""), batch, index)
+                reason = verdict.error or "the key was used for a task with another command or payload"
+                self._reject(Rejected(row, code, reason), batch, index)
 
     def _reject(self, rejected: Rejected, batch: pa.RecordBatch, index: int) -> None:
         if self.options.mode == "FAILFAST":

@@ -5,8 +5,9 @@ A plugin is a factory `(config: dict) -> Validator`, registered under the entry 
 
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from codeq.domain.errors import InvalidRequest
@@ -40,12 +41,31 @@ class Validator(Protocol):
 
 
 Factory = Callable[[dict[str, Any]], Validator]
+Config = TypeVar("Config", bound=Struct)
+
+
+def provider_name(provider: str, config: Mapping[str, Any]) -> str:
+    """Returns the provider: the one that is named, or `jwks` where a key set is configured."""
+    return provider or ("jwks" if "jwksUrl" in config or "jwksFile" in config else "")
 
 
 def make_validator(provider: str, config: dict[str, Any]) -> Validator:
-    found = [point for point in entry_points(group="codeq.auth") if point.name == provider]
+    name = provider_name(provider, config)
+    found = [point for point in entry_points(group="codeq.auth") if point.name == name]
     if not found:
         known = sorted({point.name for point in entry_points(group="codeq.auth")})
-        raise InvalidRequest(f"there is no auth provider {provider!r}; installed are {', '.join(known)}")
+        raise InvalidRequest(f"there is no auth provider {name!r}; installed are {', '.join(known)}")
     factory: Factory = found[0].load()
     return factory(config)
+
+
+def read_config(provider: str, config: Any, kind: type[Config]) -> Config:
+    """Reads the options of a provider. Raises InvalidRequest for those that are missing, wrong or unknown."""
+    known = [field.encode_name for field in msgspec.structs.fields(kind)]
+    unknown = [str(name) for name in config if name not in known] if isinstance(config, dict) else []
+    if unknown:
+        raise InvalidRequest(f"auth provider {provider!r} has no option {unknown[0]!r}; known: {', '.join(known)}")
+    try:
+        return msgspec.convert(config, kind)
+    except msgspec.ValidationError as fault:
+        raise InvalidRequest(f"auth provider {provider!r}: {fault}") from None

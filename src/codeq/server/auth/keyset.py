@@ -2,18 +2,26 @@
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import jwt
 
 from codeq.domain.errors import InvalidRequest
+from codeq.server.auth.callers import CALLER, CALLERS_MAX
 from codeq.wire.errors import Unavailable
+from codeq.wire.local_server import is_loopback
 
 REFRESH_S = 300.0
 COOL_DOWN_S = 10.0
-"""The least time between two fetches because of unknown key ids, over all callers."""
+"""The least time between two attempts to fetch keys that are missing or stale."""
+CALLER_S = 5.0
+"""The least time between two fetches because of unknown key ids of one caller."""
+INTERVAL_S = 1.0
+"""The same over all callers; one whose turn it is waits for the next fetch rather than being refused."""
 STALE_S = 3600.0
 """How long keys that could not be refreshed stay in use."""
 DOCUMENT_BYTES_MAX = 256 * 1024
@@ -38,9 +46,11 @@ class KeySet:
         self._fetch = fetch
         self._clock = clock
         self._keys: dict[str, Key] = {}
-        self._published: dict[Any, Any] = {}
+        self._published: dict[str, Any] = {}
         self._fetched_s: float | None = None
         self._requested_s = -COOL_DOWN_S
+        self._turns: OrderedDict[str, float] = OrderedDict()
+        """By caller: when it last had keys fetched because of an unknown id."""
         self._fetching: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self.revision = 0
@@ -58,24 +68,40 @@ class KeySet:
             self._refreshing.cancel()
 
     async def find(self, kid: str) -> Key | None:
-        """Returns the key of that id. Fetches unknown ones from the issuer, at most once per cool-down for all ids."""
+        """Returns the key of that id. Fetches unknown ones from the issuer, as often as the caller may have it done."""
         if not self.is_ready:
-            await self._refresh_once()
-            if not self.is_ready:
-                raise Unavailable("the keys to check tokens with cannot be fetched; try again later")
+            self._take_turn()
+            await self._fetch_missing()
+            return self._keys.get(kid)
         key = self._keys.get(kid)
-        if key is None and self._clock() - self._requested_s >= COOL_DOWN_S:
-            await self._refresh_once()
+        if key is None and self._take_turn():
+            await self._fetch_once(after_s=self._requested_s + INTERVAL_S - self._clock())
             key = self._keys.get(kid)
         return key
 
-    async def _refresh_once(self) -> None:
+    def _take_turn(self) -> bool:
+        """Returns whether the caller may have keys fetched now: one that sends random ids delays nobody else."""
+        caller, now_s = CALLER.get(), self._clock()
+        if now_s - self._turns.get(caller, -CALLER_S) < CALLER_S:
+            return False
+        self._turns[caller] = now_s
+        self._turns.move_to_end(caller)
+        if len(self._turns) > CALLERS_MAX:
+            self._turns.popitem(last=False)
+        return True
+
+    async def _fetch_missing(self) -> None:
+        is_fetching = self._fetching is not None and not self._fetching.done()
+        if is_fetching or self._clock() - self._requested_s >= COOL_DOWN_S:
+            await self._fetch_once()
+        if not self.is_ready:
+            raise Unavailable("the keys to check tokens with cannot be fetched; try again later")
+
+    async def _fetch_once(self, *, after_s: float = 0.0) -> None:
         """Fetches once for all concurrent callers."""
         if self._fetching is None or self._fetching.done():
-            if self._clock() - self._requested_s < COOL_DOWN_S:
-                return
-            self._requested_s = self._clock()
-            self._fetching = asyncio.create_task(self._refresh())
+            self._requested_s = self._clock() + max(0.0, after_s)
+            self._fetching = asyncio.create_task(self._refresh(after_s=after_s))
         await asyncio.shield(self._fetching)
 
     async def _refresh_forever(self) -> None:
@@ -83,13 +109,15 @@ class KeySet:
             await asyncio.sleep(REFRESH_S if self.is_ready else COOL_DOWN_S)
             await self._refresh()
 
-    async def _refresh(self) -> None:
+    async def _refresh(self, *, after_s: float = 0.0) -> None:
+        if after_s > 0:
+            await asyncio.sleep(after_s)
         try:
             document = await self._fetch()
             keys = read_keys(document)
-        except (httpx.HTTPError, OSError, ValueError, InvalidRequest):
+        except (httpx.HTTPError, OSError, ValueError, RecursionError, InvalidRequest):
             return  # the known keys stay in use until they are stale
-        published = {entry["kid"]: entry for entry in document["keys"] if isinstance(entry, dict) and "kid" in entry}
+        published = {entry["kid"]: entry for entry in document["keys"] if _has_id(entry)}
         if any(published.get(kid) != self._published.get(kid) for kid in self._keys):
             self.revision += 1  # a key was withdrawn or replaced: cached results that rely on it must not outlive it
         self._keys = keys
@@ -110,24 +138,35 @@ def read_keys(document: Any) -> dict[str, Key]:
     return found
 
 
+def _has_id(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("kid"), str)
+
+
 def _read_key(entry: Any) -> Key | None:
-    if not isinstance(entry, dict) or not isinstance(entry.get("kid"), str) or entry.get("use", "sig") != "sig":
+    if not _has_id(entry) or entry.get("use", "sig") != "sig":
         return None
     algorithms = _ALGORITHMS.get(str(entry.get("kty")), ())
     if "alg" in entry:
         algorithms = tuple(a for a in algorithms if a == entry["alg"])
     try:
         material = jwt.PyJWK(entry, algorithm=algorithms[0]).key if algorithms else None
-    except (jwt.PyJWTError, ValueError):
-        return None
+    except (jwt.PyJWTError, ValueError, TypeError, AttributeError, KeyError, OverflowError):
+        return None  # one entry that is no key spares the others
     if material is None or (entry["kty"] == "RSA" and material.key_size < 2048):
         return None
     return Key(material, algorithms)
 
 
 def fetch_from(url: str) -> Fetch:
-    if not url.startswith(("https://", "http://")):
-        raise InvalidRequest(f"the address of a key set starts with https://, not {url[:60]!r}")
+    try:
+        scheme, host = urlsplit(url).scheme, urlsplit(url).hostname
+    except ValueError:
+        scheme, host = "", None
+    if not host or (scheme != "https" and not (scheme == "http" and is_loopback(host))):
+        raise InvalidRequest(
+            f"a key set is fetched over https:// (over http:// from this machine only), not from {url[:60]!r}: "
+            "whoever can change it on its way can sign tokens"
+        )
 
     async def fetch() -> Any:
         async with (

@@ -1,9 +1,11 @@
 """Several validators as one: a token's claims are those of the first validator that accepts it."""
 
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from codeq.domain.errors import InvalidRequest
-from codeq.server.auth.claims import Claims, Validator, make_validator
+from codeq.server.auth.claims import Claims, Validator, make_validator, read_config
 from codeq.wire.errors import EdgeError, Unauthenticated, Unavailable
 
 
@@ -39,10 +41,17 @@ class MultiValidator:
         return sum([validator.revision for validator in self._validators])
 
 
-def make_multi(config: dict[str, Any]) -> MultiValidator:
-    providers = config.get("providers")
-    if not isinstance(providers, list) or not 2 <= len(providers) <= 4:
-        raise InvalidRequest("auth provider 'multi' needs 2 to 4 `providers`")
-    if any(child.get("type") == "multi" for child in providers):
+class ChildConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: str = ""
+    config: dict[str, Any] = {}
+
+
+class MultiConfig(Struct, frozen=True, kw_only=True):
+    providers: Annotated[list[ChildConfig], Meta(min_length=2, max_length=4)]
+
+
+def make_multi(options: dict[str, Any]) -> MultiValidator:
+    children = read_config("multi", options, MultiConfig).providers
+    if any(child.type == "multi" for child in children):
         raise InvalidRequest("auth provider 'multi' cannot hold another 'multi'")
-    return MultiValidator([make_validator(child["type"], child.get("config", {})) for child in providers])
+    return MultiValidator([make_validator(child.type, child.config) for child in children])

@@ -1,11 +1,17 @@
 """Validates one fixed token, for development and for machines that support nothing better."""
 
 from hmac import compare_digest
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from codeq.domain.errors import InvalidRequest
-from codeq.server.auth.claims import Claims
+from codeq.server.auth.claims import Claims, read_config
 from codeq.wire.errors import Unauthenticated
+from codeq.wire.local_server import DEV_TOKEN
+
+TOKEN_CHARS_MIN = 16
+"""Random letters and digits of this length are 95 bits, which nobody guesses over a network."""
 
 
 class StaticValidator:
@@ -26,15 +32,32 @@ class StaticValidator:
     async def close(self) -> None: ...
 
 
-def make_static(config: dict[str, Any]) -> StaticValidator:
-    token = config.get("token")
-    if not isinstance(token, str) or not token:
-        raise InvalidRequest("auth provider 'static' needs a `token`")
-    raw = config.get("raw", {})
+class StaticConfig(Struct, frozen=True, kw_only=True, rename="camel"):
+    token: Annotated[str, Meta(min_length=1)]
+    subject: str = "static"
+    scopes: list[str] = []
+    event_types: list[str] = []
+    raw: dict[str, Any] = {}
+
+
+def make_static(options: dict[str, Any]) -> StaticValidator:
+    config = read_config("static", options, StaticConfig)
     claims = Claims(
-        subject=str(config.get("subject", "static")),
-        scopes=frozenset(config.get("scopes", ())),
-        event_types=tuple(config.get("eventTypes", ())),
-        raw=raw,
+        subject=config.subject, scopes=frozenset(config.scopes), event_types=tuple(config.event_types), raw=config.raw
     )
-    return StaticValidator(token, claims)
+    return StaticValidator(config.token, claims)
+
+
+def check_tokens(provider: str, options: dict[str, Any], *, is_local: bool) -> None:
+    """Refuses fixed tokens that can be guessed: that of development servers, and short ones for other machines."""
+    if provider == "multi":
+        for child in options["providers"]:
+            check_tokens(child.get("type", ""), child.get("config", {}), is_local=is_local)
+    elif provider == "static":
+        token = options["token"]
+        if token == DEV_TOKEN:
+            raise InvalidRequest(f"everybody knows the token {DEV_TOKEN!r}: it is for `codeq serve --dev`")
+        if len(token) < TOKEN_CHARS_MIN and not is_local:
+            raise InvalidRequest(
+                f"a static token has at least {TOKEN_CHARS_MIN} characters, unless http.host is a loopback address"
+            )

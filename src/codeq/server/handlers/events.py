@@ -8,6 +8,7 @@ interpreter lock for five milliseconds at a time, at arbitrary moments.
 import asyncio
 import re
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,12 +16,12 @@ from msgspec import Struct
 
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import (
-    BATCH_BYTES_MAX,
     CLAIM_WAIT_MS_MAX,
     EVENTS_COLUMNS_PIECE_MAX,
     EVENTS_PIECE_MAX,
     EVENTS_READ_MAX,
     NAME_PATTERN,
+    PAGE_BYTES_MAX,
 )
 from codeq.domain.task import Task
 from codeq.server.auth.principal import EVERY_COMMAND
@@ -58,12 +59,17 @@ async def read_events(state: AppState, request: HttpRequest) -> HttpResponse:
     wants_arrow = wire.ARROW.encode() in request.headers.get(b"accept", b"")
     if wants_arrow:
         await events.load_arrow()
-    builder = (ArrowEventsBuilder if wants_arrow else JsonEventsBuilder)(state, request, query)
-    reading = events.scan(
-        state.core, query.shard, query.offset, query.limit, each=builder.add, piece=builder.piece, wait_ms=query.wait_ms
-    )
-    span, next_offset = await request.unless_disconnected(reading)
-    return await builder.response(span, next_offset)
+    kind = ArrowEventsBuilder if wants_arrow else JsonEventsBuilder
+
+    async def scan(wait_ms: int) -> HttpResponse:
+        builder = kind(state, request, query)
+        span, next_offset = await events.scan(
+            state.core, query.shard, query.offset, query.limit, each=builder.add, piece=builder.piece, wait_ms=wait_ms
+        )
+        return await builder.response(span, next_offset)
+
+    with state.long_polls.held(request.tenant) if query.wait_ms else nullcontext():
+        return await request.unless_disconnected(scan, query.wait_ms)
 
 
 class EventsBuilder(ABC):
@@ -116,7 +122,7 @@ class EventsBuilder(ABC):
         """Returns how many of these fit in the response; one at least, so that every read makes progress."""
         for number, task in enumerate(tasks):
             size = task.payload_bytes if task else 0
-            if self._payload_bytes and self._payload_bytes + size > BATCH_BYTES_MAX:
+            if self._payload_bytes and self._payload_bytes + size > PAGE_BYTES_MAX:
                 return max(number, 1)
             self._payload_bytes += size
         return len(tasks)
@@ -170,21 +176,23 @@ class ArrowEventsBuilder(EventsBuilder):
 class JsonEventsBuilder(EventsBuilder):
     def __init__(self, state: AppState, request: HttpRequest, query: EventsQuery) -> None:
         super().__init__(state, request, query)
-        self._events: list[wire.Event] = []
+        self._encode = request.encoder
+        self._events: list[bytes] = []
 
     def put(self, tasks: list[Task], payloads: list[str | None] | None) -> None:
         if payloads is None:
-            self._events += [wire.event(task) for task in tasks]
+            self._events += [self._encode(wire.event(task)) for task in tasks]
         else:
-            self._events += [wire.event(task, payload) for task, payload in zip(tasks, payloads, strict=True)]
+            found = zip(tasks, payloads, strict=True)
+            self._events += [self._encode(wire.event(task, payload)) for task, payload in found]
 
     async def response(self, span: Events, next_offset: int) -> HttpResponse:
-        return self.request.respond(200, _page(self.state, self.query, span, self._events, next_offset=next_offset))
+        return self.request.respond_encoded(
+            200, self._events, lambda parts: _page(self.state, self.query, span, parts, next_offset=next_offset)
+        )
 
 
-def _page(
-    state: AppState, query: EventsQuery, span: Events, events: list[wire.Event], *, next_offset: int
-) -> wire.EventPage:
+def _page(state: AppState, query: EventsQuery, span: Events, events: list[Any], *, next_offset: int) -> wire.EventPage:
     return wire.EventPage(
         shard=query.shard,
         events=events,

@@ -1,42 +1,43 @@
 """Routes for producers: create, batch create, cancel."""
 
+import asyncio
 import re
+from operator import attrgetter
 from typing import Any
 
-from codeq.domain.errors import CodeqError, InvalidRequest
+from codeq.domain import validation
+from codeq.domain.errors import CodeqError, InvalidRequest, QuotaExceeded
 from codeq.domain.limits import DELAY_MS_MAX, PRIORITY_MAX, PRIORITY_MIN
 from codeq.domain.requests import NewTask
+from codeq.server.json_content import Content
 from codeq.server.microbatch import BatchedHandler
-from codeq.server.request import BatchParser, HttpRequest, HttpResponse, Parser, json_value
+from codeq.server.request import LARGE_BYTES, BatchParser, HttpRequest, HttpResponse, Parser
 from codeq.server.state import AppState
+from codeq.server.tenant_slots import REFUSAL_PAUSE_S
 from codeq.usecases import queries
+from codeq.usecases.budget import LoopBudget
 from codeq.usecases.cancel import cancel as cancel_tasks
 from codeq.usecases.enqueue import Enqueued, enqueue
 from codeq.wire import tasks as wire
 from codeq.wire import times
 from codeq.wire.to_domain import domain_backoff
 
-CREATE = Parser(wire.CreateTask, wire.PackedTask)
-CREATE_MANY = BatchParser(
-    Parser(wire.CreateTasks),
-    CREATE,
-    Parser(wire.ReadTasks, wire.ReadPackedTasks),
-    nested=lambda message: bytes(message.payload),
-)
+CREATE = Parser(wire.CreateTask, wire.PackedTask, content=Content("payload", attrgetter("payload"), validation.payload))
+CREATE_MANY = BatchParser(Parser(wire.CreateTasks), CREATE, Parser(wire.ReadTasks, wire.ReadPackedTasks))
 
 _TRACE_PARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _REPLAYED = [(b"idempotent-replay", b"true")]
+_MISMATCHED = [*_REPLAYED, (b"idempotent-mismatch", b"true")]
 
 
 def _task_to_create(state: AppState, request: HttpRequest, message: Any) -> NewTask:
-    state.limiter.spend("producer", "create_task", token=request.authorization, tenant=request.tenant)
-    return _new_task(state, request, message, request.headers.get(b"idempotency-key"))
+    return _new_task(state, request, message, _key(request, message))
 
 
 def _respond_created(request: HttpRequest, answer: Enqueued) -> HttpResponse:
     response = request.respond(202, wire.view(answer.task, answer.body))
     if answer.is_replay:
-        response.headers = _REPLAYED
+        response.headers = _MISMATCHED if answer.is_mismatch else _REPLAYED
     return response
 
 
@@ -55,28 +56,36 @@ create = BatchedHandler(
 
 
 async def create_many(state: AppState, request: HttpRequest) -> HttpResponse:
-    items = CREATE_MANY.parse(request)
-    state.limiter.spend("producer", "create_task", token=request.authorization, tenant=request.tenant, items=len(items))
+    if b"idempotency-key" in request.headers:
+        raise InvalidRequest("Idempotency-Key names the key of one task; in a batch each has its own `idempotencyKey`")
+    budget = LoopBudget(state.core)
+    items = await CREATE_MANY.parse(request, budget)
+    state.limiter.spend_for_batch(request.route.charge, request.principal, len(items))
     new_tasks: list[NewTask] = []
     answers: list[wire.TaskAnswer | None] = []
     for message in items:
         try:
             if isinstance(message, CodeqError):
                 raise message
-            new_tasks.append(_new_task(state, request, message, None))
+            new_tasks.append(_new_task(state, request, message, message.idempotency_key))
             answers.append(None)
         except CodeqError as refusal:
             answers.append(_refused(refusal))
     with state.tracing.verb("create", tenant_id=request.tenant, batch=len(new_tasks)):
-        enqueued = iter(await enqueue(state.core, request.tenant, new_tasks))
-    results = [answer or _task_answer(next(enqueued)) for answer in answers]
-    return request.respond(200, wire.TaskAnswers(results=results))
+        enqueued = await enqueue(state.core, request.tenant, new_tasks)
+    if QuotaExceeded in set(map(type, enqueued)):
+        await asyncio.sleep(REFUSAL_PAUSE_S)
+    left = iter(enqueued)
+    results = (answer or _task_answer(next(left)) for answer in answers)
+    if len(request.body) > LARGE_BYTES:
+        return await request.respond_in_pieces(200, results, lambda parts: wire.TaskAnswers(results=parts), budget)
+    return request.respond(200, wire.TaskAnswers(results=list(results)))
 
 
 def _task_answer(done: Enqueued | CodeqError) -> wire.TaskAnswer:
     if isinstance(done, CodeqError):
         return _refused(done)
-    return wire.TaskAnswer(wire.view(done.task, done.body), replayed=done.is_replay)
+    return wire.TaskAnswer(wire.view(done.task, done.body), replayed=done.is_replay, mismatched=done.is_mismatch)
 
 
 def _refused(refusal: CodeqError) -> wire.TaskAnswer:
@@ -92,16 +101,23 @@ async def cancel(state: AppState, request: HttpRequest) -> HttpResponse:
     return request.respond(200, wire.view(record.task, record.body))
 
 
-def _new_task(state: AppState, request: HttpRequest, message: Any, key_header: bytes | None) -> NewTask:
+def _key(request: HttpRequest, message: Any) -> str | None:
+    """Returns the idempotency key: from the header or the body, which must agree."""
+    header, key = request.headers.get(b"idempotency-key"), message.idempotency_key
+    if header is None:
+        return key  # type: ignore[no-any-return]
+    if b"idempotency-key" in request.repeated or key not in (None, header.decode("latin-1")):
+        raise InvalidRequest("the header Idempotency-Key is given twice, or names another key than `idempotencyKey`")
+    return header.decode("latin-1")
+
+
+def _new_task(state: AppState, request: HttpRequest, message: Any, key: str | None) -> NewTask:
     trace_parent, trace_state = state.tracing.context()
     header = request.headers.get(b"traceparent")
     if message.trace_parent and _TRACE_PARENT.fullmatch(message.trace_parent.encode()):
         trace_parent, trace_state = message.trace_parent, message.trace_state
     elif header is not None and trace_parent is None and _TRACE_PARENT.fullmatch(header):
         trace_parent, trace_state = _header(request, b"traceparent"), _header(request, b"tracestate")
-    key = message.idempotency_key or None
-    if key is None and key_header is not None:
-        key = key_header.decode("latin-1")
     return NewTask(
         command=message.command,
         payload=_payload(message.payload),
@@ -122,7 +138,7 @@ def _payload(raw: Any) -> bytes:
     # In JSON many clients confuse an absent payload with null; a byte string `null` is intended.
     if not payload or (payload == b"null" and not isinstance(raw, bytes)):
         raise InvalidRequest("payload is required and must not be null")
-    return json_value(payload, "payload")
+    return payload
 
 
 def _run_at(value: str) -> int:

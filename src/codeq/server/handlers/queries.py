@@ -1,5 +1,7 @@
 """Routes that read: a task, its result and history, lists of tasks, queues."""
 
+from contextlib import nullcontext
+
 from codeq.domain.errors import InvalidRequest, NotFound
 from codeq.domain.limits import LIST_TASKS_MAX, RESULT_WAIT_MS_MAX
 from codeq.domain.queue import Index
@@ -9,6 +11,7 @@ from codeq.server.auth.principal import EVERY_COMMAND
 from codeq.server.request import HttpRequest, HttpResponse, whole_number
 from codeq.server.state import AppState
 from codeq.usecases import queries
+from codeq.usecases.budget import LoopBudget
 from codeq.wire import queues as wire_queues
 from codeq.wire import tasks as wire
 from codeq.wire import times
@@ -66,20 +69,24 @@ async def page_of(
     state: AppState, request: HttpRequest, wanted: Filter, cursor: str | None, *, limit: int
 ) -> HttpResponse:
     records, cursor = await queries.find_records(state.core, request.tenant, wanted, cursor=cursor, limit=limit)
-    views = [wire.view(record.task, record.body) for record in records]
-    return request.respond(200, wire.TaskPage(tasks=views, cursor=cursor))
+    views = (wire.view(record.task, record.body) for record in records)
+    budget = LoopBudget(state.core)
+    return await request.respond_in_pieces(200, views, lambda parts: wire.TaskPage(tasks=parts, cursor=cursor), budget)
 
 
 async def list_queues(state: AppState, request: HttpRequest) -> HttpResponse:
     found = await queries.queues(state.core, request.tenant)
-    views = [wire_queues.queue_view(status) for status in found if request.principal.may_see(status.key.command)]
-    return request.respond(200, wire_queues.QueueViews(queues=views))
+    views = (wire_queues.queue_view(status) for status in found if request.principal.may_see(status.key.command))
+    budget = LoopBudget(state.core)
+    return await request.respond_in_pieces(200, views, lambda parts: wire_queues.QueueViews(queues=parts), budget)
 
 
 async def _visible(state: AppState, request: HttpRequest, wait_ms: int) -> Record:
     task_id = request.params["id"]
-    reading = queries.get(state.core, request.tenant, task_id, wait_ms=wait_ms)
-    record = await (request.unless_disconnected(reading) if wait_ms else reading)
+    with state.long_polls.held(request.tenant) if wait_ms else nullcontext():
+        record = await request.unless_disconnected(
+            lambda ms: queries.get(state.core, request.tenant, task_id, wait_ms=ms), wait_ms
+        )
     if not request.principal.may_see(record.task.command):
         raise NotFound(f"there is no task {task_id[:64]!r}")
     return record

@@ -1,9 +1,11 @@
 """Routes for machines: health, readiness, metrics, the API description, the keys of a development server."""
 
+from hmac import compare_digest
+
+from codeq.server.html import html_response
 from codeq.server.request import HttpRequest, HttpResponse
 from codeq.server.state import AppState
-from codeq.usecases import queries
-from codeq.wire.errors import NoRoute
+from codeq.wire.errors import NoRoute, Unauthenticated
 from codeq.wire.system import Health
 
 
@@ -19,10 +21,16 @@ async def readyz(state: AppState, request: HttpRequest) -> HttpResponse:
     return request.respond(503, Health(status="not-ready", durability=durability, error=fault))
 
 
-async def metrics(state: AppState, request: HttpRequest) -> HttpResponse:  # noqa: ARG001
-    counts = await queries.counts(state.core, None)
-    text = state.metrics.render(counts, state.core.now_ms())
-    return HttpResponse(200, text, "text/plain; version=0.0.4; charset=utf-8")
+async def metrics(state: AppState, request: HttpRequest) -> HttpResponse:
+    token = state.settings.metrics.token
+    if token and not _has_token(request, token):
+        raise Unauthenticated("metrics.token is set: send it as `Authorization: Bearer <token>`")
+    return HttpResponse(200, await state.scraper.scrape(), "text/plain; version=0.0.4; charset=utf-8")
+
+
+def _has_token(request: HttpRequest, token: str) -> bool:
+    scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
+    return scheme.lower() == b"bearer" and compare_digest(given.strip(), token.encode())
 
 
 async def openapi(state: AppState, request: HttpRequest) -> HttpResponse:  # noqa: ARG001
@@ -30,7 +38,7 @@ async def openapi(state: AppState, request: HttpRequest) -> HttpResponse:  # noq
 
 
 async def docs(state: AppState, request: HttpRequest) -> HttpResponse:  # noqa: ARG001
-    return HttpResponse(200, state.docs, "text/html; charset=utf-8")
+    return html_response(state.docs)
 
 
 async def jwks(state: AppState, request: HttpRequest) -> HttpResponse:  # noqa: ARG001

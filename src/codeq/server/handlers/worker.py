@@ -1,45 +1,48 @@
 """Routes for workers: claim, heartbeat, abandon, nack, result."""
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
+from msgspec.structs import replace
+
+from codeq.domain import validation
 from codeq.domain.errors import CodeqError, InvalidRequest
-from codeq.domain.limits import BACKOFF_MS_MAX, CLAIM_WAIT_MS_MAX, LEASE_MS_MIN
-from codeq.domain.requests import Claim, Outcome
+from codeq.domain.limits import BACKOFF_MS_MAX, CLAIM_BYTES_MAX, CLAIM_WAIT_MS_MAX, LEASE_MS_MIN
+from codeq.domain.requests import Claim, Delivery, Outcome
 from codeq.domain.task import Holder, Status, Task
 from codeq.server.auth.principal import EVERY_COMMAND
+from codeq.server.json_content import Content
 from codeq.server.microbatch import BatchedHandler
-from codeq.server.request import BatchParser, HttpRequest, HttpResponse, Parser, json_value
+from codeq.server.request import LARGE_BYTES, BatchParser, HttpRequest, HttpResponse, Parser
 from codeq.server.state import AppState
 from codeq.usecases import queries
 from codeq.usecases.abandon import abandon as abandon_task
+from codeq.usecases.budget import LoopBudget
 from codeq.usecases.claim import claim
+from codeq.usecases.core import Core
 from codeq.usecases.heartbeat import heartbeat as extend_lease
 from codeq.usecases.nack import nack as nack_task
 from codeq.usecases.submit import Submitted, submit
+from codeq.usecases.traces import trace_parents
 from codeq.wire import tasks as wire
 from codeq.wire import times
 from codeq.wire.errors import Forbidden
-
-
-def _nested(message: wire.SubmitOf) -> bytes:
-    result = bytes(message.result)
-    return (
-        result if not message.artifacts else b"[%b]%b" % (b",".join([bytes(raw) for raw in message.artifacts]), result)
-    )
-
 
 CLAIM = Parser(wire.Claim)
 CLAIM_MANY = Parser(wire.ClaimBatch)
 HEARTBEAT = Parser(wire.Heartbeat)
 LEASE_CALL = Parser(wire.LeaseCall)
 NACK = Parser(wire.Nack)
-SUBMIT = Parser(wire.Submit, wire.PackedSubmit)
+SUBMIT_CONTENT = Content("result", attrgetter("result"), validation.result)
+SUBMIT = Parser(wire.Submit, wire.PackedSubmit, content=SUBMIT_CONTENT)
 SUBMIT_MANY = BatchParser(
     Parser(wire.SubmitBatch),
-    Parser(wire.SubmitOf, wire.PackedSubmitOf),
+    Parser(wire.SubmitOf, wire.PackedSubmitOf, content=SUBMIT_CONTENT),
     Parser(wire.ReadSubmits, wire.ReadPackedSubmits),
-    nested=_nested,
 )
 
 _NOTHING = HttpResponse(204)
@@ -47,14 +50,26 @@ _STATUSES = {status.value: status for status in Status}
 
 
 async def claim_one(state: AppState, request: HttpRequest) -> HttpResponse:
-    views = await _claim(state, request, request.parse(CLAIM), 1)
-    return request.respond(200, views[0]) if views else _NOTHING
+    deliveries = await _claim(state, request, request.parse(CLAIM), 1)
+    return request.respond(200, wire.view(deliveries[0].task, deliveries[0].body)) if deliveries else _NOTHING
 
 
 async def claim_many(state: AppState, request: HttpRequest) -> HttpResponse:
     message = request.parse(CLAIM_MANY)
-    views = await _claim(state, request, message, message.count)
-    return request.respond(200, wire.ClaimedTasks(tasks=views)) if views else _NOTHING
+    deliveries = await _claim(state, request, message, message.count)
+    if not deliveries:
+        return _NOTHING
+    views = (wire.view(delivery.task, delivery.body) for delivery in deliveries)
+    size = sum([delivery.task.payload_bytes for delivery in deliveries])
+    if size > LARGE_BYTES:
+        is_cut = size >= CLAIM_BYTES_MAX and len(deliveries) < message.count
+        return await request.respond_in_pieces(
+            200,
+            views,
+            lambda parts: wire.ClaimedTasks(tasks=parts, bytes_limited=is_cut),
+            LoopBudget(state.core),
+        )
+    return request.respond(200, wire.ClaimedTasks(tasks=list(views)))
 
 
 async def heartbeat(state: AppState, request: HttpRequest) -> HttpResponse:
@@ -85,7 +100,8 @@ async def _on_lease(
     """Calls a use case on the task of the path, as the holder of its lease."""
     task_id = request.params["id"]
     await _check_commands(state, request, [task_id])
-    with state.tracing.verb(verb.__name__, task_id=task_id, worker_id=request.principal.subject):
+    parents = await trace_parents(state.core, request.tenant, [task_id]) if state.tracing.is_on else ()
+    with state.tracing.verb(verb.__name__, parents, task_id=task_id, worker_id=request.principal.subject):
         return await verb(state.core, request.tenant, task_id, _holder(request, message), **options)
 
 
@@ -112,14 +128,17 @@ submit_one = BatchedHandler(
     item_bytes=lambda outcome: len(outcome.result or b""),
     span="submit_result",
     attributes=lambda _, outcome: {"task_id": outcome.task_id, "worker_id": outcome.holder.worker},
+    task_ids=lambda outcome: [outcome.task_id],
 )
 
 
 async def submit_many(state: AppState, request: HttpRequest) -> HttpResponse:
-    wants_packed = request.wants_packed
+    budget = LoopBudget(state.core)
     answers: list[wire.SubmitAnswer | None] = []
     outcomes: list[Outcome] = []
-    for message in SUBMIT_MANY.parse(request):
+    messages = await SUBMIT_MANY.parse(request, budget)
+    state.limiter.spend_for_batch(request.route.charge, request.principal, len(messages))
+    for message in messages:
         if isinstance(message, CodeqError):
             raise message
         try:
@@ -127,38 +146,58 @@ async def submit_many(state: AppState, request: HttpRequest) -> HttpResponse:
             answers.append(None)
         except CodeqError as refusal:
             answers.append(wire.SubmitAnswer(task_id=message.task_id, error=str(refusal), code=refusal.code))
-    await _check_commands(state, request, [outcome.task_id for outcome in outcomes])
-    with state.tracing.verb("submit_result", batch=len(outcomes), worker_id=request.principal.subject):
-        submitted = iter(await submit(state.core, request.tenant, outcomes))
-    task_ids = iter([outcome.task_id for outcome in outcomes])
-    results = []
-    for answer in answers:
-        if answer is not None:
-            results.append(answer)
-            continue
-        done, task_id = next(submitted), next(task_ids)
+    ids = [outcome.task_id for outcome in outcomes]
+    await _check_commands(state, request, ids)
+    parents = await trace_parents(state.core, request.tenant, ids) if state.tracing.is_on else ()
+    with state.tracing.verb("submit_result", parents, batch=len(ids), worker_id=request.principal.subject):
+        submitted = await submit(state.core, request.tenant, outcomes)
+    done = _submit_answers(outcomes, submitted, packed=request.wants_packed)
+    results = (answer or next(done) for answer in answers)
+    if len(request.body) > LARGE_BYTES:
+        return await request.respond_in_pieces(200, results, lambda parts: wire.SubmitAnswers(results=parts), budget)
+    return request.respond(200, wire.SubmitAnswers(results=list(results)))
+
+
+def _submit_answers(
+    outcomes: Sequence[Outcome], submitted: Sequence[Submitted | CodeqError], *, packed: bool
+) -> Iterator[wire.SubmitAnswer]:
+    for outcome, done in zip(outcomes, submitted, strict=True):
         if isinstance(done, CodeqError):
-            results.append(wire.SubmitAnswer(task_id=task_id, error=str(done), code=done.code))
+            yield wire.SubmitAnswer(task_id=outcome.task_id, error=str(done), code=done.code)
         else:
-            view = wire.result_view(done.task, done.result, packed=wants_packed)
-            results.append(wire.SubmitAnswer(task_id, view))
-    return request.respond(200, wire.SubmitAnswers(results=results))
+            yield wire.SubmitAnswer(outcome.task_id, wire.result_view(done.task, done.result, packed=packed))
 
 
-async def _claim(state: AppState, request: HttpRequest, message: Any, count: int) -> list[wire.TaskView]:
-    state.limiter.spend("worker", "claim", token=request.authorization, tenant=request.tenant, items=count)
+async def _claim(state: AppState, request: HttpRequest, message: Any, count: int) -> list[Delivery]:
+    charge, caller = request.route.charge, request.principal
     wait_ms = state.wait_ms(min(_ms(message.wait_seconds), CLAIM_WAIT_MS_MAX))
     wanted = Claim(
         worker=request.principal.subject,
         commands=_commands(request, message.commands),
-        limit=count,
+        limit=state.limiter.affordable(charge, caller, count),
         lease_ms=max(_ms(message.lease_seconds), LEASE_MS_MIN) if message.lease_seconds > 0 else None,
-        wait_ms=wait_ms,
     )
-    with state.tracing.verb("claim", worker_id=wanted.worker, tenant_id=request.tenant):
-        claiming = claim(state.core, request.tenant, wanted)
-        deliveries = await (request.unless_disconnected(claiming) if wait_ms else claiming)
-    return [wire.view(delivery.task, delivery.body) for delivery in deliveries]
+    slot = state.long_polls.held(request.tenant) if wait_ms else nullcontext()
+    with slot, state.tracing.verb("claim", worker_id=wanted.worker, tenant_id=request.tenant) as span:
+        deliveries = await request.unless_disconnected(
+            lambda ms: claim(state.core, request.tenant, replace(wanted, wait_ms=ms) if ms else wanted), wait_ms
+        )
+        if span is not None:
+            state.tracing.link(span, [delivery.body.trace_parent for delivery in deliveries])
+    state.limiter.spend_late(charge, caller, len(deliveries))
+    if deliveries:
+        leases = [(delivery.task.id, delivery.task.lease_token) for delivery in deliveries]
+        returning = partial(_return_tasks, state.core, request.tenant, wanted.worker, leases)
+        request.connection.on_undelivered = (*request.connection.on_undelivered, returning)
+    return deliveries
+
+
+async def _return_tasks(core: Core, tenant: str, worker: str, leases: Sequence[tuple[str, int]]) -> None:
+    """Returns tasks to their queues whose claim was answered, but not received. Leases that ended are left alone."""
+    await asyncio.gather(
+        *[abandon_task(core, tenant, task_id, Holder(worker, token)) for task_id, token in leases],
+        return_exceptions=True,
+    )
 
 
 def _commands(request: HttpRequest, wanted: list[str] | None) -> Sequence[str] | None:
@@ -185,7 +224,7 @@ def _outcome(request: HttpRequest, message: Any, task_id: str) -> Outcome:
         raise InvalidRequest("invalid status: COMPLETED or FAILED")
     if message.artifacts:
         raise InvalidRequest("artifacts are not taken by this server yet; send a link inside the result")
-    result = json_value(bytes(message.result), "result") if message.result else None
+    result = bytes(message.result) if message.result else None
     return Outcome(task_id=task_id, holder=_holder(request, message), status=status, result=result, error=message.error)
 
 

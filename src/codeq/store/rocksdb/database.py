@@ -1,9 +1,13 @@
 """How the RocksDB files of one shard are opened, read and written, and what their errors mean."""
 
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from rocksdict import (
+    AccessType,
     BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
@@ -17,20 +21,25 @@ from rocksdict import (
 )
 
 from codeq.domain.errors import StoreCorrupt, StoreError, StoreFailed, StoreLocked
+from codeq.domain.limits import OPEN_TABLES_MAX
 from codeq.store.rocksdb.wal_repair import without_zeros
+
+_CHECKPOINT = ".checkpoint-"
 
 
 class Database:
-    def __init__(self, path: Path, *, recover: bool = False) -> None:
+    def __init__(self, path: Path, *, recover: bool = False, open_tables_max: int = OPEN_TABLES_MAX) -> None:
         """Opens or creates. With `recover`, damaged write-ahead logs are read up to the damage instead of refused."""
         self.path = path
         try:
-            self._db = _open(path, recover=recover)
+            self._db = _open(path, recover=recover, open_tables_max=open_tables_max)
         except StoreCorrupt:
             with without_zeros(path) as has_changed:
                 if not has_changed:
                     raise
-                self._db = _open(path, recover=recover)
+                self._db = _open(path, recover=recover, open_tables_max=open_tables_max)
+        for left in path.parent.glob(f"{_CHECKPOINT}*"):
+            shutil.rmtree(left, ignore_errors=True)  # by a process that was killed during a backup
         self._write_options = WriteOptions()
 
     def get(self, key: bytes) -> bytes | None:
@@ -55,7 +64,11 @@ class Database:
         yield from self._db.items(from_key=start, read_opt=options)
 
     def scan_back(self, start: bytes, end: bytes) -> Iterator[bytes]:
-        """Yields keys from just before `end` down to and including `start`. rocksdict has no lower bound."""
+        """Yields keys from just before `end` down to and including `start`.
+
+        rocksdict's lower bound has no effect, so it passes what was deleted before `start`, unless a key at `start`
+        stops it.
+        """
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
         cursor = self._db.iter(options)
@@ -95,8 +108,17 @@ class Database:
         return self._db.latest_sequence_number()  # type: ignore[no-any-return]
 
     def checkpoint(self, target: Path) -> None:
+        """Writes a copy into the new directory `target`. For a thread, while others read and write.
+
+        RocksDB keeps the interpreter lock while it makes a checkpoint. So memory is flushed before, which does not, and
+        the checkpoint is made beside the database, where its files are links; from there it is moved.
+        """
         try:
-            Checkpoint(self._db).create_checkpoint(str(target))
+            self._db.flush(True)
+            with tempfile.TemporaryDirectory(prefix=_CHECKPOINT, dir=self.path.parent) as folder:
+                linked = Path(folder) / self.path.name
+                Checkpoint(self._db).create_checkpoint(str(linked))
+                shutil.move(linked, target)
         except Exception as fault:
             raise StoreError(f"cannot copy {self.path} to {target}: {fault}") from fault
 
@@ -107,18 +129,32 @@ class Database:
             raise StoreFailed(f"{self.path} was closed after a failure: {fault}") from fault
 
 
+def read_keys(path: Path, prefix: bytes, end: bytes, limit: int) -> list[bytes]:
+    """Returns the first keys of a range, of files that another process may have open."""
+    options = ReadOptions()
+    options.set_iterate_upper_bound(end)
+    try:
+        database = Rdict(str(path), Options(raw_mode=True), access_type=AccessType.read_only())
+        try:
+            return [key for key, _ in islice(database.items(from_key=prefix, read_opt=options), limit)]
+        finally:
+            database.close()
+    except Exception as fault:  # as in `_open`
+        raise _meaning(path, str(fault)) from fault
+
+
 def batch() -> WriteBatch:
     return WriteBatch(raw_mode=True)
 
 
-def _open(path: Path, *, recover: bool) -> Rdict:
+def _open(path: Path, *, recover: bool, open_tables_max: int) -> Rdict:
     try:
-        return Rdict(str(path), _options(recover=recover))
+        return Rdict(str(path), _options(recover=recover, open_tables_max=open_tables_max))
     except Exception as fault:  # rocksdict raises bare Exceptions; their text is all there is
         raise _meaning(path, str(fault)) from fault
 
 
-def _options(*, recover: bool) -> Options:
+def _options(*, recover: bool, open_tables_max: int) -> Options:
     options = Options(raw_mode=True)  # bytes only: the default mode unpickles what it reads
     options.create_if_missing(True)
     options.set_paranoid_checks(True)
@@ -134,7 +170,7 @@ def _options(*, recover: bool) -> Options:
     options.set_max_background_jobs(2)
     options.set_bytes_per_sync(1 << 20)
     options.set_keep_log_file_num(5)
-    options.set_max_open_files(512)
+    options.set_max_open_files(open_tables_max)
     options.set_level_compaction_dynamic_level_bytes(True)
     # Delivered tasks leave tombstones; files full of them are compacted early, so that scans stay short.
     options.add_compact_on_deletion_collector_factory(4096, 2048, 0.5)

@@ -16,10 +16,13 @@ class EventLog:
         floor = database.get(keys.EVENTS_FIRST)
         self.first = int.from_bytes(floor, "big") if floor is not None else 1
         self.next_version = self.first
+        self.newest_ms = 0
         last = database.last(keys.EVENTS, keys.after(keys.EVENTS))
         if last is not None:
             key, value = last
-            self.next_version = _first(key) + len(split_tasks(value))
+            events = split_tasks(value)
+            self.next_version = _first(key) + len(events)
+            self.newest_ms = decode_task(events[-1]).updated_ms
 
     def read(self, start: int, limit: int) -> list[Raw]:
         """Returns the encoded events from `start` on."""

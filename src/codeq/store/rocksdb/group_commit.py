@@ -55,7 +55,7 @@ class GroupCommit:
         if self._fault:
             raise type(self._fault)(*self._fault.args)
         if len(self._next) >= COMMITS_WAITING_MAX:
-            raise StoreBusy(f"{len(self._next)} calls wait for the disk; try again in a moment")
+            raise _busy()
         if adds_tasks and self._is_full and self._is_space_low():
             raise StoreFull(f"less than {DISK_RESERVE_BYTES >> 20} MB free at {self._database.path}; free some space")
 
@@ -71,6 +71,8 @@ class GroupCommit:
             group = self._next
         elif self._is_flushing:
             group = self._current
+            if len(group) >= 2 * COMMITS_WAITING_MAX:  # a full group, and as many again that have only read
+                raise _busy()
         else:
             return
         loop = asyncio.get_running_loop()
@@ -91,13 +93,13 @@ class GroupCommit:
             if not done.done():
                 done.set_exception(self._fault)
 
-    async def close(self) -> None:
+    async def close(self, because: StoreError | None = None) -> None:
         try:
             await self.flush()
             await asyncio.to_thread(self._database.flush)
             self._high_water_mark.record(self._database.sequence())
         finally:
-            self.fail(StoreClosed(f"the store at {self._database.path} is closed"))
+            self.fail(because or StoreClosed(f"the store at {self._database.path} is closed"))
 
     def stop(self) -> None:
         """Ends the thread, once the current flush is done."""
@@ -112,8 +114,9 @@ class GroupCommit:
         self._current, self._next = self._next, []
         try:
             self._buffer.write()
-        except StoreError:
-            return  # `fail` has completed all waiting calls
+        except Exception as fault:  # noqa: BLE001 - any fault must reach the waiting calls
+            self.fail(fault)
+            return
         self._covered = self._buffer.writes
         self._is_flushing = True
         self._started_s = time.perf_counter()
@@ -159,3 +162,7 @@ class GroupCommit:
         if self._next:
             self._start(loop)
         self._on_flush(len(group), took_s)
+
+
+def _busy() -> StoreBusy:
+    return StoreBusy(f"{COMMITS_WAITING_MAX} calls wait for the disk; try again in a moment")

@@ -4,18 +4,24 @@
     m/format                                        the format version of the directory
     m/events                                        the number of the first event not trimmed away
     b/<tenant><id>                                  CreatedRecord: the task as enqueued, and its body; written once
+    b/<tenant>                                      empty: where a listing of the tenant's tasks ends
     t/<tenant><id>                                  CurrentRecord: the task, and its result; absent while only claimed
+    l/<tenant><id>                                  the payload, if it is large: states and keys are read without it
+    r/<tenant><id>                                  the result, if it is large
     i/<tenant><idempotency key>                     the task's id
     p/<tenant><command><9 - priority><version>      pending: the task
-    d/<visible ms><version>                         delayed: the task
+    w/<tenant><command><visible ms><version>        delayed: the task
     h/<version>                                     claim batch: the tasks that one claim leased, while any of them is
     q/<tenant><command><version>                    dead: the task's id
     x/<purge ms><version>                           ended together: [tenant, id] of tasks to purge then
     e/<version>                                     events: the tasks after each move, numbered from <version>
     c/<tenant><command>                             counts of the queue, and where its pending tasks begin
     y/<tenant><command>                             policy of the queue
+    u/<tenant>                                      payload bytes of the tenant's tasks
+    z/<key>                                         an entry that could not be read, moved from its key
+    d/<visible ms><version>                         delayed, in format 1; moved to w/ when the directory is opened
 
-A task is at p/, d/ or q/ exactly while `lifecycle.position` says so. Names end in 00 01 and a zero byte inside them
+A task is at p/, w/ or q/ exactly while `lifecycle.position` says so. Names end in 00 01 and a zero byte inside them
 becomes 00 ff, so no name is a prefix of another and no key can fall into another queue, whatever its bytes.
 """
 
@@ -25,17 +31,24 @@ from codeq.domain.queue import QueueKey
 
 FORMAT = b"m/format"
 EVENTS_FIRST = b"m/events"
-DELAYED, CLAIM_BATCHES, ENDED, EVENTS, COUNTS, POLICIES, BODIES = b"d/", b"h/", b"x/", b"e/", b"c/", b"y/", b"b/"
+CLAIM_BATCHES, ENDED, EVENTS, COUNTS, POLICIES, BODIES = b"h/", b"x/", b"e/", b"c/", b"y/", b"b/"
+UNREADABLE, USAGE = b"z/", b"u/"
+DELAYED_FORMAT_1 = b"d/"
+
+
+_CACHED_NAMES = 8192
+"""Per cache: a few megabytes for names of full length."""
 
 
 def _terminated(text: str) -> bytes:
     return text.encode().replace(b"\0", b"\0\xff") + b"\0\x01"
 
 
-name = lru_cache(maxsize=65_536)(_terminated)
+name = lru_cache(maxsize=_CACHED_NAMES)(_terminated)
+"""For names that were checked: at most 255 characters."""
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=_CACHED_NAMES)
 def _queue(queue: QueueKey) -> bytes:
     return name(queue.tenant) + name(queue.command)
 
@@ -57,11 +70,19 @@ def current_record(tenant: str, task_id: str) -> bytes:
     return b"t/" + name(tenant) + task_id.encode()
 
 
+def large_payload(tenant: str, task_id: str) -> bytes:
+    return b"l/" + name(tenant) + task_id.encode()
+
+
+def large_result(tenant: str, task_id: str) -> bytes:
+    return b"r/" + name(tenant) + task_id.encode()
+
+
 def idempotency(tenant: str, key: str) -> bytes:
     return b"i/" + name(tenant) + _terminated(key)  # each is used once: caching them would evict names
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=_CACHED_NAMES)
 def pending_prefix(queue: QueueKey, priority: int) -> bytes:
     return b"p/" + _queue(queue) + bytes([9 - priority])
 
@@ -74,8 +95,12 @@ def dead_of_tenant(tenant: str) -> bytes:
     return b"q/" + name(tenant)
 
 
-def delayed(visible_ms: int, version: int) -> bytes:
-    return DELAYED + number(visible_ms) + number(version)
+def delayed_prefix(queue: QueueKey) -> bytes:
+    return b"w/" + _queue(queue)
+
+
+def delayed(queue: QueueKey, visible_ms: int, version: int) -> bytes:
+    return b"w/" + _queue(queue) + number(visible_ms) + number(version)
 
 
 def ended(purge_ms: int, version: int) -> bytes:
@@ -96,6 +121,10 @@ def counts(queue: QueueKey) -> bytes:
 
 def policy(queue: QueueKey) -> bytes:
     return POLICIES + _queue(queue)
+
+
+def usage(tenant: str) -> bytes:
+    return USAGE + name(tenant)
 
 
 def after(prefix: bytes) -> bytes:

@@ -1,10 +1,13 @@
 """Which tasks are in progress, in memory: a result or a heartbeat finds its task here without a read."""
 
 import heapq
+from collections.abc import Sequence
 
 from codeq.domain.task import Task
 from codeq.store.codec import current_record, encode, joined
 from codeq.store.rocksdb import keys
+from codeq.store.rocksdb.due_queues import DueQueues
+from codeq.store.rocksdb.pending import QueueState
 from codeq.store.rocksdb.write_buffer import WriteBuffer
 
 
@@ -16,27 +19,28 @@ class Leases:
         self._held: dict[str, Task] = {}
         self._batch_of: dict[str, int] = {}
         self._remaining: dict[int, int] = {}
-        self._expiries: list[tuple[int, str]] = []
         self._extended: dict[str, Task] = {}
+        self.due = DueQueues(self._expired)
 
     def get(self, task_id: str) -> Task | None:
         return self._held.get(task_id)
 
-    def add(self, tasks: list[Task], data: list[bytes]) -> None:
+    def add(self, tasks: list[Task], queues: Sequence[QueueState], data: list[bytes]) -> None:
         batch = tasks[0].version
         self._buffer.put(keys.claim_batch(batch), joined(data))
-        self.restore(batch, tasks)
+        self.restore(batch, tasks, queues)
 
-    def restore(self, batch: int, tasks: list[Task]) -> None:
-        if len(self._expiries) > 2 * len(self._held) + 4096:
-            # Tasks that ended in time leave their expiry in the heap, which would grow to a lease's worth of them.
-            self._expiries = [(task.lease_until_ms, task.id) for task in self._held.values()]
-            heapq.heapify(self._expiries)
+    def restore(self, batch: int, tasks: list[Task], queues: Sequence[QueueState]) -> None:
         self._remaining[batch] = len(tasks)
-        for task in tasks:
+        last: QueueState | None = None
+        for task, queue in zip(tasks, queues, strict=True):
             self._held[task.id] = task
             self._batch_of[task.id] = batch
-            heapq.heappush(self._expiries, (task.lease_until_ms, task.id))
+            heapq.heappush(queue.expiries, (task.lease_until_ms, task.id))
+            if queue is not last:  # of one queue, all leases of a claim end together
+                last = queue
+                self.due.add(queue, task.lease_until_ms)
+                self._shrink(queue)
 
     def extend(self, task: Task) -> None:
         self._held[task.id] = task
@@ -53,23 +57,32 @@ class Leases:
             del self._remaining[batch]
             self._buffer.delete(keys.claim_batch(batch))
 
-    def expired(self, now_ms: int, limit: int) -> list[Task]:
-        found: dict[str, Task] = {}
-        while self._expiries and self._expiries[0][0] <= now_ms and len(found) < limit:
-            noted_ms, task_id = heapq.heappop(self._expiries)
-            task = self.get(task_id)
-            if task is None:
-                continue
-            if task.lease_until_ms == noted_ms:
-                found[task_id] = task
-            else:  # a heartbeat has extended it since
-                heapq.heappush(self._expiries, (task.lease_until_ms, task_id))
-        for task in found.values():  # they stay until a change removes them
-            heapq.heappush(self._expiries, (task.lease_until_ms, task.id))
-        return list(found.values())
-
     def save_extended(self) -> None:
         """Writes the leases that heartbeats have extended since the last call; a later fsync forces them to disk."""
         for task in self._extended.values():
             self._buffer.put(keys.current_record(task.tenant, task.id), current_record(encode(task), None))
         self._extended.clear()
+
+    def _expired(self, queue: QueueState, now_ms: int, limit: int) -> list[Task]:
+        expiries = queue.expiries
+        found: dict[str, Task] = {}
+        while expiries and expiries[0][0] <= now_ms and len(found) < limit:
+            noted_ms, task_id = heapq.heappop(expiries)
+            task = self._held.get(task_id)
+            if task is None:
+                continue
+            if task.lease_until_ms == noted_ms:
+                found[task_id] = task
+            else:  # a heartbeat has extended it since
+                heapq.heappush(expiries, (task.lease_until_ms, task_id))
+        for task in found.values():  # they stay until a change removes them
+            heapq.heappush(expiries, (task.lease_until_ms, task.id))
+        self.due.set_next(queue, expiries[0][0] if expiries else None)
+        return list(found.values())
+
+    def _shrink(self, queue: QueueState) -> None:
+        """Removes the expiries of tasks that ended in time: they would grow to a lease's worth of them."""
+        if len(queue.expiries) > 2 * queue.in_progress + 64:
+            held = {task_id for _, task_id in queue.expiries if task_id in self._held}
+            queue.expiries = [(self._held[task_id].lease_until_ms, task_id) for task_id in held]
+            heapq.heapify(queue.expiries)

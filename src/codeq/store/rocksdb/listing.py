@@ -1,32 +1,50 @@
-"""Lists a tenant's tasks, a bounded number of records at a time."""
+"""Lists a tenant's tasks, a bounded number of records and of payload bytes at a time."""
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from codeq.domain import lifecycle
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.ids import is_task_id
-from codeq.domain.limits import LIST_SCAN_MAX
+from codeq.domain.limits import FIND_SCAN_MAX
 from codeq.domain.queue import Index, QueueKey
 from codeq.domain.requests import Filter, Page
 from codeq.domain.task import Task
 from codeq.store.rocksdb import keys
+from codeq.store.rocksdb.time_index import RetentionIndex
 from codeq.store.rocksdb.write_buffer import WriteBuffer
 
-Current = Callable[[str, str], Task | None]
+Candidates = Iterator[tuple[str, str | None]]
+"""The cursor after each candidate, and its id; None where only the cursor advances."""
 
 
-def find(buffer: WriteBuffer, current: Current, tenant: str, wanted: Filter, *, cursor: str | None, limit: int) -> Page:
-    source = _dead(buffer, tenant, wanted, cursor) if wanted.index is Index.DEAD else _newest(buffer, tenant, cursor)
-    found: list[Task] = []
-    place: str | None = None
-    for seen, (place_of, task_id) in enumerate(source):
-        if len(found) == limit or seen == LIST_SCAN_MAX:
-            return Page(found, place)
-        place = place_of
-        task = current(tenant, task_id)
-        if task is not None and matches(task, wanted):
-            found.append(task)
-    return Page(found, None)
+class Listing(NamedTuple):
+    buffer: WriteBuffer
+    retention: RetentionIndex
+    current: Callable[[str, str], Task | None]
+
+    def find(self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int, bytes_max: int) -> Page:
+        found: list[Task] = []
+        place = cursor
+        size = 0
+        for seen, (place_of, task_id) in enumerate(self._candidates(tenant, wanted, cursor)):
+            if len(found) == limit or seen == FIND_SCAN_MAX:
+                return Page(found, place)
+            task = self.current(tenant, task_id) if task_id is not None else None
+            if task is not None and matches(task, wanted):
+                size += task.payload_bytes
+                if found and size > bytes_max:
+                    return Page(found, place)
+                found.append(task)
+            place = place_of
+        return Page(found, None)
+
+    def _candidates(self, tenant: str, wanted: Filter, cursor: str | None) -> Candidates:
+        if wanted.purge_to_ms is not None:
+            return _ended(self.retention, tenant, wanted.purge_to_ms, cursor)
+        if wanted.index is Index.DEAD:
+            return _dead(self.buffer, tenant, wanted, cursor)
+        return _newest(self.buffer, tenant, cursor)
 
 
 def matches(task: Task, wanted: Filter) -> bool:
@@ -36,29 +54,56 @@ def matches(task: Task, wanted: Filter) -> bool:
         and (wanted.index is None or lifecycle.position(task) is wanted.index)
         and (wanted.error is None or wanted.error in f"{task.error or ''}\n{task.last_error or ''}")
         and wanted.created_from_ms <= task.created_ms < wanted.created_to_ms
+        and (wanted.purge_to_ms is None or 0 < task.purge_ms <= wanted.purge_to_ms)
     )
 
 
-def _newest(buffer: WriteBuffer, tenant: str, cursor: str | None) -> Iterator[tuple[str, str]]:
+def _newest(buffer: WriteBuffer, tenant: str, cursor: str | None) -> Candidates:
     """Yields every task of the tenant, newest first. The cursor is the id."""
     prefix = keys.BODIES + keys.name(tenant)
     if cursor is not None and not is_task_id(cursor):
-        raise InvalidRequest(f"{cursor[:64]!r} is not a cursor of this listing")
+        raise _bad(cursor)
     end = prefix + cursor.encode() if cursor else keys.after(prefix)
+    if buffer.get(prefix) is None:
+        buffer.put(prefix, b"")  # where the scan stops, instead of passing what the tenant before has deleted
     for key in buffer.scan_back(prefix, end):
         task_id = key[len(prefix) :].decode()
-        yield task_id, task_id
+        if task_id:
+            yield task_id, task_id
 
 
-def _dead(buffer: WriteBuffer, tenant: str, wanted: Filter, cursor: str | None) -> Iterator[tuple[str, str]]:
+def _dead(buffer: WriteBuffer, tenant: str, wanted: Filter, cursor: str | None) -> Candidates:
     """Yields the dead tasks of the tenant, or of one command, oldest death first. The cursor is the key, in hex."""
     one = wanted.command is not None
     prefix = keys.dead_prefix(QueueKey(tenant, wanted.command or "")) if one else keys.dead_of_tenant(tenant)
-    start = prefix
-    if cursor is not None:
-        try:
-            start = prefix + bytes.fromhex(cursor) + b"\0"
-        except ValueError:
-            raise InvalidRequest(f"{cursor[:64]!r} is not a cursor of this listing") from None
+    start = prefix + _from_hex(cursor) + b"\0" if cursor is not None else prefix
     for key, value in buffer.scan(start, keys.after(prefix)):
-        yield key[len(prefix) :].hex(), value.decode()
+        yield key[len(prefix) :].hex(), value.decode(errors="replace")
+
+
+def _ended(retention: RetentionIndex, tenant: str, until_ms: int, cursor: str | None) -> Candidates:
+    """Yields the tasks of the tenant that are purged until then, those of other tenants as None. The cursor is an
+    entry of the index, in hex, and how many of its tasks were yielded."""
+    start, skipped = b"", 0
+    if cursor is not None:
+        entry, _, number = cursor.partition(".")
+        if not number.isascii() or not number.isdigit() or len(number) > 9:
+            raise _bad(cursor)
+        start, skipped = _from_hex(entry), int(number)
+    for key, pairs in retention.entries(start, until_ms):
+        of_tenant = [task_id for owner, task_id in pairs if owner == tenant]
+        name = key.hex()
+        for place in range(skipped if key == start else 0, len(of_tenant)):
+            yield f"{name}.{place + 1}", of_tenant[place]
+        yield f"{name}.{len(of_tenant)}", None
+
+
+def _from_hex(cursor: str) -> bytes:
+    try:
+        return bytes.fromhex(cursor)
+    except ValueError:
+        raise _bad(cursor) from None
+
+
+def _bad(cursor: str) -> InvalidRequest:
+    return InvalidRequest(f"{cursor[:64]!r} is not a cursor of this listing")

@@ -9,6 +9,8 @@ from codeq.store.codec import joined, stamp
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.database import Database, batch
 
+_REPORTED_MAX = 10_000
+
 
 class WriteBuffer:
     """Reads by key see its content at once; scans write it to RocksDB first."""
@@ -21,8 +23,11 @@ class WriteBuffer:
         self._batch = batch()
         self._recent: dict[bytes, bytes | None] = {}
         self._events: list[bytes] = []
+        self._reported: set[bytes] = set()
         self._before_write: list[Callable[[], None]] = []
         self.on_failure: Callable[[StoreError], None] = lambda _: None
+        self.on_unreadable: Callable[[bytes, str], None] = lambda *_: None
+        """Called with the key of a record that cannot be read, and the reason."""
 
     def before_write(self, prepare: Callable[[], None]) -> None:
         """Calls `prepare` before each write, to add what is stored per batch rather than per change."""
@@ -52,6 +57,20 @@ class WriteBuffer:
         self.write()
         self._batch.delete_range(start, end)
         self._recent[start] = None
+
+    def set_aside(self, key: bytes, value: bytes, reason: str) -> None:
+        """Moves an entry that cannot be read out of its index, so that it stops no other."""
+        self.delete(key)
+        self.put(keys.UNREADABLE + key, value)
+        self.report(key, reason)
+
+    def report(self, key: bytes, reason: str) -> None:
+        """Reports a record that cannot be read, and leaves it where it is; `codeq doctor` finds a note of it."""
+        if key not in self._reported and len(self._reported) < _REPORTED_MAX:
+            self._reported.add(key)
+            if self.get(keys.UNREADABLE + key) is None:
+                self.put(keys.UNREADABLE + key, b"")
+        self.on_unreadable(key, reason)
 
     def get(self, key: bytes) -> bytes | None:
         if key in self._recent:

@@ -1,0 +1,66 @@
+"""The clock of a queue: the system's time when it was opened, continued by a clock that nobody sets.
+
+Leases and delays are measured with it, so a step of the system's clock, in either direction, ends none early and none
+late. It finds its way back to the system's time slowly, as time services do, by running a hundredth faster or slower.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+SLEW_DIVISOR = 100
+"""One hundredth: a lease of five minutes ends three seconds early or late, and an hour is made up for in four days."""
+
+CHECK_NS = 1_000_000_000
+"""How often the system's clock is looked at."""
+
+TOLERANCE_NS = 10_000_000
+"""A difference below this is the noise of reading two clocks."""
+
+_since_boot_ns = partial(time.clock_gettime_ns, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+"""Counts the time that the machine was suspended, as CLOCK_MONOTONIC does on macOS but not on Linux."""
+
+
+class SteadyClock:
+    """Unix milliseconds, never backwards and never in jumps. Implements `store.interface.Clock`; for one thread."""
+
+    def __init__(
+        self, *, wall_ns: Callable[[], int] = time.time_ns, steady_ns: Callable[[], int] = _since_boot_ns
+    ) -> None:
+        self._wall_ns = wall_ns
+        self._steady_ns = steady_ns
+        self._now_ns = wall_ns()
+        self._since_ns = self._checked_ns = steady_ns()
+        """When `_now_ns` was the time, and when the system's clock was last looked at."""
+        self._behind_ns = 0
+        """How much later the system's clock was then; negative if it was earlier."""
+        self._show()
+
+    def __call__(self) -> int:
+        # Every verb asks, many within a millisecond: the answer holds until it changes.
+        return self._now_ms if self._steady_ns() < self._changes_ns else self._advance()
+
+    def start_at(self, ms: int) -> None:
+        """Puts the clock forward to this time if it is behind it."""
+        if ms > self():
+            self._now_ns = ms * 1_000_000
+            self._show()
+
+    def _advance(self) -> int:
+        steady_ns = self._steady_ns()
+        elapsed_ns = steady_ns - self._since_ns
+        slew_ns = elapsed_ns // SLEW_DIVISOR
+        corrected_ns = max(-slew_ns, min(slew_ns, self._behind_ns))
+        self._now_ns += elapsed_ns + corrected_ns
+        self._behind_ns -= corrected_ns
+        self._since_ns = steady_ns
+        if steady_ns - self._checked_ns >= CHECK_NS:
+            self._checked_ns = steady_ns
+            behind_ns = self._wall_ns() - self._now_ns
+            self._behind_ns = behind_ns if abs(behind_ns) > TOLERANCE_NS else 0
+        return self._show()
+
+    def _show(self) -> int:
+        self._now_ms, into_ns = divmod(self._now_ns, 1_000_000)
+        self._changes_ns = self._since_ns + 1_000_000 - into_ns
+        return self._now_ms

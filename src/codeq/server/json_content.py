@@ -1,0 +1,93 @@
+"""Checks the JSON that a producer or a worker sends as payload or result: all parsers must read it alike.
+
+Large values are checked in pieces, and other calls run between two of them: a megabyte of brackets takes 0.1 s.
+"""
+
+import re
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import msgspec
+
+from codeq.domain.errors import InvalidRequest
+from codeq.usecases.budget import LoopBudget
+
+DEPTH_MAX = 32
+"""Levels of a body. A payload or a result is one level inside it."""
+PIECEWISE_BYTES = 16 * 1024
+"""A longer value is checked in pieces; a shorter one takes a few milliseconds at worst."""
+
+_PIECE = 32 * 1024
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_WITHOUT_STRUCTURE = bytes.maketrans(b"[]{}:,", b"      ")
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_FAULTS = (msgspec.DecodeError, UnicodeError, RecursionError, ValueError)
+_decode_scalars = msgspec.json.Decoder().decode_lines
+
+
+class Content(NamedTuple):
+    """The JSON inside a message: what it is called, where it is, and the check of its size."""
+
+    name: str
+    of: Callable[[Any], Any]
+    """Returns the bytes; empty or None if there are none."""
+    check_size: Callable[[bytes], bytes]
+
+    def check(self, message: Any) -> None:
+        """Raises InvalidRequest unless the content is JSON: valid text, numbers in range, no half surrogates, nested
+        no deeper than `DEPTH_MAX`."""
+        content = self.of(message)
+        if content:
+            for _ in self._pieces(self.check_size(bytes(content))):
+                pass
+
+    async def check_in_pieces(self, message: Any, budget: LoopBudget) -> None:
+        """As `check`, and other calls run in between."""
+        content = self.of(message)
+        if content:
+            for _ in self._pieces(self.check_size(bytes(content))):
+                await budget.yield_if_spent()
+
+    def _pieces(self, raw: bytes) -> Sequence[None] | Iterator[None]:
+        if len(raw) > PIECEWISE_BYTES:
+            return self._check_large(raw)
+        try:
+            value = msgspec.json.decode(raw)
+            if b"\\u" in raw and _SURROGATE.search(raw):
+                msgspec.json.encode(value)
+        except _FAULTS as fault:
+            raise self._refusal(fault) from None
+        return () if raw.count(b"[") + raw.count(b"{") < DEPTH_MAX else _check_depth(raw)
+
+    def _check_large(self, raw: bytes) -> Iterator[None]:
+        try:
+            msgspec.json.decode(raw, type=msgspec.Raw)  # the structure, without making objects
+            yield
+            scalars = _decode_scalars(raw.translate(_WITHOUT_STRUCTURE))
+            yield
+            if b"\\u" in raw and _SURROGATE.search(raw):
+                msgspec.json.encode(scalars)
+        except _FAULTS as fault:
+            raise self._refusal(fault) from None
+        yield from _check_depth(raw)
+
+    def _refusal(self, fault: Exception) -> InvalidRequest:
+        return InvalidRequest(f"the {self.name} is not JSON that can be kept: {fault}")
+
+
+def _check_depth(raw: bytes) -> Iterator[None]:
+    """Refuses valid JSON that is nested too deep."""
+    text = raw.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in raw else raw
+    depth, in_string = 0, 0
+    for start in range(0, len(text), _PIECE):
+        parts = text[start : start + _PIECE].split(b'"')
+        steps = array("b", b"".join(parts[in_string::2]).translate(_STEPS, _NOT_BRACKETS))
+        in_string = (in_string + len(parts) - 1) % 2
+        depths = list(accumulate(steps, initial=depth))
+        depth = depths[-1]
+        if max(depths) >= DEPTH_MAX:
+            raise InvalidRequest(f"the body is nested deeper than {DEPTH_MAX} levels")
+        yield

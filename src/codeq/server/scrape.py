@@ -1,0 +1,202 @@
+"""Writes out the metrics in the text format of Prometheus, in slices between which other calls run.
+
+A scrape of a server with many queues is long, and anybody may ask for it. So calls that arrive meanwhile share it, it
+pauses twice as long as it works, and it ends in time: queues that it could not show any more are summed as `other`.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from time import perf_counter
+
+from prometheus_client import generate_latest
+
+from codeq.domain.queue import QueueCounts, QueueKey
+from codeq.domain.task import Move
+from codeq.server.histogram import FastHistogram
+from codeq.server.metrics import Metrics
+from codeq.server.queue_series import OTHER, QueueSeries, Ranking
+from codeq.usecases import queries
+from codeq.usecases.core import Core
+
+BUDGET_S = 2.0
+RANK_EVERY_MS = 60_000
+"""How often a queue may get or lose its series: every new series costs Prometheus memory."""
+_SLICE_S, _PAUSE_S = 0.002, 0.004
+
+
+class Scraper:
+    """Writes one scrape at a time, for all who ask meanwhile."""
+
+    def __init__(self, metrics: Metrics, core: Core, *, budget_s: float = BUDGET_S) -> None:
+        self._metrics = metrics
+        self._core = core
+        self._budget_s = budget_s
+        self._running: asyncio.Task[bytes] | None = None
+        self._ranked_ms = 0
+
+    async def scrape(self) -> bytes:
+        if self._running is None or self._running.done():
+            self._running = asyncio.get_running_loop().create_task(self._write())
+        return await asyncio.shield(self._running)
+
+    async def _write(self) -> bytes:
+        core, table = self._core, self._metrics.queues
+        pace = _Pace(self._budget_s)
+        text = _Text()
+        for key, series in [*table.shown.items(), (OTHER, table.other)]:
+            text.add_series(key, series)
+            await pace.step()
+        for (route, status), times in list(self._metrics.requests.items()):
+            text.add_histogram("codeq_http_request_seconds", times, f'route="{route}",status="{status}"')
+            await pace.step()
+        ranking = table.ranking()
+        await _Gauges(core, text, pace).add(list(table.shown), ranking)
+        if core.now_ms() - self._ranked_ms >= RANK_EVERY_MS:
+            self._ranked_ms = core.now_ms()
+            table.rank(ranking)
+            await pace.step()
+        return text.encoded() + generate_latest(self._metrics.registry)
+
+
+class _Pace:
+    """Lets other calls run after every slice of work, and knows when the time is up."""
+
+    def __init__(self, budget_s: float) -> None:
+        self._slice_began_s = perf_counter()
+        self._ends_s = self._slice_began_s + budget_s
+
+    @property
+    def is_over(self) -> bool:
+        return perf_counter() >= self._ends_s
+
+    async def step(self) -> None:
+        if perf_counter() - self._slice_began_s > _SLICE_S:
+            await asyncio.sleep(_PAUSE_S)
+            self._slice_began_s = perf_counter()
+
+
+class _Gauges:
+    """How many tasks the queues hold: of each that has a series, and of all others together."""
+
+    def __init__(self, core: Core, text: "_Text", pace: _Pace) -> None:
+        self._core = core
+        self._text = text
+        self._pace = pace
+        self._others = [0, 0, 0, 0]
+
+    async def add(self, shown: Sequence[tuple[str, str]], ranking: Ranking) -> None:
+        has_series = set(shown)
+        is_whole = True
+        for key in self._core.queues:
+            await self._pace.step()
+            if self._pace.is_over:
+                is_whole = False
+                break
+            counts = await queries.count(self._core, key) if key not in has_series else None
+            if counts is not None:
+                ranking.add(key, self._sum(counts))
+        for name in shown:
+            await self._pace.step()
+            in_time = not self._pace.is_over
+            is_whole = is_whole and in_time
+            counts = await queries.count(self._core, QueueKey(*name), ages=in_time)
+            if counts is None:
+                continue
+            ranking.sizes[name] = sum(_numbers(counts))
+            if in_time:
+                self._text.add_counts(name, _numbers(counts), _age_s(counts, self._core.now_ms()))
+            else:
+                self._sum(counts)
+        if any(self._others):
+            self._text.add_counts(OTHER, self._others)
+        self._text.add("codeq_scrape_truncated", "", int(not is_whole))
+
+    def _sum(self, counts: QueueCounts) -> int:
+        numbers = _numbers(counts)
+        self._others = [total + number for total, number in zip(self._others, numbers, strict=True)]
+        return sum(numbers)
+
+
+class _Text:
+    """The samples of each metric, which the format wants together."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[str]] = {name: [] for name in _HELP}
+
+    def add(self, name: str, labels: str, value: float) -> None:
+        self._lines[name].append(f"{name}{{{labels}}} {value}" if labels else f"{name} {value}")
+
+    def add_series(self, key: tuple[str, str], series: QueueSeries) -> None:
+        queue = _labels(key)
+        by_move: defaultdict[str, int] = defaultdict(int)
+        ended: defaultdict[str, int] = defaultdict(int)
+        for (move, status), number in series.moves.items():
+            self.add("codeq_task_moves_total", f'{queue},move="{move}",status="{status}"', number)
+            by_move[move] += number
+            if status.is_final and move != Move.PURGE:
+                ended[status] += number
+        for name, move in _BY_MOVE:
+            if move in by_move:
+                self.add(name, queue, by_move[move])
+        for final, number in ended.items():
+            self.add("codeq_task_completed_total", f'{queue},status="{final}"', number)
+        for status, times in series.latency.items():
+            self.add_histogram("codeq_task_processing_latency_seconds", times, f'{queue},status="{status}"')
+
+    def add_histogram(self, name: str, times: FastHistogram, labels: str) -> None:
+        buckets = times.cumulative()
+        lines = self._lines[name]
+        lines += [f'{name}_bucket{{{labels},le="{bound}"}} {number}' for bound, number in buckets]
+        lines += [f"{name}_count{{{labels}}} {buckets[-1][1]}", f"{name}_sum{{{labels}}} {times.sum_s}"]
+
+    def add_counts(self, key: tuple[str, str], numbers: Sequence[int], age_s: float | None = None) -> None:
+        queue = _labels(key)
+        for index, number in zip(("ready", "delayed", "in_progress", "dlq"), numbers, strict=True):
+            self.add("codeq_queue_depth", f'{queue},queue="{index}"', number)
+        self.add("codeq_dlq_depth", queue, numbers[3])
+        if age_s is not None:
+            self.add("codeq_oldest_pending_age_seconds", queue, age_s)
+
+    def encoded(self) -> bytes:
+        blocks = []
+        for name, (kind, meaning) in _HELP.items():
+            blocks.append("\n".join([f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", *self._lines[name], ""]))
+        return "".join(blocks).encode()
+
+
+_HELP = {
+    "codeq_task_created_total": ("counter", "Tasks enqueued"),
+    "codeq_task_claimed_total": ("counter", "Tasks claimed by workers"),
+    "codeq_task_completed_total": ("counter", "Tasks ended"),
+    "codeq_lease_expired_total": ("counter", "Leases that ran out"),
+    "codeq_task_moves_total": ("counter", "Moves of tasks, by name"),
+    "codeq_task_processing_latency_seconds": ("histogram", "From enqueue to end"),
+    "codeq_http_request_seconds": ("histogram", "Time to answer"),
+    "codeq_queue_depth": ("gauge", "Tasks by index"),
+    "codeq_dlq_depth": ("gauge", "Dead tasks"),
+    "codeq_oldest_pending_age_seconds": ("gauge", "How long the first in line waits"),
+    "codeq_scrape_truncated": ("gauge", "1 if this scrape ran out of time: some queues are summed, or not counted"),
+}
+_BY_MOVE = (
+    ("codeq_task_created_total", Move.ENQUEUE),
+    ("codeq_task_claimed_total", Move.CLAIM),
+    ("codeq_lease_expired_total", Move.EXPIRE),
+)
+
+
+def _labels(key: tuple[str, str]) -> str:
+    tenant, command = key
+    return f'tenant="{_escaped(tenant)}",command="{_escaped(command)}"'
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _numbers(counts: QueueCounts) -> tuple[int, int, int, int]:
+    return counts.pending, counts.delayed, counts.in_progress, counts.dead
+
+
+def _age_s(counts: QueueCounts, now_ms: int) -> float:
+    return 0.0 if counts.oldest_ms is None else max(0, now_ms - counts.oldest_ms) / 1000

@@ -1,0 +1,32 @@
+"""What all connections of a server share: who processes their requests, their settings, and how many there are."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from codeq.server.connection_limit import ConnectionLimit
+from codeq.server.request import HttpRequest
+from codeq.server.request_reader import Stage
+from codeq.server.response_head import ResponseHeads
+from codeq.server.settings import HttpSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """What all connections of a server share."""
+
+    begin: Callable[[HttpRequest], None]
+    """Starts to process the request; the response is sent by `Connection.send`, now or later. Must not raise."""
+    http: HttpSettings
+    heads: ResponseHeads
+    connections: set[Any]
+    """The open connections."""
+    limit: ConnectionLimit
+    lost: Callable[[Any], None] = lambda _: None
+    """Called when a connection is lost, with the connection."""
+
+    def timeout_s(self, stage: Stage) -> float:
+        """Returns the client's time limit for what it has to do next."""
+        if stage is Stage.HEAD:
+            return self.http.header_timeout_seconds
+        return self.http.body_timeout_seconds if stage is Stage.BODY else self.http.idle_timeout_seconds

@@ -1,0 +1,56 @@
+"""No scan passes what was processed or deleted before: deleted keys cost it as much as living ones (13.10)."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.contract.world import World
+
+from codeq.domain.requests import NewTask
+from codeq.store.rocksdb import keys
+from codeq.store.rocksdb.database import Database
+from codeq.usecases import sweep
+
+pytestmark = pytest.mark.parametrize("engine", ["rocksdb"], indirect=True)
+
+
+async def test_promoting_tasks_of_one_time_starts_where_the_last_sweep_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [NewTask(command="work", run_at_ms=world.clock.now_ms + 1_000) for _ in range(500)]
+    await world.enqueue_all(tasks)
+    world.clock.now_ms += 2_000
+    starts: list[bytes] = []
+    scan = Database.scan
+
+    def noted(database: Database, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        if start.startswith(b"w/"):
+            starts.append(start)
+        return scan(database, start, end)
+
+    monkeypatch.setattr(Database, "scan", noted)
+    while await sweep.promote_due(world.core, 50):
+        pass
+    passed = [(b - a) for a, b in zip(map(version, starts), map(version, starts[1:]), strict=False)]
+    assert len(passed) >= 9
+    assert min(passed[1:9]) >= 50, "a sweep began where an earlier one had begun"
+
+
+def version(key: bytes) -> int:
+    return int.from_bytes(key[-8:], "big")
+
+
+async def test_a_listing_ends_before_what_another_tenant_has_purged(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.enqueue(tenant="b")
+    seen: list[bytes] = []
+    scan_back = Database.scan_back
+
+    def noted(database: Database, start: bytes, end: bytes) -> Iterator[bytes]:
+        for key in scan_back(database, start, end):
+            seen.append(key)
+            yield key
+
+    monkeypatch.setattr(Database, "scan_back", noted)
+    assert len(await world.find_all(tenant="b")) == 1
+    assert seen[-1] == keys.BODIES + keys.name("b"), "nothing stops the scan before the tenant's first task"
