@@ -258,3 +258,13 @@ async def test_due_leases_are_answered_earliest_first_after_heartbeats_too(world
     await world.heartbeat(held[0], extend_ms=2_000)
     due = await world.store.due(Index.IN_PROGRESS, world.clock.now_ms + 5_000, 10)
     assert ids(due) == ids([held[1], held[2], held[0]])
+
+
+async def test_an_expiry_decided_before_a_heartbeat_does_not_end_the_extended_lease(world: World) -> None:
+    await world.enqueue()
+    held = await world.claim_one()
+    stale = lifecycle.expire(held, held.lease_until_ms, retry_ms=0, retention_ms=1)
+    await world.heartbeat(held, extend_ms=2 * LEASE_MS)
+    assert await world.store.commit([stale]) == [None]
+    assert (await world.load(held)).status is Status.IN_PROGRESS
+    await world.complete(held)

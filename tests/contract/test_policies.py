@@ -27,10 +27,21 @@ FULL = QueuePolicy(
 )
 
 
+async def test_a_policy_that_another_call_has_replaced_is_not_overwritten(world: World) -> None:
+    queue = QueueKey(TENANT, "a")
+    first, second = FULL, msgspec.structs.replace(FULL, max_attempts=2)
+    assert await world.store.set_policy(queue, first, replacing=None)
+    assert not await world.store.set_policy(queue, second, replacing=None)
+    assert not await world.store.set_policy(queue, None, replacing=second)
+    assert world.store.policies()[queue] == first
+    assert await world.store.set_policy(queue, second, replacing=first)
+    assert world.store.policies()[queue] == second
+
+
 async def test_a_policy_is_stored_and_survives_reopening(world: World) -> None:
     queues = [QueueKey(TENANT, "a"), QueueKey(TENANT, "b"), QueueKey("other", "a")]
     for number, queue in enumerate(queues):
-        await world.store.set_policy(queue, msgspec.structs.replace(FULL, max_attempts=number + 1))
+        await world.store.set_policy(queue, msgspec.structs.replace(FULL, max_attempts=number + 1), replacing=None)
     await world.store.flush()
     before = dict(world.store.policies())
     assert list(before) == queues

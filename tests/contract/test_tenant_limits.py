@@ -82,11 +82,11 @@ async def test_bytes_count_until_a_task_is_purged_also_over_a_restart(world: Wor
     for task in await world.drain("work", limit=10):
         await world.complete(task)
     await world.reopen()
-    assert world.store.tenant_usage(TENANT).payload_bytes == 10
+    assert (await world.store.tenant_usage(TENANT)).payload_bytes == 10
     assert await put(world, limits, work(b"1")) == ["payload_bytes"]
     world.clock.pass_ms(KEEP_MS)
     await world.sweep()
-    assert world.store.tenant_usage(TENANT).payload_bytes == 0
+    assert (await world.store.tenant_usage(TENANT)).payload_bytes == 0
     assert await put(world, limits, work(b"1234567890")) == [""]
 
 
@@ -121,7 +121,7 @@ async def test_policies_are_limited_and_those_that_exist_can_be_changed(world: W
     await policies.delete_policy(core, two)
     await policies.delete_policy(core, two)
     await policies.set_paused(core, three, paused=True)
-    assert world.store.tenant_usage(TENANT).policies == 2
+    assert (await world.store.tenant_usage(TENANT)).policies == 2
 
 
 async def test_without_limits_nothing_is_refused(world: World) -> None:

@@ -534,7 +534,7 @@ class Lockstep(RuleBasedStateMachine):
         if not hasattr(self, "model"):
             return
         for tenant in TENANTS:
-            usage = self.store.tenant_usage(tenant, commands=COMMANDS)
+            usage = self.run(self.store.tenant_usage(tenant, commands=COMMANDS))
             counts = self.model.counts(tenant)
             assert usage.tasks == sum(pending + delayed + held for pending, delayed, held, _ in counts.values())
             assert usage.commands >= counts.keys()

@@ -57,9 +57,10 @@ def test_sweepers_go_on_after_the_store_was_busy(
 async def _promote_after_the_store_was_busy(
     tmp_path: Path, go: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with await codeq.open_async(tmp_path / "data") as queue, asyncio.timeout(25):
+    async with await codeq.open_async(tmp_path / "data", sweeping=False) as queue, asyncio.timeout(25):
         await queue.enqueue("work", delay=0.3)
-        calls = await _fill(queue, go)
+        calls = await _fill(queue, go)  # before the sweepers run: one that waits for the disk already is not refused
+        sweeping = asyncio.create_task(sweep.run(queue.core, events_keep_ms=60_000, events_keep_max=1000))
         await until(lambda: "promote_due of shard 0 is retried" in caplog.text)
         go.set()
         await asyncio.gather(*calls)
@@ -67,6 +68,7 @@ async def _promote_after_the_store_was_busy(
         while not (await queue.core.store.counts("default"))[WORK].pending:  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.02)
         await until(lambda: "promote_due of shard 0 works again" in caplog.text)
+        sweeping.cancel()
 
 
 def test_failures_of_sweepers_are_counted(tmp_path: Path, go: threading.Event) -> None:

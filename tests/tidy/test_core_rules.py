@@ -18,7 +18,7 @@ WALL_CLOCK = {
     "datetime.date.today",
 }  # fmt: skip
 CHANCE = {"random", "secrets", "uuid"}
-VERBS_MAX = 16
+VERBS_MAX = 17
 DECIDED = set(Task.__struct_fields__) - {"version", "created_ms", "updated_ms", "error", "max_attempts", "backoff"}
 """Fields that only a task has, so that code that sets one sets it on a task."""
 TASKS = {"task", "before", "after", "held", "claimed", "current"}

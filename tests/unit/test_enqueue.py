@@ -51,9 +51,6 @@ class FakeStore:
         self.committed += changes
         return [change.after for change in changes]
 
-    async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None) -> None:
-        """Stores nothing."""
-
     async def flush(self) -> None:
         self.flushed = len(self.committed)
 

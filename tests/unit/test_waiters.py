@@ -87,7 +87,7 @@ class Queues:
         """Starts a waiting claim; returns once it waits."""
         looks_at = [MAIL, SMS] if ALL_OF_ACME in queues else list(queues)
         claim = FakeClaim(queues, lambda: self.take(who, looks_at), self.hand_back)
-        waiting = self.waiters.wait_for_tasks(claim, wait_ms)
+        waiting = self.waiters.wait_for_tasks(claim, wait_ms, since=self.waiters.signals)
         task = asyncio.create_task(waiting, name=who)
         await turns()
         return task
@@ -285,7 +285,9 @@ def test_one_who_leaves_just_after_being_served_hands_the_task_back() -> None:
             return [delivery("t1")]
 
         ann = asyncio.create_task(
-            queues.waiters.wait_for_tasks(FakeClaim([MAIL], take_while_ann_turns_away, queues.hand_back), LONG_MS)
+            queues.waiters.wait_for_tasks(
+                FakeClaim([MAIL], take_while_ann_turns_away, queues.hand_back), LONG_MS, since=0
+            )
         )
         await turns()
         queues.waiters.ready(MAIL, 1)
@@ -319,7 +321,9 @@ def test_a_refused_waiter_hears_why_and_the_next_is_served() -> None:
         async def refused() -> list[Delivery]:
             raise NotFound("the queue is gone")
 
-        ann = asyncio.create_task(queues.waiters.wait_for_tasks(FakeClaim([MAIL], refused, queues.hand_back), LONG_MS))
+        ann = asyncio.create_task(
+            queues.waiters.wait_for_tasks(FakeClaim([MAIL], refused, queues.hand_back), LONG_MS, since=0)
+        )
         await turns()
         bob = await queues.wait("bob", MAIL)
         queues.put(MAIL, "t1")
@@ -341,7 +345,8 @@ def test_a_failed_store_is_heard_by_all_who_wait() -> None:
             raise AssertionError("nothing was taken")
 
         waiting_claims = [
-            asyncio.create_task(waiters.wait_for_tasks(FakeClaim([MAIL], broken, nothing), LONG_MS)) for _ in range(3)
+            asyncio.create_task(waiters.wait_for_tasks(FakeClaim([MAIL], broken, nothing), LONG_MS, since=0))
+            for _ in range(3)
         ]
         await turns()
         waiters.ready(MAIL, 1)
@@ -493,5 +498,30 @@ def test_waiters_that_have_left_are_not_remembered() -> None:
             pass
         assert (queues.waiters._claims, queues.waiters._for_end, queues.waiters._ready) == ({}, {}, {})
         assert queues.waiters._for_event == set()
+
+    run(story())
+
+
+def test_what_becomes_ready_between_the_look_and_the_wait_is_not_missed() -> None:
+    async def story() -> None:
+        queues = Queues()
+        since = queues.waiters.signals
+        queues.put(MAIL, "t1")  # after ann found nothing, before she waits
+        ann = FakeClaim([MAIL], lambda: queues.take("ann", [MAIL]), queues.hand_back)
+        assert names(await queues.waiters.wait_for_tasks(ann, LONG_MS, since=since)) == ["t1"]
+
+    run(story())
+
+
+def test_a_task_that_ends_in_another_process_wakes_those_who_wait_for_it() -> None:
+    async def story() -> None:
+        waiters = Waiters()
+        waiting = asyncio.create_task(waiters.wait_for_end("t1", LONG_MS))
+        other = asyncio.create_task(waiters.wait_for_end("t2", LONG_MS))
+        await turns()
+        waiters.moved_elsewhere(["t1"])
+        await waiting
+        assert not other.done()
+        other.cancel()
 
     run(story())

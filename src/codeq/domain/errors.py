@@ -17,6 +17,7 @@ CodeqError
 └── StoreError               store                 the directory cannot be used as asked
     ├── StoreBusy            busy                  too many calls wait for the disk
     ├── StoreFull            full                  the disk is nearly full; new tasks are refused
+    ├── StoreUnavailable     store-unavailable     the store does not answer; the outcome of the call is unknown
     ├── StoreFailed          failed                a write or fsync failed; reopen the store
     ├── StoreClosed          closed                the store was closed
     ├── StoreLocked          locked                another process has the directory open
@@ -99,6 +100,15 @@ class StoreBusy(StoreError):
 
 class StoreFull(StoreError):
     code = "full"
+
+
+class StoreUnavailable(StoreError):
+    """A passing fault of a store on other machines: no connection, no answer in time, a failover, too few replicas.
+
+    Whether the call took effect is unknown. It can be repeated with the same idempotency key, request id or token.
+    """
+
+    code = "store-unavailable"
 
 
 class StoreFailed(StoreError):

@@ -88,7 +88,7 @@ class _Gauges:
     async def add(self, shown: Sequence[tuple[str, str]], ranking: Ranking) -> None:
         has_series = set(shown)
         is_whole = True
-        for key in self._core.queues:
+        for key in await queries.all_queues(self._core):
             await self._pace.step()
             if self._pace.is_over:
                 is_whole = False

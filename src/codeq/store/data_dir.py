@@ -14,6 +14,7 @@ from codeq.store.codec import FORMAT
 from codeq.store.interface import Clock, Listener, Store
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.database import read_keys
+from codeq.store.rocksdb.only_process import OnlyProcess
 from codeq.store.rocksdb.shard import RocksShard
 from codeq.store.sharded import ShardedStore, shard_name
 
@@ -37,12 +38,13 @@ def open_rocksdb(
     Time goes on from the newest event, should the system's clock have been set back since.
     """
     number = _agree_on_shards(path, shards)
+    peers = OnlyProcess(listeners)
     opened: list[RocksShard] = []
     try:
         for i in range(number):
             shard = RocksShard(
                 path / shard_name(i),
-                listeners=listeners,
+                peers=peers,
                 clock=clock,
                 fsync=fsync,
                 recover=recover,

@@ -7,8 +7,10 @@ Verbs take effect at once and are visible to the next verb at once, but nothing 
 every use case flushes before it returns.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msgspec import Raw, Struct
@@ -46,15 +48,17 @@ class ClaimRequest(Struct, frozen=True, kw_only=True, gc=False):
     limit: int
     policy_of: Callable[[QueueKey], EffectivePolicy]
     """A paused queue delivers nothing, and `max_consumers` caps a queue's tasks in progress."""
-    held_elsewhere: Callable[[QueueKey], int] = lambda _: 0
-    """How many tasks of a queue are in progress in other shards."""
+    held_elsewhere: Mapping[QueueKey, int] = MappingProxyType({})
+    """How many tasks of the queues with `max_consumers` are in progress in other shards."""
     bytes_max: int = CLAIM_BYTES_MAX
     """No further task is taken once the payloads of those taken have this length."""
     priority: int | None = None
     """Tasks of this priority only; None for all, the highest first."""
+    hand_back: Callable[[list[Delivery]], Awaitable[None]] | None = None
+    """Called with the tasks that were leased after the caller of `take` had been cancelled."""
 
     def of_shard(
-        self, level: int, *, limit: int, bytes_max: int, held_elsewhere: Callable[[QueueKey], int]
+        self, level: int, *, limit: int, bytes_max: int, held_elsewhere: Mapping[QueueKey, int]
     ) -> "ClaimRequest":
         """Returns the part of the claim that one shard serves: up to `limit` tasks of one priority."""
         return ClaimRequest(
@@ -67,6 +71,7 @@ class ClaimRequest(Struct, frozen=True, kw_only=True, gc=False):
             policy_of=self.policy_of,
             held_elsewhere=held_elsewhere,
             priority=level,
+            hand_back=self.hand_back,
         )
 
 
@@ -116,6 +121,12 @@ class Listener:
     def moved(self, tasks: Sequence[Task]) -> None:
         """Called with the tasks after their move. Heartbeats are not reported."""
 
+    def moved_elsewhere(self, ended: Collection[str]) -> None:
+        """Called when another process has moved tasks in the same store, with the ids of those that have ended."""
+
+    def policies_changed(self, queues: Iterable[QueueKey]) -> None:
+        """Called when the stored policies of these queues have changed, here or in another process."""
+
     def unreadable(self, key: bytes, reason: str) -> None:
         """Called when a record cannot be read. It was moved aside, if its index would stop at it otherwise."""
 
@@ -123,14 +134,36 @@ class Listener:
         """Called after a flush: how many calls it served, and how long the disk took."""
 
 
+class Peers(Protocol):
+    """The processes that share a store: what they tell each other, and which of them does the background work."""
+
+    def add_listener(self, listener: Listener) -> None:
+        """Calls the listener from now on, as those the store was opened with."""
+
+    def notify_ready(self, queue: QueueKey) -> None:
+        """Tells the listeners of every process that the queue may have tasks to deliver, for reasons other than a move:
+        a slot has become free, or a rule has changed. Does not wait."""
+
+    def watch(self, queues: Sequence[QueueKey]) -> AbstractAsyncContextManager[None]:
+        """Reports, inside the block, tasks of these queues that other processes make ready. May report a queue once
+        at the beginning, because its tasks may have become ready before."""
+
+    async def is_sweeper(self, shard: int) -> bool:
+        """Returns whether this process should do the background work of the shard. More than one may: moves happen
+        once whoever makes them, so this only saves work."""
+
+
 class Store(Protocol):
+    @property
+    def peers(self) -> Peers:
+        """The processes that have this store open."""
+
     @property
     def shards(self) -> int:
         """How many shards there are; the ids of new tasks name one of them (see `domain.ids`)."""
 
-    @property
-    def queues(self) -> list[QueueKey]:
-        """The queues of all tenants, as a copy. Some of them may be empty."""
+    async def queues(self) -> list[QueueKey]:
+        """Returns the queues of all tenants. Some of them may be empty."""
 
     def now_ms(self) -> int:
         """Returns the store's time, in Unix milliseconds. It never runs backwards, nor from one opening to the next."""
@@ -140,7 +173,9 @@ class Store(Protocol):
 
         Returns per change: `change.after`, now with its version; None where the stored task is no longer
         `change.before`; or, for an enqueue whose idempotency key the tenant has used, the task that has the key.
-        A heartbeat extends the lease in memory and is written lazily. The changes of one shard are applied in order.
+        A heartbeat extends the lease and leaves the version as it is; it may be written lazily. So an expiry and a
+        heartbeat are also refused where the lease is no longer that of `change.before`. The changes of one shard are
+        applied in order.
         """
 
     async def take(self, request: ClaimRequest) -> list[Delivery]:
@@ -149,7 +184,8 @@ class Store(Protocol):
         to two callers.
 
         Fewer are leased once their payloads have `bytes_max` together. Costs the same whatever the backlog and
-        however many tasks were delivered before.
+        however many tasks were delivered before. A caller that is cancelled meanwhile loses none: see
+        `ClaimRequest.hand_back`.
         """
 
     async def get_tasks(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
@@ -195,12 +231,14 @@ class Store(Protocol):
     def policies(self) -> Mapping[QueueKey, QueuePolicy]:
         """Returns the stored policies of every tenant."""
 
-    async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None) -> None:
-        """Stores the policy; None deletes it."""
+    async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None, *, replacing: QueuePolicy | None) -> bool:
+        """Stores the policy; None deletes it. Does nothing and returns False if the stored one is not `replacing`."""
 
-    def tenant_usage(self, tenant: str, *, commands: Sequence[str] = (), keys: Sequence[str] = ()) -> StorageUsage:
-        """Returns what the tenant has stored, in constant time; and if asked, which of these commands have tasks, and
-        which of these idempotency keys belong to one."""
+    async def tenant_usage(
+        self, tenant: str, *, commands: Sequence[str] = (), keys: Sequence[str] = ()
+    ) -> StorageUsage:
+        """Returns what the tenant has stored, in constant time; of what other processes do, perhaps a second late.
+        If asked, also which of these commands have tasks, and which of these idempotency keys belong to one."""
 
     async def flush(self, ids: Sequence[str] | None = None) -> None:
         """Returns once everything that the caller's verbs have done or returned is on disk. At once if it already is.
@@ -208,12 +246,15 @@ class Store(Protocol):
         Waits for the shards that this asyncio task has used since its last flush, or for those of the tasks `ids`: a
         slow disk of one shard does not delay calls that have nothing to do with it.
 
-        Raises StoreFailed if it may not be: then the outcome of the waiting calls is unknown, and the store refuses
-        everything until it is opened again.
+        Raises StoreFailed or StoreUnavailable if it may not be: then the outcome of the waiting calls is unknown. After
+        StoreFailed the store refuses everything until it is opened again.
         """
 
     async def checkpoint(self, target: Path) -> None:
-        """Writes a consistent copy into the new directory `target`, while the store continues to work."""
+        """Writes a consistent copy into the new directory `target`, while the store continues to work.
+
+        Raises InvalidRequest if the engine has means of its own for that.
+        """
 
     async def close(self, because: StoreError | None = None) -> None:
         """Flushes, releases the files, and refuses every later call: with StoreClosed, or with `because`."""

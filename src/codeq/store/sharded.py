@@ -14,7 +14,7 @@ from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
 from codeq.domain.requests import Delivery, Filter, Page, Record
 from codeq.domain.task import Change, Task
 from codeq.domain.tenants import StorageUsage
-from codeq.store.interface import ALL, ClaimRequest, Events, Scope, Store
+from codeq.store.interface import ALL, ClaimRequest, Events, Peers, Scope, Store
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -23,14 +23,18 @@ Answer = TypeVar("Answer")
 class Shard(Store, Protocol):
     """A store of one shard, which also knows what the shards of a store must know of each other."""
 
-    def in_progress(self, queue: QueueKey) -> int:
+    @property
+    def is_local(self) -> bool:
+        """Whether its verbs wait for no other machine: then shards are best visited one after the other."""
+
+    async def in_progress(self, queue: QueueKey) -> int:
         """Returns how many tasks of the queue are in progress."""
 
-    def queues_of(self, tenant: str) -> Set[QueueKey]:
+    async def queues_of(self, tenant: str) -> Set[QueueKey]:
         """Returns the tenant's queues that hold a task."""
 
-    def priorities(self, request: ClaimRequest) -> Collection[int]:
-        """Returns the priorities of which the claim's queues have pending tasks."""
+    async def priorities(self, request: ClaimRequest) -> Collection[int]:
+        """Returns the priorities of which the claim's queues have pending tasks; perhaps others besides."""
 
 
 class ShardedStore:
@@ -39,6 +43,7 @@ class ShardedStore:
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = list(shards)
         self.now_ms = shards[0].now_ms  # they have one clock
+        self._is_local = shards[0].is_local
         self._turn = 0
         self._used: ContextVar[frozenset[int] | None] = ContextVar("codeq_shards_used", default=None)
         """The shards that the current asyncio task has used since its last flush; None if it has used none."""
@@ -46,12 +51,15 @@ class ShardedStore:
         """The last count of a tenant's queues, and how many each shard had then."""
 
     @property
+    def peers(self) -> Peers:
+        return self._shards[0].peers
+
+    @property
     def shards(self) -> int:
         return len(self._shards)
 
-    @property
-    def queues(self) -> list[QueueKey]:
-        return list({key for shard in self._shards for key in shard.queues})
+    async def queues(self) -> list[QueueKey]:
+        return list({key for part in await self._visit(shard.queues() for shard in self._shards) for key in part})
 
     async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
         return await self._route(changes, lambda change: change.after.id, lambda shard, part: shard.commit(part))
@@ -62,33 +70,52 @@ class ShardedStore:
         self._turn += 1
         start = self._turn % len(self._shards)
         numbers = [*range(start, len(self._shards)), *range(start)]
-        waiting = {number: self._shards[number].priorities(request) for number in numbers}
+        found = await self._visit(self._shards[number].priorities(request) for number in numbers)
         taken: list[Delivery] = []
-        bytes_left = request.bytes_max
-        for priority in sorted({priority for found in waiting.values() for priority in found}, reverse=True):
-            for number in numbers:
-                if priority in waiting[number] and len(taken) < request.limit and bytes_left > 0:
-                    left = (request.limit - len(taken), bytes_left)
-                    part = await self._take_of(number, request, priority, left)
-                    bytes_left -= sum([delivery.task.payload_bytes for delivery in part])
-                    taken += part
-        return taken
+        for priority in sorted({priority for part in found for priority in part}, reverse=True):
+            holding = [number for number, part in zip(numbers, found, strict=True) if priority in part]
+            bytes_left = request.bytes_max - sum([delivery.task.payload_bytes for delivery in taken])
+            while holding and len(taken) < request.limit and bytes_left > 0:
+                left = request.limit - len(taken)
+                part = holding[: 1 if self._is_local else left]
+                share = -(-left // len(part))
+                answers = await self._take_of(part, request, priority, (share, max(1, bytes_left // len(part))))
+                served = [number for number, answer in zip(part, answers, strict=True) if len(answer) == share]
+                holding = holding[len(part) :] + served
+                taken += [delivery for answer in answers for delivery in answer]
+                bytes_left = request.bytes_max - sum([delivery.task.payload_bytes for delivery in taken])
+        return taken[: request.limit]
 
     async def _take_of(
-        self, number: int, request: ClaimRequest, priority: int, left: tuple[int, int]
-    ) -> list[Delivery]:
-        """Takes tasks of one shard: `left` is how many the claim may still take, and how many bytes of payload."""
-        others = [shard for i, shard in enumerate(self._shards) if i != number]
-        part = request.of_shard(
-            priority,
-            limit=left[0],
-            bytes_max=left[1],
-            held_elsewhere=lambda queue: sum([shard.in_progress(queue) for shard in others]),
+        self, numbers: Sequence[int], request: ClaimRequest, priority: int, left: tuple[int, int]
+    ) -> list[list[Delivery]]:
+        """Takes tasks of these shards. `left` is how many each may take, and how many bytes of payload."""
+        limited = await self._limited_queues(request)
+        held = {queue: await self._visit(shard.in_progress(queue) for shard in self._shards) for queue in limited}
+        answers = await self._visit(
+            self._shards[number].take(
+                request.of_shard(
+                    priority,
+                    limit=left[0],
+                    bytes_max=left[1],
+                    held_elsewhere={queue: sum(parts) - parts[number] for queue, parts in held.items()},
+                )
+            )
+            for number in numbers
         )
-        taken = await self._shards[number].take(part)
-        if taken:
-            self._use([number])
-        return taken
+        self._use([number for number, taken in zip(numbers, answers, strict=True) if taken])
+        return answers
+
+    async def _limited_queues(self, request: ClaimRequest) -> list[QueueKey]:
+        """Returns the claim's queues that have `max_consumers`, which the shards must count together."""
+        tenant, policy_of = request.tenant, request.policy_of
+        if request.commands is not None:
+            queues: Iterable[QueueKey] = [QueueKey(tenant, command) for command in request.commands]
+        elif policy_of(QueueKey(tenant, "")).max_consumers:  # no command has this name: the default
+            queues = set().union(*await self._visit(shard.queues_of(tenant) for shard in self._shards))
+        else:
+            queues = [queue for queue in self.policies() if queue.tenant == tenant]
+        return [queue for queue in queues if policy_of(queue).max_consumers]
 
     async def get_tasks(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
         return await self._route(ids, str, lambda shard, part: shard.get_tasks(tenant, part))
@@ -97,9 +124,9 @@ class ShardedStore:
         return await self._route(ids, str, lambda shard, part: shard.get_records(tenant, part, results=results))
 
     async def due(self, index: Index, now_ms: int, limit: int, *, scope: Scope = ALL) -> list[Task]:
-        found: list[Task] = []
-        for number in self._numbers(scope.shard):
-            found += await self._shards[number].due(index, now_ms, limit, scope=scope)
+        shards = [self._shards[number] for number in self._numbers(scope.shard)]
+        parts = await self._visit(shard.due(index, now_ms, limit, scope=scope) for shard in shards)
+        found = [task for part in parts for task in part]
         found.sort(key=_DUE[index])
         return found[:limit]
 
@@ -128,8 +155,8 @@ class ShardedStore:
     ) -> dict[QueueKey, QueueCounts]:
         total: dict[QueueKey, QueueCounts] = {}
         self._use(range(len(self._shards)))
-        for shard in self._shards:
-            for key, part in (await shard.counts(tenant, command, ages=ages)).items():
+        for found in await self._visit(shard.counts(tenant, command, ages=ages) for shard in self._shards):
+            for key, part in found.items():
                 total[key] = _sum(total[key], part) if key in total else part
         return total
 
@@ -148,35 +175,40 @@ class ShardedStore:
     def policies(self) -> Mapping[QueueKey, QueuePolicy]:
         return self._shards[0].policies()
 
-    async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None) -> None:
+    async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None, *, replacing: QueuePolicy | None) -> bool:
         """Stores it in the first shard. Deletes it from all: so deleting one that does not exist probes every disk."""
-        shards = self._shards if policy is None else self._shards[:1]
-        self._use(range(len(shards)))
-        for shard in shards:
-            await shard.set_policy(queue, policy)
+        self._use([0])
+        is_set = await self._shards[0].set_policy(queue, policy, replacing=replacing)
+        if policy is None and is_set:
+            self._use(range(len(self._shards)))
+            for shard in self._shards[1:]:
+                await shard.set_policy(queue, None, replacing=None)
+        return is_set
 
-    def tenant_usage(self, tenant: str, *, commands: Sequence[str] = (), keys: Sequence[str] = ()) -> StorageUsage:
+    async def tenant_usage(
+        self, tenant: str, *, commands: Sequence[str] = (), keys: Sequence[str] = ()
+    ) -> StorageUsage:
         by_shard: defaultdict[int, list[str]] = defaultdict(list)
         for key in keys:
             by_shard[shard_of_key(tenant, key, len(self._shards))].append(key)
         if by_shard:
             self._use(list(by_shard))
-        parts = [
+        parts = await self._visit(
             shard.tenant_usage(tenant, commands=commands, keys=by_shard[number])
             for number, shard in enumerate(self._shards)
-        ]
+        )
         return StorageUsage(
             sum([part.tasks for part in parts]),
             sum([part.payload_bytes for part in parts]),
-            self._count_queues(tenant) if commands else sum([part.queues for part in parts]),
+            await self._count_queues(tenant) if commands else sum([part.queues for part in parts]),
             parts[0].policies,
             frozenset().union(*[part.commands for part in parts]),
             frozenset().union(*[part.keys for part in parts]),
         )
 
-    def _count_queues(self, tenant: str) -> int:
+    async def _count_queues(self, tenant: str) -> int:
         """Counts anew only after the number in a shard has changed: a tenant at its limit costs the others little."""
-        queues = [shard.queues_of(tenant) for shard in self._shards]
+        queues = await self._visit(shard.queues_of(tenant) for shard in self._shards)
         sizes = [len(part) for part in queues]
         if self._queues_counted[:2] != (tenant, sizes):
             self._queues_counted = (tenant, sizes, len(set().union(*queues)))
@@ -217,10 +249,24 @@ class ShardedStore:
                 places[shard].append(place)
         answers: list[Answer | None] = [None] * len(items)
         self._use(places)
-        for shard, chosen in places.items():
-            for place, answer in zip(chosen, await call(self._shards[shard], [items[p] for p in chosen]), strict=True):
+        parts = await self._visit(
+            call(self._shards[shard], [items[place] for place in chosen]) for shard, chosen in places.items()
+        )
+        for chosen, part in zip(places.values(), parts, strict=True):
+            for place, answer in zip(chosen, part, strict=True):
                 answers[place] = answer
         return answers
+
+    async def _visit(self, calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
+        """Awaits one call per shard, all at once where they wait for other machines: then raises what one of them
+        raised only when all have ended."""
+        if self._is_local:
+            return [await call for call in calls]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
 
     def _use(self, numbers: Iterable[int]) -> None:
         """Notes that the current asyncio task depends on these shards. Too many only make it wait longer."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from codeq.domain import lifecycle, validation
-from codeq.domain.errors import InvalidRequest, StoreBusy
+from codeq.domain.errors import InvalidRequest, StoreBusy, StoreUnavailable
 from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, CLAIM_WAIT_MS_MAX
 from codeq.domain.queue import QueueKey
 from codeq.domain.requests import Claim, Delivery
@@ -25,12 +25,14 @@ async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
     attempt = _ClaimAttempt(core, tenant, wanted)
     await sweep.before_claim(core, tenant, wanted.commands)
     await core.waiters.serve_first()
+    since = core.waiters.signals
     deliveries = await attempt.take()
     if not deliveries and wanted.wait_ms:
-        deliveries = await core.waiters.wait_for_tasks(attempt, wanted.wait_ms)
+        async with core.store.peers.watch(attempt.queues):
+            deliveries = await core.waiters.wait_for_tasks(attempt, wanted.wait_ms, since=since)
     try:
         await core.store.flush([delivery.task.id for delivery in deliveries])
-    except (asyncio.CancelledError, StoreBusy):
+    except (asyncio.CancelledError, StoreBusy, StoreUnavailable):
         await attempt.hand_back(deliveries)
         raise
     return deliveries
@@ -55,6 +57,7 @@ class _ClaimAttempt:
                 lease_ms=wanted.lease_ms,
                 limit=wanted.limit,
                 policy_of=core.policy_of,
+                hand_back=self.hand_back,
             )
         )
 

@@ -1,7 +1,7 @@
 """What every use case depends on, and the one rule they share: no verb returns before its changes are on disk."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -14,7 +14,7 @@ from codeq.domain.limits import INSPECT_TASKS_MAX, PROMOTE_TASKS_MAX
 from codeq.domain.queue import EffectivePolicy, OnExpiry, QueueKey, QueuePolicy, effective_policy
 from codeq.domain.task import Task
 from codeq.domain.tenants import UNLIMITED, TenantLimits
-from codeq.store.interface import Store
+from codeq.store.interface import Listener, Store
 from codeq.usecases.traces import Spans
 from codeq.usecases.waiters import Waiters
 
@@ -43,7 +43,7 @@ class Sweeping(Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True)
 class Core:
     """A store with everything the use cases need besides it. Callers of use cases pass it on and read nothing but
-    `now_ms`, `shards` and `queues`."""
+    `now_ms` and `shards`."""
 
     store: Store
     waiters: Waiters
@@ -60,7 +60,7 @@ class Core:
     bulk_reads: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held for one piece of a long read: however many calls read, other calls wait for one piece at most."""
     effective: dict[QueueKey, EffectivePolicy] = field(default_factory=dict)
-    """Of every queue with a policy of its own. Filled by `make_core`, and kept up to date by `usecases/policies.py`."""
+    """Of every queue with a policy of its own. Filled by `make_core`, and kept up to date by `_EffectivePolicies`."""
 
     def now_ms(self) -> int:
         return self.store.now_ms()
@@ -68,10 +68,6 @@ class Core:
     @property
     def shards(self) -> int:
         return self.store.shards
-
-    @property
-    def queues(self) -> list[QueueKey]:
-        return self.store.queues
 
     async def close(self, because: StoreError | None = None) -> None:
         """Flushes, closes the store and refuses every later call, with the error `because` if there is one."""
@@ -102,7 +98,7 @@ class Core:
     def slot_freed(self, task: Task) -> None:
         """Wakes a claim that `max_consumers` held back: a task that is no longer in progress frees a slot."""
         if self.effective and self.policy(task.tenant, task.command).max_consumers:
-            self.waiters.ready(QueueKey(task.tenant, task.command), 1)
+            self.store.peers.notify_ready(QueueKey(task.tenant, task.command))
 
 
 def make_core(
@@ -129,8 +125,28 @@ def make_core(
         strict_idempotency=strict_idempotency,
         tenant_limits=tenant_limits,
     )
-    core.effective.update({queue: effective_policy(policy, filled) for queue, policy in store.policies().items()})
+    policies = _EffectivePolicies(core)
+    policies.policies_changed(store.policies())
+    store.peers.add_listener(policies)
     return core
+
+
+class _EffectivePolicies(Listener):
+    """Keeps `Core.effective` up to date, and wakes the claims that a changed policy may let through."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def policies_changed(self, queues: Iterable[QueueKey]) -> None:
+        core = self._core
+        stored = core.store.policies()
+        for queue in queues:
+            policy = stored.get(queue)
+            if policy is None:
+                core.effective.pop(queue, None)
+            else:
+                core.effective[queue] = effective_policy(policy, core.defaults)
+            core.waiters.ready(queue, 1)
 
 
 def durable(

@@ -36,7 +36,7 @@ async def enqueue(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list
     answers: list[Enqueued | CodeqError | None] = [_refusal(new_task, now_ms) for new_task in new_tasks]
     places = [place for place, refusal in enumerate(answers) if refusal is None]
     if core.tenant_limits is not UNLIMITED:
-        for index, refusal in refusals(core, tenant, [new_tasks[place] for place in places]).items():
+        for index, refusal in (await refusals(core, tenant, [new_tasks[place] for place in places])).items():
             answers[places[index]] = refusal
         places = [place for place in places if answers[place] is None]
     changes = _changes(core, tenant, [new_tasks[place] for place in places], now_ms)

@@ -4,7 +4,7 @@ import msgspec
 
 from codeq.domain import validation
 from codeq.domain.errors import PolicyChanged
-from codeq.domain.queue import EffectivePolicy, QueueKey, QueuePolicy, effective_policy
+from codeq.domain.queue import EffectivePolicy, QueueKey, QueuePolicy
 from codeq.usecases.core import Core, durable
 from codeq.usecases.tenant_limits import check_policies
 
@@ -42,9 +42,7 @@ async def delete_policy(core: Core, queue: QueueKey, *, if_match: str | None = N
     if before is None:
         return
     _check_match(queue, before, if_match)
-    await core.store.set_policy(queue, None)
-    core.effective.pop(queue, None)
-    core.waiters.ready(queue, 1)
+    await _replace(core, queue, before, None)
 
 
 @durable
@@ -70,12 +68,15 @@ async def _put(
     if same == before:
         return same, False
     _check_match(queue, before, if_match)
-    check_policies(core, queue)
+    await check_policies(core, queue)
     stored = msgspec.structs.replace(same, version=known.version + 1, updated_ms=now_ms)
-    await core.store.set_policy(queue, stored)
-    core.effective[queue] = effective_policy(stored, core.defaults)
-    core.waiters.ready(queue, 1)
+    await _replace(core, queue, before, stored)
     return stored, before is None
+
+
+async def _replace(core: Core, queue: QueueKey, before: QueuePolicy | None, after: QueuePolicy | None) -> None:
+    if not await core.store.set_policy(queue, after, replacing=before):
+        raise PolicyChanged(f"the policy of {queue.command!r} was changed by another call meanwhile; read it again")
 
 
 def _check_match(queue: QueueKey, before: QueuePolicy | None, if_match: str | None) -> None:

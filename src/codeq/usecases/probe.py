@@ -9,5 +9,5 @@ _NO_QUEUE = QueueKey("", "")
 
 async def probe(core: Core) -> None:
     """Writes a change without effect and forces it to disk. Raises the StoreError that a caller would get."""
-    await core.store.set_policy(_NO_QUEUE, None)
+    await core.store.set_policy(_NO_QUEUE, None, replacing=None)
     await core.store.flush()

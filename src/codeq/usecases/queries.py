@@ -132,6 +132,11 @@ async def total(core: Core) -> int:
     return sum(c.pending + c.delayed + c.in_progress + c.dead for c in found.values())
 
 
+async def all_queues(core: Core) -> list[QueueKey]:
+    """Returns the queues of all tenants. For statistics: does not wait for the disk."""
+    return await core.store.queues()
+
+
 async def count(core: Core, key: QueueKey, *, ages: bool = False) -> QueueCounts | None:
     """Returns the counts of one queue; None if it is empty. For statistics: does not wait for the disk."""
     return (await core.store.counts(*key, ages=ages)).get(key)

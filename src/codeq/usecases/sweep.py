@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from codeq.domain import lifecycle
-from codeq.domain.errors import StoreBusy, StoreFull
+from codeq.domain.errors import StoreBusy, StoreFull, StoreUnavailable
 from codeq.domain.limits import SWEEP_TASKS_MAX
 from codeq.domain.queue import Index
 from codeq.domain.task import Change
@@ -24,7 +24,7 @@ EXPIRE_EVERY_S, PURGE_EVERY_S, TRIM_EVERY_S = 1.0, 1.0, 60.0
 PROBE_EVERY_S = 5.0
 """How long a failed disk may stay unnoticed while nothing is written."""
 RETRY_S = 0.2
-"""Pause after StoreBusy: a flush of a slow disk takes longer, and after each there is room for a while."""
+"""Pause after a failure that passes: a flush of a slow disk takes longer, and after each there is room for a while."""
 
 log = logging.getLogger("codeq.sweep")
 
@@ -137,9 +137,11 @@ class _Sweeper(NamedTuple):
         name = f"{self.role.__name__} of shard {self.scope.shard or 0}"
         while True:
             try:
-                found = await self.role(self.core, self.limit, self.scope)
-                await self.core.store.flush()
-            except (StoreBusy, StoreFull) as fault:
+                found = 0
+                if self.scope.shard is None or await self.core.store.peers.is_sweeper(self.scope.shard):
+                    found = await self.role(self.core, self.limit, self.scope)
+                    await self.core.store.flush()
+            except (StoreBusy, StoreFull, StoreUnavailable) as fault:
                 if not failures:
                     log.warning("%s is retried: %s", name, fault)
                 failures += 1

@@ -12,18 +12,18 @@ RETRY_AFTER_S = 5
 """For tasks and bytes, of which there will be fewer soon. A producer that returns sooner only adds load."""
 
 
-def refusals(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> dict[int, QuotaExceeded]:
+async def refusals(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> dict[int, QuotaExceeded]:
     """Returns which of these tasks the tenant has no room for, by their place. Those before them are accepted.
 
     A repeated idempotency key adds nothing and is never refused. Costs the same for any number of tasks while all fit.
     """
     limits = core.tenant_limits
-    usage = core.store.tenant_usage(tenant)
+    usage = await core.store.tenant_usage(tenant)
     if _fit(limits, usage, new_tasks):
         return {}
     keys = [new_task.idempotency_key for new_task in new_tasks if new_task.idempotency_key is not None]
     commands = list({new_task.command for new_task in new_tasks})
-    usage = core.store.tenant_usage(tenant, commands=commands, keys=keys)
+    usage = await core.store.tenant_usage(tenant, commands=commands, keys=keys)
     room, seen = _Room(limits, usage), set(usage.keys)
     found: dict[int, QuotaExceeded] = {}
     for place, new_task in enumerate(new_tasks):
@@ -38,10 +38,12 @@ def refusals(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> dict[int,
     return found
 
 
-def check_policies(core: Core, queue: QueueKey) -> None:
+async def check_policies(core: Core, queue: QueueKey) -> None:
     """Refuses a policy for a queue that has none, once the tenant has as many as it may have."""
     limit = core.tenant_limits.policies
-    if limit and queue not in core.store.policies() and core.store.tenant_usage(queue.tenant).policies >= limit:
+    if not limit or queue in core.store.policies():
+        return
+    if (await core.store.tenant_usage(queue.tenant)).policies >= limit:
         raise QuotaExceeded(f"the tenant has {limit} policies, as many as it may have; delete one", limit="policies")
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Protocol
@@ -48,10 +48,14 @@ class Waiters(Listener):
         self._serving: asyncio.Task[None] | None = None
         self._for_end: dict[str, set[asyncio.Future[None]]] = {}
         self._for_event: set[asyncio.Future[None]] = set()
+        self.signals = 0
+        """How often a queue was reported as ready. A claim that finds no tasks compares: if it has changed meanwhile,
+        its own queue may have been reported before the claim waited for it."""
 
     # -- what the store reports ----------------------------------------------------------------------------------
 
     def ready(self, queue: QueueKey, tasks: int) -> None:  # noqa: ARG002 - taking them shows how many
+        self.signals += 1
         if queue in self._claims or QueueKey(queue.tenant, EVERY) in self._claims:
             self._ready[queue] = None
             if self._serving is None or self._serving.done():
@@ -62,10 +66,17 @@ class Waiters(Listener):
             if not waiter.done():
                 waiter.set_result(None)
         if self._for_end:
-            ended = [task.id for task in tasks if task.status.is_final]
-            for waiter in [waiter for task_id in ended for waiter in self._for_end.pop(task_id, ())]:
-                if not waiter.done():
-                    waiter.set_result(None)
+            self._wake_ended([task.id for task in tasks if task.status.is_final])
+
+    def moved_elsewhere(self, ended: Collection[str]) -> None:
+        self.moved(())
+        if self._for_end:
+            self._wake_ended(ended)
+
+    def _wake_ended(self, ids: Collection[str]) -> None:
+        for waiter in [waiter for task_id in ids for waiter in self._for_end.pop(task_id, ())]:
+            if not waiter.done():
+                waiter.set_result(None)
 
     # -- claims --------------------------------------------------------------------------------------------------
 
@@ -74,14 +85,18 @@ class Waiters(Listener):
         if self._serving is not None and not self._serving.done():
             await asyncio.shield(self._serving)
 
-    async def wait_for_tasks(self, claimant: Claimant, wait_ms: int) -> list[Delivery]:
+    async def wait_for_tasks(self, claimant: Claimant, wait_ms: int, *, since: int) -> list[Delivery]:
         """Returns what the claimant leased once one of its queues had tasks; nothing after `wait_ms`.
 
+        `since` is the number of `signals` before the claimant found no tasks: what became ready since then is found.
         A caller that is cancelled loses no task: what was leased for it returns to its queue.
         """
         waiter = _Waiter(next(self._tickets), claimant)
         for queue in claimant.queues:
             self._claims.setdefault(queue, OrderedDict())[waiter.ticket] = waiter
+        if self.signals != since:
+            for queue in claimant.queues:
+                self.ready(queue, 1)
         timer = asyncio.get_running_loop().call_later(wait_ms / 1000, self._time_out, waiter)
         try:
             return await waiter.served

@@ -106,6 +106,7 @@ STATUS: dict[type[CodeqError], int] = {
     domain.PolicyChanged: 412,
     domain.StoreBusy: 503,
     domain.StoreFull: 507,
+    domain.StoreUnavailable: 503,
     domain.StoreFailed: 503,
     domain.StoreClosed: 503,
     domain.StoreLocked: 503,

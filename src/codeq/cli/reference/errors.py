@@ -46,6 +46,7 @@ ADVICE: dict[type[CodeqError], str] = {
     domain.StoreError: "Read the text: it names the directory and what is wrong with it.",
     domain.StoreBusy: "Wait and repeat; the SDK does. If it lasts, the disk is too slow for the load.",
     domain.StoreFull: "Free disk space. Running tasks can still be completed.",
+    domain.StoreUnavailable: "Repeat the call with the same idempotency key, request id or token; the SDK does.",
     domain.StoreFailed: "Restart the process (a server exits with 70 by itself); everything acknowledged is on disk.",
     domain.StoreClosed: "Open the queue again; on a server, it is stopping.",
     domain.StoreLocked: "Stop the other process: only one may have a data directory open.",

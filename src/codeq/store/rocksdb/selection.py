@@ -118,7 +118,7 @@ def _room(queue: QueueState, request: ClaimRequest) -> int:
         return 0
     if not policy.max_consumers:
         return _UNLIMITED
-    return max(0, policy.max_consumers - queue.in_progress - request.held_elsewhere(queue.key))
+    return max(0, policy.max_consumers - queue.in_progress - request.held_elsewhere.get(queue.key, 0))
 
 
 def _named(queues: Queues, request: ClaimRequest) -> list[QueueState]:

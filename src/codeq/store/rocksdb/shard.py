@@ -13,7 +13,7 @@ from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
 from codeq.domain.requests import Delivery, Filter, Page, Record
 from codeq.domain.task import Body, Change, Move, Task
 from codeq.domain.tenants import StorageUsage
-from codeq.store.interface import ALL, ClaimRequest, Clock, Events, Listener, Scope
+from codeq.store.interface import ALL, ClaimRequest, Clock, Events, Scope
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.database import Database
 from codeq.store.rocksdb.due_queues import DueQueues
@@ -22,6 +22,7 @@ from codeq.store.rocksdb.group_commit import GroupCommit
 from codeq.store.rocksdb.high_water_mark import HighWaterMark
 from codeq.store.rocksdb.leases import Leases
 from codeq.store.rocksdb.listing import Listing
+from codeq.store.rocksdb.only_process import OnlyProcess
 from codeq.store.rocksdb.opening import check_format, restore_leases, stored_policies
 from codeq.store.rocksdb.pending import QueueState
 from codeq.store.rocksdb.policies import Policies
@@ -34,26 +35,28 @@ from codeq.store.rocksdb.write_buffer import WriteBuffer
 _SELECTIONS_MAX = 100
 _log = logging.getLogger("codeq")
 _PENDING, _DELAYED, _IN_PROGRESS, _DEAD, _ = Index
-_HEARTBEAT, _PROMOTE, _PURGE = Move.HEARTBEAT, Move.PROMOTE, Move.PURGE
+_EXPIRE, _HEARTBEAT, _PROMOTE, _PURGE = Move.EXPIRE, Move.HEARTBEAT, Move.PROMOTE, Move.PURGE
 
 
 class RocksShard:
     """Implements `store.interface.Store` for the tasks of one shard."""
 
     shards = 1
+    is_local = True
 
     def __init__(
         self,
         path: Path,
         *,
-        listeners: Sequence[Listener],
+        peers: OnlyProcess,
         clock: Clock,
         fsync: bool = True,
         recover: bool = False,
         open_tables_max: int = OPEN_TABLES_MAX,
     ) -> None:
         """Opens the files. `restore_leases` must be called before any verb."""
-        self._listeners = listeners
+        self.peers = peers
+        self._listeners = peers.listeners
         self.now_ms = clock.__call__  # bound once: every verb asks for the time
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._database = Database(path / "rocksdb", recover=recover, open_tables_max=open_tables_max)
@@ -87,8 +90,7 @@ class RocksShard:
         """The time of the newest event when the shard was opened; 0 if it had none."""
         return self._events.newest_ms
 
-    @property
-    def queues(self) -> list[QueueKey]:
+    async def queues(self) -> list[QueueKey]:
         return self._queues.keys
 
     async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
@@ -174,16 +176,23 @@ class RocksShard:
     def policies(self) -> dict[QueueKey, QueuePolicy]:
         return self._policies.by_queue
 
-    async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None) -> None:
+    async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None, *, replacing: QueuePolicy | None) -> bool:
         self._group_commit.check(adds_tasks=False)
+        if self._policies.by_queue.get(queue) != replacing:
+            return False
         self._policies.set(queue, policy)
+        for listener in self._listeners:
+            listener.policies_changed([queue])
+        return True
 
-    def tenant_usage(self, tenant: str, *, commands: Sequence[str] = (), keys: Sequence[str] = ()) -> StorageUsage:
+    async def tenant_usage(
+        self, tenant: str, *, commands: Sequence[str] = (), keys: Sequence[str] = ()
+    ) -> StorageUsage:
         self._group_commit.check(adds_tasks=False)
         policies = self._policies.of_tenant.get(tenant, 0)
         return self._queues.usage(tenant, policies=policies, commands=commands, idempotency_keys=keys)
 
-    def queues_of(self, tenant: str) -> Set[QueueKey]:
+    async def queues_of(self, tenant: str) -> Set[QueueKey]:
         state = self._queues.tenant(tenant)
         return state.queues if state is not None else frozenset()
 
@@ -213,11 +222,11 @@ class RocksShard:
         self._high_water_mark.close()
         self._database.close()
 
-    def in_progress(self, queue: QueueKey) -> int:
+    async def in_progress(self, queue: QueueKey) -> int:
         known = self._queues.peek(queue)
         return known.in_progress if known else 0
 
-    def priorities(self, request: ClaimRequest) -> set[int]:
+    async def priorities(self, request: ClaimRequest) -> set[int]:
         return priorities(self._queues, request)
 
     # -- changes -------------------------------------------------------------------------------------------------
@@ -239,6 +248,8 @@ class RocksShard:
         if current is None or current.version != before.version:
             if move is _PROMOTE:
                 self._delayed.set_aside(self._queues.get(before.tenant, before.command), before)
+            return None
+        if move is _EXPIRE and current.lease_until_ms != before.lease_until_ms:
             return None
         if move is _HEARTBEAT:
             self._leases.extend(after)
