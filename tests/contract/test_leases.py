@@ -9,7 +9,7 @@ from codeq.domain.errors import Cancelled, InvalidRequest, NotInProgress, NotOwn
 from codeq.domain.queue import Index, OnExpiry
 from codeq.domain.requests import Outcome
 from codeq.domain.task import Holder, Move, Status
-from codeq.usecases import heartbeat, submit, sweep
+from codeq.usecases import heartbeat, nack, submit, sweep
 
 
 async def test_a_lost_lease_expires_by_the_sweep_without_any_claim(world: World) -> None:
@@ -171,6 +171,73 @@ async def test_a_worker_ends_a_task_as_completed_or_failed_only(world: World) ->
     with pytest.raises(InvalidRequest):
         await world.fail(held, "")
     assert (await world.load(held)).status is Status.IN_PROGRESS
+
+
+async def test_a_nack_sent_again_is_answered_as_the_first_and_counts_once(world: World) -> None:
+    await world.enqueue()
+    held = await world.claim_one()
+    first = await world.nack(held, "busy")
+    world.clock.pass_ms(1_000)
+    await world.reopen()
+    assert await world.nack(held, "busy") == first
+    world.clock.pass_ms(BACKOFF_MS)
+    await world.sweep()
+    promoted = await world.nack(held, "busy")
+    assert (promoted.move, promoted.attempts, promoted.last_error) == (Move.PROMOTE, 1, "busy")
+    moves = [event.move for event in await world.history(held)]
+    assert moves == [Move.ENQUEUE, Move.CLAIM, Move.NACK, Move.PROMOTE]
+    await world.claim_one()
+    with pytest.raises(NotOwner):  # delivered again
+        await world.nack(held, "busy")
+
+
+async def test_the_last_nack_sent_again_is_answered_with_the_dead_task(world: World) -> None:
+    await world.enqueue(max_attempts=1)
+    held = await world.claim_one()
+    dead = await world.nack(held, "hopeless")
+    assert dead.is_dead
+    assert await world.nack(held, "hopeless") == dead
+    with pytest.raises(NotOwner):
+        await nack.nack(world.core, TENANT, held.id, Holder("another", held.lease_token))
+
+
+async def test_an_abandon_sent_again_is_answered_as_the_first(world: World) -> None:
+    await world.enqueue()
+    held = await world.claim_one()
+    assert await world.abandon(held) == await world.abandon(held)
+    assert [event.move for event in await world.history(held)] == [Move.ENQUEUE, Move.CLAIM, Move.ABANDON]
+    for verb in (world.nack, world.complete):
+        with pytest.raises(NotInProgress):  # another verb is no repeat
+            await verb(held)
+
+
+async def test_without_its_token_a_nack_sent_again_is_refused(world: World) -> None:
+    await world.enqueue()
+    held = await world.claim_one()
+    holder = Holder(held.worker or "", None)
+    await nack.nack(world.core, TENANT, held.id, holder)
+    with pytest.raises(NotInProgress):
+        await nack.nack(world.core, TENANT, held.id, holder)
+
+
+async def test_a_nack_after_the_lease_has_expired_is_late_also_once_the_task_is_promoted(world: World) -> None:
+    await world.enqueue()
+    held = await world.claim_one()
+    world.clock.pass_ms(LEASE_MS)
+    await world.sweep()
+    world.clock.pass_ms(BACKOFF_MS)
+    await world.sweep()
+    assert (await world.load(held)).move is Move.PROMOTE
+    with pytest.raises(NotInProgress):
+        await world.nack(held)
+
+
+async def test_a_delayed_task_that_was_never_delivered_has_no_nack_to_repeat(world: World) -> None:
+    task = await world.enqueue(delay_ms=10)
+    world.clock.pass_ms(10)
+    await world.sweep()
+    with pytest.raises(NotInProgress):
+        await nack.nack(world.core, TENANT, task.id, Holder("worker", 0))
 
 
 async def test_a_task_that_nobody_holds_cannot_be_ended(world: World) -> None:

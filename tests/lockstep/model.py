@@ -60,6 +60,8 @@ class ModelTask:
     """The least lease that a restart must restore: heartbeats are written lazily, by sweeps."""
     dead: bool = False
     ended_by_worker: bool = False
+    released_by: Move | None = None
+    """What ended the last delivery without a result, unless an operator has moved the task since."""
     result: bytes | None = None
     purge_ms: int = 0
     gone: bool = False
@@ -86,6 +88,7 @@ class ModelTask:
 
     def end(self, status: Status, now_ms: int, retention_ms: int) -> None:
         self.status, self.purge_ms, self.visible_ms, self.lease_ms = status, now_ms + retention_ms, 0, 0
+        self.released_by = None
 
     def is_held_by(self, holder: Holder) -> bool:
         return self.worker == holder.worker and holder.token in (None, self.token)
@@ -154,6 +157,7 @@ class Model:
             task.saved_lease_ms = task.lease_ms
         for task in due:
             self._delivery_failed(task, now_ms, 0 if task.command == NOW else BACKOFF_MS)
+            task.released_by = Move.EXPIRE
         return [(Move.EXPIRE, task.id) for task in due]
 
     def purge_due(self, now_ms: int) -> list[tuple[Move, str]]:
@@ -165,7 +169,7 @@ class Model:
     # -- workers -------------------------------------------------------------------------------------------------
 
     def claim(self, task: ModelTask, worker: str, now_ms: int, lease_ms: int) -> None:
-        task.status, task.worker = Status.IN_PROGRESS, worker
+        task.status, task.worker, task.released_by = Status.IN_PROGRESS, worker, None
         task.deliveries += 1
         task.token += 1
         task.lease_ms = task.saved_lease_ms = now_ms + lease_ms
@@ -186,18 +190,27 @@ class Model:
         known = not task.gone and task.tenant == tenant
         return known and task.ended_by_worker and task.status is status and task.is_held_by(holder)
 
+    def is_release_repeat(self, task: ModelTask, move: Move, tenant: str, holder: Holder) -> bool:
+        """Returns whether the nack or abandon is the one that ended the last delivery, by the same holder."""
+        known = not task.gone and task.tenant == tenant
+        return (
+            known and task.released_by is move and task.token == holder.token and task.worker in (None, holder.worker)
+        )
+
     def submit(self, task: ModelTask, status: Status, result: bytes | None, now_ms: int) -> None:
         task.end(status, now_ms, KEEP_MS)
         task.ended_by_worker, task.result = True, result
 
     def nack(self, task: ModelTask, delay_ms: int | None, now_ms: int) -> None:
         self._delivery_failed(task, now_ms, BACKOFF_MS if delay_ms is None else delay_ms)
+        task.released_by = Move.NACK
 
     def abandon(self, task: ModelTask, now_ms: int) -> None:
         if task.deliveries >= MAX_DELIVERIES:
             self._bury(task, now_ms)
         else:
             self._back(task, now_ms, 0)
+        task.released_by = Move.ABANDON
 
     # -- operators -----------------------------------------------------------------------------------------------
 
@@ -215,7 +228,7 @@ class Model:
         if not task.dead:
             return errors.NotDead
         task.status, task.dead, task.attempts, task.deliveries, task.worker = Status.PENDING, False, 0, 0, None
-        task.purge_ms = 0
+        task.purge_ms, task.released_by = 0, None
         return None
 
     def purge(self, task: ModelTask) -> Failure:

@@ -266,6 +266,12 @@ class Lockstep(RuleBasedStateMachine):
             assert (answer.task.status, answer.result) == (ends[verb], task.result)
             self.happened([])
             return
+        releases = {**dict.fromkeys(NACKS, Move.NACK), "abandon": Move.ABANDON}
+        if verb in releases and self.model.is_release_repeat(task, releases[verb], tenant, holder):
+            assert isinstance(answer, Task)
+            assert (answer.id, answer.status) == (task.id, task.status)
+            self.happened([])
+            return
         refusal = self.model.refusal(task, tenant, holder)
         if refusal is not None:
             assert type(answer) is refusal
@@ -295,7 +301,7 @@ class Lockstep(RuleBasedStateMachine):
                 extend_ms = 30_000 if verb == "long heartbeat" else None
                 return await heartbeat.heartbeat(self.core, tenant, task_id, holder, extend_ms=extend_ms)
             case "nack" | "nack at once" | "nack soon":
-                return await nack.nack(self.core, tenant, task_id, holder, delay_ms=NACKS[verb])
+                return await nack.nack(self.core, tenant, task_id, holder, delay_ms=NACKS[verb], reason="busy")
             case "abandon":
                 return await abandon.abandon(self.core, tenant, task_id, holder)
         status = Status.COMPLETED if verb == "complete" else Status.FAILED

@@ -13,7 +13,6 @@ from tests.server.server_process import Server, eventually, start_server
 from codeq import Backoff, BackoffKind, Client, NewTask, Status, Task, WaitTimeout, new_tasks
 from codeq.errors import (
     InvalidRequest,
-    NotInProgress,
     RateLimited,
     Unauthenticated,
     Unavailable,
@@ -21,6 +20,7 @@ from codeq.errors import (
     Unreachable,
 )
 from codeq.sdk.blocking import BlockingVerbs
+from codeq.sdk.jobs import ReleaseResult
 
 ACCIDENTS: dict[str, Fault] = {
     "the request was lost": lose_request,
@@ -86,16 +86,27 @@ def test_a_result_whose_answer_was_lost_is_accepted_once(
         assert [event.move for event in direct.history(job.id)] == ["enqueue", "claim", "complete"]
 
 
-def test_a_nack_whose_answer_was_lost_counts_one_try_and_says_that_the_lease_is_gone(
+@pytest.mark.parametrize("accident", ACCIDENTS)
+def test_a_nack_whose_answer_was_lost_is_counted_once_and_answered(
+    proxy: Proxy, client: BlockingVerbs, direct: BlockingVerbs, accident: str
+) -> None:
+    direct.enqueue("work", 1)
+    [job] = direct.claim("work")
+    proxy.script(ACCIDENTS[accident], ACCIDENTS[accident])
+    assert client.nack(job, "busy", delay=60) == ReleaseResult(False, 60.0)
+    task = direct.get(job.id).task
+    assert (task.attempts, task.last_error, task.status) == (1, "busy", Status.PENDING)
+    assert [event.move for event in direct.history(job.id)] == ["enqueue", "claim", "nack"]
+
+
+def test_a_job_whose_return_was_not_answered_is_returned_once(
     proxy: Proxy, client: BlockingVerbs, direct: BlockingVerbs
 ) -> None:
     direct.enqueue("work", 1)
     [job] = direct.claim("work")
-    proxy.script(lose_answer)
-    with pytest.raises(NotInProgress, match=job.id):
-        client.nack(job, "busy", delay=60)
-    task = direct.get(job.id).task
-    assert (task.attempts, task.last_error, task.status) == (1, "busy", Status.PENDING)
+    proxy.script(lose_answer, lose_answer)
+    assert client.abandon(job) == ReleaseResult(False, 0.0)
+    assert [event.move for event in direct.history(job.id)] == ["enqueue", "claim", "abandon"]
 
 
 def test_a_claim_whose_answer_was_lost_costs_a_lease_and_not_the_task(

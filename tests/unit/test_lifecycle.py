@@ -519,3 +519,34 @@ def test_grace_lengthens_a_lease_that_would_end_too_soon() -> None:
 def test_grace_never_shortens_a_lease(least_ms: int) -> None:
     task = claimed()
     assert lifecycle.with_grace(task, least_ms) is task
+
+
+@pytest.mark.parametrize("task", [nack(claimed()), nack(claimed(), retry_ms=0), dead()])
+def test_a_nack_is_a_repeat_with_the_token_of_the_delivery_that_it_ended(task: Task) -> None:
+    assert lifecycle.is_nack_repeat(task, Holder(ANN, 1))
+    assert not lifecycle.is_nack_repeat(task, Holder(ANN, None))
+    assert not lifecycle.is_nack_repeat(task, Holder(ANN, 2))
+    assert not lifecycle.is_abandon_repeat(task, Holder(ANN, 1))
+    assert lifecycle.is_nack_repeat(task, Holder(BOB, 1)) == (task.worker is None)
+
+
+@pytest.mark.parametrize("task", [claimed(), expire(claimed()), complete(claimed()), abandon(claimed()), new()])
+def test_no_nack_is_a_repeat_of_what_was_not_nacked(task: Task) -> None:
+    assert not lifecycle.is_nack_repeat(task, Holder(ANN, task.lease_token))
+
+
+def test_after_its_promotion_a_task_still_tells_a_nack_from_an_expiry() -> None:
+    later = NOW + 5_000
+    nacked = lifecycle.promote(nack(claimed()), later).after
+    expired = lifecycle.promote(expire(claimed(), retry_ms=1_000), LEASE + later).after
+    assert lifecycle.is_nack_repeat(nacked, Holder(ANN, 1))
+    assert not lifecycle.is_nack_repeat(expired, Holder(ANN, 1))
+    assert not lifecycle.is_nack_repeat(lifecycle.promote(delayed(), later).after, Holder(ANN, 0))
+    assert not lifecycle.is_nack_repeat(claimed(nacked), Holder(ANN, 1))
+
+
+def test_an_abandon_is_a_repeat_with_the_token_of_the_delivery_that_it_ended() -> None:
+    assert lifecycle.is_abandon_repeat(abandon(claimed()), Holder(ANN, 1))
+    assert not lifecycle.is_abandon_repeat(abandon(claimed()), Holder(ANN, None))
+    assert not lifecycle.is_abandon_repeat(claimed(abandon(claimed())), Holder(ANN, 1))
+    assert not lifecycle.is_abandon_repeat(nack(claimed()), Holder(ANN, 1))

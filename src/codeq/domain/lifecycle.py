@@ -165,6 +165,21 @@ def is_repeat(task: Task, holder: Holder, status: Status) -> bool:
     return ended_by_worker and task.status is status and _is_holder(task, holder)
 
 
+def is_nack_repeat(task: Task, holder: Holder) -> bool:
+    """Returns whether a nack is the one that ended the last delivery, sent again.
+
+    Only an expiry precedes a promotion besides a nack, and it leaves its reason. Where a nack without a reason left the
+    reason of an expiry before it, its repeat is not recognized after the promotion, and is refused.
+    """
+    was_nacked = task.move is _NACK or (task.move is _PROMOTE and task.last_error != LEASE_EXPIRED)
+    return was_nacked and _was_last_holder(task, holder)
+
+
+def is_abandon_repeat(task: Task, holder: Holder) -> bool:
+    """Returns whether an abandon is the one that ended the last delivery, sent again."""
+    return task.move is _ABANDON and _was_last_holder(task, holder)
+
+
 def position(task: Task) -> Index:
     """Returns the index that the task belongs in. Engines place tasks by this and by nothing else."""
     status = task.status
@@ -265,3 +280,9 @@ def _check_dead(task: Task) -> None:
 
 def _is_holder(task: Task, holder: Holder) -> bool:
     return task.worker == holder.worker and (holder.token is None or holder.token == task.lease_token)
+
+
+def _was_last_holder(task: Task, holder: Holder) -> bool:
+    """Returns whether the last delivery was this holder's. A pending task has no worker, so only the token tells."""
+    has_token = bool(holder.token) and holder.token == task.lease_token
+    return has_token and (task.worker is None or task.worker == holder.worker)
