@@ -111,6 +111,37 @@ async def test_one_claim_that_cannot_be_read_spares_the_others(world: World) -> 
     assert expired == 1
 
 
+async def test_one_task_of_a_claim_that_cannot_be_read_spares_the_others_and_their_request_id(world: World) -> None:
+    for _ in range(3):
+        await world.enqueue()
+    claimed = await world.claim("work", limit=3, request_id="again")
+    await world.close()
+    files = Files(world)
+    [key] = files.keys(keys.CLAIM_BATCHES)
+    items = [codec.encode(claimed[0]), codec.encode("no task"), codec.encode(claimed[2])]
+    files.put(key, codec.claim_record(codec.joined(items), "again"))
+    files.close()
+    world.open()
+    assert len(await aside(world)) == 1
+    for _ in range(2):
+        assert ids(await world.claim("work", limit=3, request_id="again")) == ids([claimed[0], claimed[2]])
+        await world.reopen()
+
+
+async def test_leases_of_a_store_of_the_format_before_request_ids_are_restored(world: World) -> None:
+    await world.enqueue_many(2)
+    held = await world.claim("work", limit=2)
+    await world.close()
+    files = Files(world)
+    [key] = files.keys(keys.CLAIM_BATCHES)
+    files.put(key, codec.joined([codec.encode(task) for task in held]))
+    files.put(keys.FORMAT, keys.number(2))
+    files.close()
+    world.open()
+    for task in held:
+        await world.complete(task)
+
+
 async def test_one_retention_entry_that_cannot_be_read_spares_the_others(world: World) -> None:
     for _ in range(3):
         await world.complete((await world.enqueue(), await world.claim_one("work"))[1])

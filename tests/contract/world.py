@@ -119,8 +119,16 @@ class World:
         limit: int = 1,
         lease_ms: int | None = None,
         wait_ms: int = 0,
+        request_id: str | None = None,
     ) -> list[Task]:
-        wanted = Claim(worker=worker, commands=commands or None, limit=limit, lease_ms=lease_ms, wait_ms=wait_ms)
+        wanted = Claim(
+            worker=worker,
+            commands=commands or None,
+            limit=limit,
+            lease_ms=lease_ms,
+            wait_ms=wait_ms,
+            request_id=request_id,
+        )
         return [delivery.task for delivery in await claiming.claim(self.core, tenant, wanted)]
 
     async def claim_one(self, *commands: str, worker: str = "worker", lease_ms: int | None = None) -> Task:

@@ -98,6 +98,8 @@ class ModelTask:
 class Model:
     tasks: dict[str, ModelTask] = field(default_factory=dict)
     keys: dict[tuple[str, str], str] = field(default_factory=dict)
+    requests: dict[tuple[str, str, str | None], list[tuple[str, int]]] = field(default_factory=dict)
+    """By tenant, worker and request id: the tasks of the last claim, with their tokens."""
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -173,6 +175,12 @@ class Model:
         task.deliveries += 1
         task.token += 1
         task.lease_ms = task.saved_lease_ms = now_ms + lease_ms
+
+    def asked_before(self, tenant: str, worker: str, request_id: str | None) -> list[ModelTask]:
+        """Returns the tasks that an earlier claim with this request id still holds."""
+        leased = self.requests.get((tenant, worker, request_id), ())
+        found = [(self.tasks[task_id], token) for task_id, token in leased]
+        return [task for task, token in found if task.status is Status.IN_PROGRESS and task.token == token]
 
     def refusal(self, task: ModelTask, tenant: str, holder: Holder) -> Failure:
         """Returns why a worker may not move the task, or None if it may."""

@@ -193,19 +193,47 @@ class Lockstep(RuleBasedStateMachine):
         wanted=st.one_of(st.none(), st.lists(commands, min_size=1, max_size=3, unique=True)),
         limit=st.sampled_from([1, 1, 2, 3]),
         lease_ms=st.sampled_from([None, 1_000, 20_000]),
+        request_id=st.sampled_from([None, "r", "s"]),
     )
-    def claim(self, number: int, worker: str, wanted: list[str] | None, limit: int, lease_ms: int | None) -> None:
-        self.claim_some(self.busy_tenant(number), worker, wanted, limit=limit, lease_ms=lease_ms)
+    def claim(
+        self,
+        number: int,
+        worker: str,
+        wanted: list[str] | None,
+        *,
+        limit: int,
+        lease_ms: int | None,
+        request_id: str | None,
+    ) -> None:
+        tenant = self.busy_tenant(number)
+        self.claim_some(tenant, worker, wanted, limit=limit, lease_ms=lease_ms, request_id=request_id)
 
     def claim_some(
-        self, tenant: str, worker: str, wanted: list[str] | None, *, limit: int, lease_ms: int | None
+        self,
+        tenant: str,
+        worker: str,
+        wanted: list[str] | None,
+        *,
+        limit: int,
+        lease_ms: int | None,
+        request_id: str | None = None,
     ) -> None:
         now_ms = self.clock.now_ms
-        new_task = Claim(worker=worker, commands=wanted, limit=limit, lease_ms=lease_ms)
-        deliveries = self.run(claiming.claim(self.core, tenant, new_task))
+        claim = Claim(worker=worker, commands=wanted, limit=limit, lease_ms=lease_ms, request_id=request_id)
+        deliveries = self.run(claiming.claim(self.core, tenant, claim))
         tasks = [delivery.task for delivery in deliveries]
         queues = [QueueKey(tenant, command) for command in wanted or COMMANDS]
         by_itself = self.model.promote(now_ms, queues) + self.model.expire(now_ms, queues)
+        if request_id is not None and (held := self.model.asked_before(tenant, worker, request_id)):
+            expected_again = [task for task in held if task.command in (wanted or COMMANDS)]
+            for again in expected_again:
+                again.lease_ms = max(again.lease_ms + 1, now_ms + (lease_ms or LEASE_MS))
+            assert sorted((task.id, task.lease_token, task.lease_until_ms) for task in tasks) == sorted(
+                (again.id, again.token, again.lease_ms) for again in expected_again
+            )
+            self.happened(by_itself)
+            return
+        self.model.requests[tenant, worker, request_id] = [(task.id, task.lease_token) for task in tasks]
         self.happened(by_itself + [(Move.CLAIM, task.id) for task in tasks], by_itself_first=len(by_itself))
         assert len(tasks) == min(limit, sum(self.model.claimable(queue) for queue in queues))
         served: dict[tuple[int, int], dict[QueueKey, int]] = {}

@@ -5,12 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.sdk.clients import Connect, token_for
-from tests.sdk.proxy import Fault, Proxy, answer, cut_answer, hang, lose_answer, lose_request, pass_on
+from tests.sdk.proxy import Exchange, Fault, Proxy, answer, cut_answer, hang, lose_answer, lose_request, pass_on
 from tests.server.server_process import Server, eventually, start_server
 
-from codeq import Backoff, BackoffKind, Client, NewTask, Status, Task, WaitTimeout, new_tasks
+from codeq import Client, NewTask, Status, Task, WaitTimeout, new_tasks
 from codeq.errors import (
     InvalidRequest,
     RateLimited,
@@ -28,6 +29,12 @@ ACCIDENTS: dict[str, Fault] = {
     "the answer was cut in its head": cut_answer(30),
     "the answer was cut in its body": cut_answer(320),
 }
+
+
+def late_answer(exchange: Exchange) -> None:
+    """The server has executed it, and the client has given up before the answer arrives."""
+    exchange.pass_on()
+    hang(exchange)
 
 
 @pytest.fixture
@@ -109,13 +116,37 @@ def test_a_job_whose_return_was_not_answered_is_returned_once(
     assert [event.move for event in direct.history(job.id)] == ["enqueue", "claim", "abandon"]
 
 
-def test_a_claim_whose_answer_was_lost_costs_a_lease_and_not_the_task(
-    proxy: Proxy, client: BlockingVerbs, direct: BlockingVerbs
+@pytest.mark.parametrize("accident", ACCIDENTS)
+def test_a_claim_whose_answer_was_lost_gets_the_same_jobs_under_the_same_leases(
+    proxy: Proxy, client: BlockingVerbs, direct: BlockingVerbs, accident: str
 ) -> None:
-    task = direct.enqueue("work", 1, backoff=Backoff(BackoffKind.FIXED, 0, 0))
-    proxy.script(lose_answer)
-    [job] = client.claim("work", lease=0.2, wait=20)
-    assert (job.id, job.attempt, job.holder.token) == (task.id, 2, 2)
+    tasks = [direct.enqueue("work", n) for n in range(3)]
+    proxy.script(ACCIDENTS[accident], ACCIDENTS[accident])
+    jobs = client.claim("work", limit=2, lease=3600)  # without a wait: the leases are not waited for
+    assert [(job.id, job.payload, job.attempt) for job in jobs] == [(tasks[0].id, 0, 1), (tasks[1].id, 1, 1)]
+    assert direct.queues()["work"].in_progress == 2
+    assert client.complete_many(jobs) == [None, None]
+    for job in jobs:
+        assert [event.move for event in direct.history(job.id)] == ["enqueue", "claim", "complete"]
+
+
+def test_a_claim_that_waited_and_whose_answer_never_came_gets_the_same_job(
+    proxy: Proxy, connect: Connect, token: str, direct: BlockingVerbs
+) -> None:
+    task = direct.enqueue("work", 1)
+    proxy.script(late_answer)
+    [job] = connect(proxy.url, token, timeout=0.2).claim("work", lease=3600, wait=0.5)
+    assert (job.id, job.attempt, job.holder.token) == (task.id, 1, 1)
+    assert direct.get(job.id).task.deliveries == 1
+
+
+def test_every_claim_has_a_request_id_of_its_own(proxy: Proxy, client: BlockingVerbs) -> None:
+    proxy.script(pass_on, lose_answer)
+    client.claim("work")
+    client.claim("work")
+    bodies = [request.raw.partition(b"\r\n\r\n")[2] for request in proxy.requests]
+    first, second, again = [msgspec.msgpack.decode(body)["requestId"] for body in bodies]
+    assert first != second == again
 
 
 @pytest.mark.parametrize("accident", ACCIDENTS)

@@ -43,6 +43,56 @@ def test_nothing_to_claim_is_answered_with_204_and_no_body(tenant: Tenant) -> No
         assert answer.headers["x-request-id"]
 
 
+def test_a_claim_sent_again_with_its_request_id_gets_the_same_task(tenant: Tenant) -> None:
+    for payload in range(3):
+        tenant.create(payload=payload)
+    first = tenant.claim(requestId="r1")
+    again = tenant.claim(requestId="r1")
+    assert (again["id"], again["payload"], again["leaseToken"]) == (first["id"], first["payload"], 1)
+    assert tenant.counts()["inProgress"] == 1
+    assert tenant.claim(requestId="r2")["id"] != first["id"]
+
+
+def test_a_batch_claim_sent_again_gets_what_is_left_of_the_batch(tenant: Tenant) -> None:
+    for payload in range(4):
+        tenant.create(payload=payload)
+    wanted = {"commands": ["work"], "count": 3, "requestId": "r1"}
+    first = tenant.worker.post(paths.CLAIM_BATCH, wanted).json()["tasks"]
+    tenant.worker.post(at(paths.RESULT, first[0]["id"]), DONE)
+    again = tenant.worker.post(paths.CLAIM_BATCH, wanted).json()["tasks"]
+    assert [task["id"] for task in again] == [task["id"] for task in first[1:]]
+    assert {task["leaseToken"] for task in again} == {1}
+
+
+def test_a_request_id_is_of_one_worker(tenant: Tenant) -> None:
+    for _ in range(2):
+        tenant.create()
+    first = tenant.claim(requestId="r1")
+    assert tenant.claim(worker=tenant.worker_named("another"), requestId="r1")["id"] != first["id"]
+
+
+def test_a_request_id_gets_no_task_of_a_command_that_the_token_does_not_name(tenant: Tenant) -> None:
+    tenant.create("secret")
+    tenant.claim("secret", requestId="r1")
+    restricted = tenant.worker_named(f"{tenant.name}-worker", commands=["work"])
+    assert restricted.post(paths.CLAIM, {"requestId": "r1"}).status_code == 204
+
+
+@pytest.mark.parametrize("request_id", ["", "x" * 65, "a\nb", 7])
+def test_a_request_id_that_breaks_a_rule_is_refused(tenant: Tenant, request_id: Any) -> None:
+    refused(tenant.worker.post(paths.CLAIM, {"requestId": request_id}), 400, "invalid")
+
+
+@pytest.mark.parametrize("verb", [paths.NACK, paths.ABANDON])
+def test_a_task_given_back_twice_is_answered_as_the_first_time(tenant: Tenant, verb: str) -> None:
+    held = tenant.held()
+    body = {"leaseToken": held["leaseToken"], **({"delaySeconds": 60, "reason": "busy"} if verb == paths.NACK else {})}
+    answers = [tenant.worker.post(at(verb, held["id"]), body) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].json() == answers[1].json()
+    assert tenant.task(held["id"])["attempts"] == int(verb == paths.NACK)
+
+
 def test_a_lease_of_0_is_the_queues_own(tenant: Tenant) -> None:
     for lease in (0, -1):
         tenant.create()

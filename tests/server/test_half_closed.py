@@ -8,14 +8,20 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.server.connections import RawConnection, connect, create, head, look
-from tests.server.server_process import Server, Tenant, eventually, start_server
+from tests.server.server_process import Server, Tenant, at, eventually, start_server
 
 from codeq.wire import paths
 
 
-def claim(tenant: Tenant, *, wait_s: float = 0, count: int = 0) -> bytes:
+def claim(tenant: Tenant, *, wait_s: float = 0, count: int = 0, request_id: str | None = None) -> bytes:
     """Returns a claim of one task, or a batch of `count`."""
-    body = msgspec.json.encode({"commands": ["work"], "waitSeconds": wait_s, **({"count": count} if count else {})})
+    wanted = {
+        "commands": ["work"],
+        "waitSeconds": wait_s,
+        "requestId": request_id,
+        **({"count": count} if count else {}),
+    }
+    body = msgspec.json.encode(wanted)
     path = paths.CLAIM_BATCH if count else paths.CLAIM
     return head("POST", path, f"Content-Length: {len(body)}", token=tenant.worker.token) + body
 
@@ -59,6 +65,27 @@ def test_a_claim_without_wait_whose_client_hangs_up_returns_its_tasks(
             client.send(claim(tenant, count=count))
             leave(client)
     assert_all_return(tenant, 5)
+
+
+@pytest.mark.parametrize("leave", [RawConnection.close, reset])
+def test_a_claim_sent_again_keeps_its_task_whatever_becomes_of_the_first_connection(
+    server: Server, leave: Callable[[RawConnection], None]
+) -> None:
+    """The server may see that the first client has gone before or after it has answered the second."""
+    tenant = server.tenant()
+    tenant.worker.get(paths.QUEUES)
+    for n in range(20):
+        made = tenant.create(payload=n)
+        with connect(server.port) as client:
+            client.send(claim(tenant, request_id=f"r{n}"))
+            leave(client)
+        held = tenant.claim(requestId=f"r{n}", waitSeconds=5)
+        for _ in range(3):
+            server.request("GET", paths.HEALTHZ)
+        body = {"status": "COMPLETED", "leaseToken": held["leaseToken"]}
+        assert tenant.worker.post(at(paths.RESULT, held["id"]), body).status_code == 200
+        task = tenant.task(made["id"])
+        assert (task["status"], task["attempts"]) == ("COMPLETED", 0)
 
 
 @pytest.mark.parametrize("count", [0, 3])

@@ -140,7 +140,7 @@ def _leased(shard: ShardKeys) -> dict[str, Task]:
     """Returns the newest claim batch of each task."""
     newest: dict[str, Task] = {}
     for value in shard.of[b"h/"].values():
-        for task in codec.decode_tasks(value):
+        for task in codec.decode_tasks(codec.split_claim(value)[0]):
             if task.id not in newest or newest[task.id].version < task.version:
                 newest[task.id] = task
     return newest
@@ -281,7 +281,7 @@ def _place(task: Task) -> tuple[bytes, bytes]:
 def _leases(shard: ShardKeys) -> Iterator[str]:
     holding: defaultdict[str, list[int]] = defaultdict(list)
     for key, value in shard.of[b"h/"].items():
-        tasks = codec.decode_tasks(value)
+        tasks = codec.decode_tasks(codec.split_claim(value)[0])
         number = int.from_bytes(key, "big")
         if not tasks or tasks[0].version != number:
             yield f"claim batch {number} does not begin with its own number"

@@ -116,3 +116,19 @@ def test_the_position_of_every_field_on_disk_is_fixed() -> None:
     )  # fmt: skip
     assert Body.__struct_fields__[:5] == ("payload", "idempotency_key", "webhook", "trace_parent", "trace_state")
     assert Backoff.__struct_fields__[:3] == ("kind", "base_ms", "max_ms")
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(tasks, min_size=1, max_size=3), st.text(min_size=1, max_size=64))
+def test_a_claim_with_a_request_id_is_split_into_its_tasks_and_the_id(claimed: list[Task], request_id: str) -> None:
+    joined = codec.joined([codec.encode(task) for task in claimed])
+    found, found_id = codec.split_claim(codec.claim_record(joined, request_id))
+    assert (codec.decode_tasks(found), found_id) == (claimed, request_id)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(tasks, min_size=1, max_size=3))
+def test_a_claim_without_a_request_id_is_stored_as_before_there_were_any(claimed: list[Task]) -> None:
+    joined = codec.joined([codec.encode(task) for task in claimed])
+    assert codec.claim_record(joined, None) == joined
+    assert codec.split_claim(joined) == (joined, None)

@@ -44,6 +44,9 @@ WORKER_CHARS_MAX = 256
 IDEMPOTENCY_KEY_CHARS_MAX = 255
 """Fits a URL or three UUIDs; the caller should hash longer keys."""
 
+REQUEST_ID_CHARS_MAX = 64
+"""Fits a UUID or the hash of anything longer. It is held in memory with the leases of its claim."""
+
 COMPARE_BYTES_MAX = 128 << 10
 """Payloads up to this size are compared as JSON values under a repeated idempotency key, longer ones byte for byte: the
 comparison holds the event loop, for a few milliseconds at this size."""

@@ -34,13 +34,17 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
     lease_ms: int | None = None
     """None for the lease of the queue's policy (of the first command's, where there are several)."""
     wait_ms: int = 0
+    request_id: str | None = None
+    """Chosen by the caller. The same id again returns the same tasks, as long as they are leased by that claim."""
 
 
 class Delivery(Struct, frozen=True, gc=False):
-    """A task just leased, with its body."""
+    """A leased task, with its body."""
 
     task: Task
     body: Body
+    is_repeat: bool = False
+    """Whether an earlier call with the same request id leased it."""
 
 
 class Record(Struct, frozen=True, gc=False):

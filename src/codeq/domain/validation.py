@@ -141,6 +141,10 @@ def worker(value: str) -> str:
     return text(value, "worker", limits.WORKER_CHARS_MAX, least=1)
 
 
+def request_id(value: str) -> str:
+    return text(value, "request id", limits.REQUEST_ID_CHARS_MAX, least=1)
+
+
 def lease_ms(value: int) -> int:
     return integer(value, "lease in milliseconds", limits.LEASE_MS_MIN, limits.LEASE_MS_MAX)
 

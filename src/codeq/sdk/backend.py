@@ -1,7 +1,8 @@
 """The seam under the verbs: what a server and a store in the same process both do for one tenant.
 
 A call returns when its effect is on disk. Every call may be repeated: a new task with an idempotency key is enqueued
-once, a result is accepted once, and a lease is released once. Times are milliseconds.
+once, a claim with a request id leases once, a result is accepted once, and a lease is released once. Times are
+milliseconds.
 """
 
 from collections.abc import Callable, Coroutine, Sequence

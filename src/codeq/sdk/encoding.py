@@ -17,6 +17,11 @@ PackedOrRefused = tasks.PackedTask | InvalidRequest
 pack = msgspec.msgpack.Encoder().encode
 
 
+def new_request_id() -> str:
+    """Returns an id for a claim, with which the claim can be sent again if its answer was lost."""
+    return os.urandom(12).hex()
+
+
 class EncodedTasks(NamedTuple):
     body: bytes
     """The request; without the tasks that were refused here."""

@@ -11,7 +11,7 @@ from codeq.domain.queue import EffectivePolicy, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
 from codeq.sdk.backend import ClientOptions
-from codeq.sdk.encoding import EncodedTasks, TaskEncoder, pack
+from codeq.sdk.encoding import EncodedTasks, TaskEncoder, new_request_id, pack
 from codeq.sdk.enqueue_results import enqueue_results
 from codeq.sdk.http_client import HttpClient, decoded, encoded, path_of
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, replayed
@@ -74,6 +74,7 @@ class HttpBackend:
             lease_seconds=(wanted.lease_ms or 0) / 1000,
             wait_seconds=wanted.wait_ms / 1000,
             count=wanted.limit,
+            request_id=wanted.request_id or new_request_id(),
         )
         body = encoded(pack, request)
         response = await self.http.send("POST", paths.CLAIM_BATCH, body, packed=True, wait_ms=wanted.wait_ms)

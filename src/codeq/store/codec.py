@@ -11,10 +11,10 @@ from msgspec import Raw, Struct
 from codeq.domain.queue import QueuePolicy
 from codeq.domain.task import Body, Task
 
-FORMAT = 2
+FORMAT = 3
 """The version of everything on disk. Since version 2 large payloads and results are stored apart, and delayed tasks by
-queue; files of version 1 are converted, or read as they are. A store written by a newer format is refused, never
-overwritten."""
+queue; since version 3 a claim may have a request id. Files of older versions are converted, or read as they are. A
+store written by a newer format is refused, never overwritten."""
 
 
 class CreatedRecord(Struct, frozen=True, array_like=True, gc=False):
@@ -33,6 +33,13 @@ class CurrentRecord(Struct, frozen=True, array_like=True, gc=False):
     """The length of a large result, which is stored apart."""
 
 
+class ClaimWithId(Struct, frozen=True, array_like=True, gc=False):
+    """The tasks of a claim that has a request id. Without one, a claim is stored as the array of its tasks alone."""
+
+    tasks: Raw
+    request_id: str
+
+
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
 decode_task = msgspec.msgpack.Decoder(Task).decode
@@ -42,11 +49,15 @@ split_tasks = msgspec.msgpack.Decoder(list[Raw]).decode
 decode_body = msgspec.msgpack.Decoder(Body).decode
 decode_created = msgspec.msgpack.Decoder(CreatedRecord).decode
 decode_current = msgspec.msgpack.Decoder(CurrentRecord).decode
+_decode_claim_with_id = msgspec.msgpack.Decoder(ClaimWithId).decode
 decode_policy = msgspec.msgpack.Decoder(QueuePolicy).decode
 decode_pairs = msgspec.msgpack.Decoder(list[tuple[str, str]]).decode
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a decoder raises for bytes that are not a record."""
+
+_CLAIM_WITH_ID = b"\x92"
+"""The first byte of a `ClaimWithId`; `joined` begins with another."""
 
 _set = msgspec.structs.force_setattr
 
@@ -76,3 +87,16 @@ def current_record_apart(task: bytes, result_bytes: int) -> bytes:
 def joined(tasks: Sequence[bytes | Raw]) -> bytes:
     """Returns many encoded tasks as one MessagePack array, without decoding them."""
     return b"\xdd" + len(tasks).to_bytes(4, "big") + b"".join(tasks)
+
+
+def claim_record(tasks: bytes, request_id: str | None) -> bytes:
+    """Returns the record of a claim around the output of `joined`."""
+    return tasks if request_id is None else _CLAIM_WITH_ID + tasks + encode(request_id)
+
+
+def split_claim(record: bytes) -> tuple[bytes | Raw, str | None]:
+    """Returns the tasks of a claim, as `joined` encoded them, and its request id."""
+    if not record.startswith(_CLAIM_WITH_ID):
+        return record, None
+    claim = _decode_claim_with_id(record)
+    return claim.tasks, claim.request_id

@@ -56,6 +56,9 @@ class ClaimRequest(Struct, frozen=True, kw_only=True, gc=False):
     """Tasks of this priority only; None for all, the highest first."""
     hand_back: Callable[[list[Delivery]], Awaitable[None]] | None = None
     """Called with the tasks that were leased after the caller of `take` had been cancelled."""
+    request_id: str | None = None
+    """See `Store.take`. In a request of one priority, which is a part of a claim, the id is remembered beside the
+    other parts and not looked up: `Shard.repeated` did that before."""
 
     def of_shard(
         self, level: int, *, limit: int, bytes_max: int, held_elsewhere: Mapping[QueueKey, int]
@@ -72,6 +75,7 @@ class ClaimRequest(Struct, frozen=True, kw_only=True, gc=False):
             held_elsewhere=held_elsewhere,
             priority=level,
             hand_back=self.hand_back,
+            request_id=self.request_id,
         )
 
 
@@ -186,6 +190,11 @@ class Store(Protocol):
         Fewer are leased once their payloads have `bytes_max` together. Costs the same whatever the backlog and
         however many tasks were delivered before. A caller that is cancelled meanwhile loses none: see
         `ClaimRequest.hand_back`.
+
+        With a `request_id` that this tenant and worker have used for a claim whose tasks are still leased by it,
+        returns those tasks (`is_repeat`, with their leases as they are) and takes none. Otherwise remembers the id
+        for as long as one of the tasks is leased by this claim, also over a restart. A claim that got no task is not
+        remembered.
         """
 
     async def get_tasks(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:

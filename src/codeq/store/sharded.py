@@ -36,6 +36,9 @@ class Shard(Store, Protocol):
     async def priorities(self, request: ClaimRequest) -> Collection[int]:
         """Returns the priorities of which the claim's queues have pending tasks; perhaps others besides."""
 
+    async def repeated(self, request: ClaimRequest) -> list[Delivery]:
+        """Returns the tasks that are still leased by an earlier claim with the same request id, as `take` does."""
+
 
 class ShardedStore:
     """Implements `Store` over shards. Order and atomicity hold inside a shard. The first one stores the policies."""
@@ -67,6 +70,11 @@ class ShardedStore:
     async def take(self, request: ClaimRequest) -> list[Delivery]:
         """Takes the highest priority of all shards first. Of each it visits the shards in rotation, each claim starting
         one further."""
+        if request.request_id is not None:
+            repeated = await self._visit(shard.repeated(request) for shard in self._shards)
+            if any(repeated):
+                self._use([number for number, part in enumerate(repeated) if part])
+                return [delivery for part in repeated for delivery in part]
         self._turn += 1
         start = self._turn % len(self._shards)
         numbers = [*range(start, len(self._shards)), *range(start)]

@@ -11,7 +11,7 @@ from msgspec import Meta, Raw
 
 from codeq.domain import backoff as domain
 from codeq.domain import lifecycle
-from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, TRACE_CHARS_MAX
+from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, REQUEST_ID_CHARS_MAX, TRACE_CHARS_MAX
 from codeq.domain.queue import Index
 from codeq.domain.task import Body, Status, Task
 from codeq.wire import times
@@ -71,6 +71,9 @@ class Claim(Request, frozen=True, kw_only=True, gc=False):
     """0 or less for the queue's own."""
     wait_seconds: float = 0
     """At most 30; a larger value means 30."""
+    request_id: Annotated[str, Meta(min_length=1, max_length=REQUEST_ID_CHARS_MAX)] | None = None
+    """Any text, another one for each claim. A claim that is sent again with the same one, because its answer was lost,
+    gets the same tasks, as long as they are leased by it."""
     worker_id: str | None = None
     """Accepted from older clients and ignored: the worker is the token's subject."""
 

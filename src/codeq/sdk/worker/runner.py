@@ -15,6 +15,7 @@ from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.limits import BATCH_TASKS_MAX
 from codeq.domain.requests import Claim
 from codeq.sdk.backend import Backend
+from codeq.sdk.encoding import new_request_id
 from codeq.sdk.jobs import Job
 from codeq.sdk.worker.completer import Completer, EndedJob
 from codeq.sdk.worker.event_loop import EventLoopPool
@@ -135,12 +136,22 @@ class Runner:
         # Several claims fit into the silence after which the worker counts as unhealthy.
         wait_ms = 0 if self._until_idle else min(CLAIM_WAIT_MS, round(self._worker.silence_s * 1000 / 3))
         pause_s = 0.0
+        request_id: str | None = None
         while not self._is_stopping.is_set():
             await self._heartbeater.ready()
             room = await self._room()
             self._claim_began_s = monotonic()
             try:
-                wanted = Claim(worker=name, commands=commands, limit=room, lease_ms=lease_ms, wait_ms=wait_ms)
+                if not pause_s:  # else the answer to the last claim was lost, with the jobs it may have had
+                    request_id = new_request_id() if self._backend.client_options is not None else None
+                wanted = Claim(
+                    worker=name,
+                    commands=commands,
+                    limit=room,
+                    lease_ms=lease_ms,
+                    wait_ms=wait_ms,
+                    request_id=request_id,
+                )
                 jobs = await self._backend.claim(wanted)
             except CodeqError as fault:
                 if self._is_permanent(fault):

@@ -1,8 +1,7 @@
 """Routes for workers: claim, heartbeat, abandon, nack, result."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -22,8 +21,8 @@ from codeq.server.state import AppState
 from codeq.usecases import queries
 from codeq.usecases.abandon import abandon as abandon_task
 from codeq.usecases.budget import LoopBudget
-from codeq.usecases.claim import claim
-from codeq.usecases.core import Core
+from codeq.usecases.claim import Lease, claim, hand_back, leases_of
+from codeq.usecases.core import Core, durable
 from codeq.usecases.heartbeat import heartbeat as extend_lease
 from codeq.usecases.nack import nack as nack_task
 from codeq.usecases.submit import Submitted, submit
@@ -176,6 +175,7 @@ async def _claim(state: AppState, request: HttpRequest, message: Any, count: int
         commands=_commands(request, message.commands),
         limit=state.limiter.affordable(charge, caller, count),
         lease_ms=max(_ms(message.lease_seconds), LEASE_MS_MIN) if message.lease_seconds > 0 else None,
+        request_id=message.request_id,
     )
     slot = state.long_polls.held(request.tenant) if wait_ms else nullcontext()
     with slot, state.tracing.verb("claim", worker_id=wanted.worker, tenant_id=request.tenant) as span:
@@ -185,19 +185,16 @@ async def _claim(state: AppState, request: HttpRequest, message: Any, count: int
         if span is not None:
             state.tracing.link(span, [delivery.body.trace_parent for delivery in deliveries])
     state.limiter.spend_late(charge, caller, len(deliveries))
-    if deliveries:
-        leases = [(delivery.task.id, delivery.task.lease_token) for delivery in deliveries]
-        returning = partial(_return_tasks, state.core, request.tenant, wanted.worker, leases)
+    if leases := leases_of(deliveries):
+        returning = partial(_return_tasks, state.core, request.tenant, leases)
         request.connection.on_undelivered = (*request.connection.on_undelivered, returning)
     return deliveries
 
 
-async def _return_tasks(core: Core, tenant: str, worker: str, leases: Sequence[tuple[str, int]]) -> None:
-    """Returns tasks to their queues whose claim was answered, but not received. Leases that ended are left alone."""
-    await asyncio.gather(
-        *[abandon_task(core, tenant, task_id, Holder(worker, token)) for task_id, token in leases],
-        return_exceptions=True,
-    )
+async def _return_tasks(core: Core, tenant: str, leases: Sequence[Lease]) -> None:
+    """Returns tasks to their queues whose claim was answered, but not received."""
+    with suppress(CodeqError):  # their leases end in time
+        await durable(hand_back)(core, tenant, leases)
 
 
 def _commands(request: HttpRequest, wanted: list[str] | None) -> Sequence[str] | None:

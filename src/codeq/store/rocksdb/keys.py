@@ -11,7 +11,8 @@
     i/<tenant><idempotency key>                     the task's id
     p/<tenant><command><9 - priority><version>      pending: the task
     w/<tenant><command><visible ms><version>        delayed: the task
-    h/<version>                                     claim batch: the tasks that one claim leased, while any of them is
+    h/<version>                                     claim batch: the tasks that one claim leased, while any of them is,
+                                                    and the claim's request id, if it has one
     q/<tenant><command><version>                    dead: the task's id
     x/<purge ms><version>                           ended together: [tenant, id] of tasks to purge then
     e/<version>                                     events: the tasks after each move, numbered from <version>

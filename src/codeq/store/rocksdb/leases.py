@@ -4,11 +4,14 @@ import heapq
 from collections.abc import Sequence
 
 from codeq.domain.task import Task
-from codeq.store.codec import current_record, encode, joined
+from codeq.store.codec import claim_record, current_record, encode, joined
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.due_queues import DueQueues
 from codeq.store.rocksdb.pending import QueueState
 from codeq.store.rocksdb.write_buffer import WriteBuffer
+
+RequestKey = tuple[str, str | None, str]
+"""Tenant, worker and request id of a claim."""
 
 
 class Leases:
@@ -20,17 +23,26 @@ class Leases:
         self._batch_of: dict[str, int] = {}
         self._remaining: dict[int, int] = {}
         self._extended: dict[str, Task] = {}
+        self._requests: dict[RequestKey, dict[int, list[str]]] = {}
+        """The ids of the tasks that claims with a request id leased, by batch. A claim has a batch per priority where
+        there are several shards."""
+        self._request_of: dict[int, RequestKey] = {}
         self.due = DueQueues(self._expired)
 
     def get(self, task_id: str) -> Task | None:
         return self._held.get(task_id)
 
-    def add(self, tasks: list[Task], queues: Sequence[QueueState], data: list[bytes]) -> None:
+    def add(
+        self, tasks: list[Task], queues: Sequence[QueueState], data: list[bytes], *, request_id: str | None
+    ) -> None:
         batch = tasks[0].version
-        self._buffer.put(keys.claim_batch(batch), joined(data))
-        self.restore(batch, tasks, queues)
+        self._buffer.put(keys.claim_batch(batch), claim_record(joined(data), request_id))
+        self.restore(batch, tasks, queues, request_id=request_id)
 
-    def restore(self, batch: int, tasks: list[Task], queues: Sequence[QueueState]) -> None:
+    def restore(self, batch: int, tasks: list[Task], queues: Sequence[QueueState], *, request_id: str | None) -> None:
+        if request_id is not None:
+            key = self._request_of[batch] = (tasks[0].tenant, tasks[0].worker, request_id)
+            self._requests.setdefault(key, {})[batch] = [task.id for task in tasks]
         self._remaining[batch] = len(tasks)
         last: QueueState | None = None
         for task, queue in zip(tasks, queues, strict=True):
@@ -41,6 +53,15 @@ class Leases:
                 last = queue
                 self.due.add(queue, task.lease_until_ms)
                 self._shrink(queue)
+
+    def repeated(self, key: RequestKey) -> list[Task]:
+        """Returns the tasks that are still leased by the claims with this request id."""
+        return [
+            self._held[task_id]
+            for batch, ids in self._requests.get(key, {}).items()
+            for task_id in ids
+            if self._batch_of.get(task_id) == batch  # else it was leased again since
+        ]
 
     def extend(self, task: Task) -> None:
         self._held[task.id] = task
@@ -56,6 +77,16 @@ class Leases:
         else:
             del self._remaining[batch]
             self._buffer.delete(keys.claim_batch(batch))
+            if self._request_of:
+                self._forget_request(batch)
+
+    def _forget_request(self, batch: int) -> None:
+        key = self._request_of.pop(batch, None)
+        if key is not None:
+            batches = self._requests[key]
+            del batches[batch]
+            if not batches:
+                del self._requests[key]
 
     def save_extended(self) -> None:
         """Writes the leases that heartbeats have extended since the last call; a later fsync forces them to disk."""

@@ -49,31 +49,37 @@ def stored_policies(buffer: WriteBuffer) -> Iterator[tuple[QueueKey, QueuePolicy
 def restore_leases(buffer: WriteBuffer, records: Records, queues: Queues, leases: Leases, *, least_ms: int) -> None:
     """Restores the tasks in progress, each with a lease until `least_ms` or later: healthy workers keep them."""
     for key, value in list(buffer.scan(keys.CLAIM_BATCHES, keys.after(keys.CLAIM_BATCHES))):
-        tasks = [task for claimed in _claimed(buffer, key, value) if (task := records.still_leased(claimed))]
+        found, request_id = _claimed(buffer, key, value)
+        tasks = [task for claimed in found if (task := records.still_leased(claimed))]
         extended = [lifecycle.with_grace(task, least_ms) for task in tasks]
         if extended:
             states = [queues.restore_lease(task.tenant, task.command) for task in extended]
-            leases.restore(int.from_bytes(key[2:], "big"), extended, states)
+            leases.restore(int.from_bytes(key[2:], "big"), extended, states, request_id=request_id)
 
 
-def _claimed(buffer: WriteBuffer, key: bytes, value: bytes) -> list[Task]:
-    """Returns the tasks of a stored claim. Those that cannot be read are set aside, the others are kept."""
+def _claimed(buffer: WriteBuffer, key: bytes, value: bytes) -> tuple[list[Task], str | None]:
+    """Returns the tasks of a stored claim, and its request id. Those that cannot be read are set aside, the others are
+    kept."""
+    found: bytes | Raw = b""
+    request_id = None
     try:
-        return codec.decode_tasks(value)
+        found, request_id = codec.split_claim(value)
+        return codec.decode_tasks(found), request_id
     except codec.UNREADABLE as fault:
         buffer.set_aside(key, value, str(fault))
     tasks: list[Task] = []
-    for item in _split(value):
+    for item in _split(found):
         try:
             tasks.append(codec.decode_task(item))
         except codec.UNREADABLE:
             continue  # reported above
     if tasks:
-        buffer.put(key, codec.joined([codec.encode(task) for task in tasks]))
-    return tasks
+        joined = codec.joined([codec.encode(task) for task in tasks])
+        buffer.put(key, codec.claim_record(joined, request_id))
+    return tasks, request_id
 
 
-def _split(value: bytes) -> list[Raw]:
+def _split(value: bytes | Raw) -> list[Raw]:
     try:
         return codec.split_tasks(value)
     except codec.UNREADABLE:

@@ -108,6 +108,8 @@ class RocksShard:
 
     async def take(self, request: ClaimRequest) -> list[Delivery]:
         self._group_commit.check(adds_tasks=False)
+        if request.request_id is not None and request.priority is None and (found := self._repeated(request)):
+            return found
         try:
             for _ in range(_SELECTIONS_MAX):
                 selected = select(self._buffer, self._queues, request)
@@ -228,6 +230,10 @@ class RocksShard:
 
     async def priorities(self, request: ClaimRequest) -> set[int]:
         return priorities(self._queues, request)
+
+    async def repeated(self, request: ClaimRequest) -> list[Delivery]:
+        self._group_commit.check(adds_tasks=False)
+        return self._repeated(request)
 
     # -- changes -------------------------------------------------------------------------------------------------
 
@@ -369,9 +375,14 @@ class RocksShard:
             bodies.append(body)
             buffer.delete(window.prefix + keys.number(before.version))
             queue.in_progress += 1
-        self._leases.add(tasks, queues, data)
+        self._leases.add(tasks, queues, data, request_id=request.request_id)
         self._report_moved(tasks)
         return self._with_bodies(tasks, bodies)
+
+    def _repeated(self, request: ClaimRequest) -> list[Delivery]:
+        tasks = self._leases.repeated((request.tenant, request.worker, request.request_id or ""))
+        bodies = self._records.bodies(tasks) if tasks else []
+        return [Delivery(task, body, True) for task, body in zip(tasks, bodies, strict=True) if body is not None]
 
     def _with_bodies(self, tasks: list[Task], bodies: list[Body | None]) -> list[Delivery]:
         """Adds the bodies that are not in memory. A task whose body cannot be read is left to the end of its lease."""
