@@ -19,7 +19,7 @@ def leases(tasks: list[Task]) -> list[tuple[str, int, int]]:
 
 
 async def test_the_same_request_gets_the_same_tasks_and_takes_no_others(world: World) -> None:
-    for priority in (0, 9, 4, 0, 9, 4, 0, 9, 4, 0):
+    for priority in (0, 0, 0, 9, 9, 9, 4, 4, 4, 0):  # of each, one in every shard
         await world.enqueue(priority=priority)
     first = await world.claim(limit=7, request_id=ID)
     assert len(first) == 7

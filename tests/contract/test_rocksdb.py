@@ -9,6 +9,7 @@ from tests.contract.world import KEEP_DEAD_MS, TENANT, World, Worlds, ids
 from codeq.domain.requests import Filter, NewTask
 from codeq.domain.task import Status
 from codeq.store.rocksdb import database, pending
+from codeq.store.rocksdb.leases import Leases
 from codeq.store.rocksdb.pending import Window
 from codeq.usecases import queries
 
@@ -53,6 +54,22 @@ async def test_readers_and_writers_at_once_are_all_answered(synced_world: World)
             queries.find(world.core, TENANT, Filter()),
         )
     assert len(await world.find_all()) == 20
+
+
+async def test_request_ids_are_in_memory_for_as_long_as_their_leases(worlds: Worlds) -> None:
+    gc.collect()
+    others = [thing for thing in gc.get_objects() if isinstance(thing, Leases)]
+    world = worlds.open("observed")
+    await world.enqueue_many(60)
+    for number in range(20):
+        for task in await world.claim(limit=3, request_id=f"request {number}"):
+            await world.complete(task)
+    await world.enqueue()
+    await world.claim(request_id="held")
+    ours = [thing for thing in gc.get_objects() if isinstance(thing, Leases) and thing not in others]
+    [leases] = [each for each in ours if each._requests]
+    assert [request_id for _, _, request_id in leases._requests] == ["held"]
+    assert sum(len(each._request_of) for each in ours) == 1
 
 
 async def test_a_queue_that_is_kept_empty_leaves_nothing_in_memory(world: World) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.sdk.proxy import Proxy, lose_answer
 from tests.server.server_process import Server, eventually, launch, start_server
 from tests.worker.blackhole_proxy import BlackholeProxy
 from tests.worker.handlers import lines, may_go_on
@@ -154,6 +155,17 @@ def test_a_network_that_is_cut_for_a_while_costs_no_result(server: Server, tenan
     moves = audit(tenant.client, made)
     assert moves["complete"] == 60
     assert Counter(lines(done)) == {str(number): 2 for number in range(30)}  # those before, and those after
+
+
+def test_a_worker_whose_client_gave_up_a_claim_gets_its_jobs_by_the_next(server: Server, tenant: Tenant) -> None:
+    """Long before the lease would expire, and with no attempt counted."""
+    task = tenant.client.enqueue("echo", 1)
+    with Proxy(server.port) as proxy, codeq.Client(proxy.url, tenant.token, retry_for=0) as client:
+        proxy.script(lose_answer, lose_answer)
+        with at_work(make_worker({"echo": {"lease": 600}}, concurrency=1), client):
+            assert tenant.client.wait(task.id, 30) == 1
+        assert proxy.script_is_done()
+    assert [event.move for event in tenant.client.history(task.id)] == ["enqueue", "claim", "complete"]
 
 
 def test_a_handler_that_ended_in_time_is_not_timed_out_while_its_result_waits(
