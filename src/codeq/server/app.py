@@ -145,21 +145,19 @@ class App:
 
     async def _handle(self, route: Route, request: HttpRequest) -> HttpResponse:
         if route.kind is not TokenKind.NONE and request.principal is NOBODY:
-            self._admit(route, request, await self._authenticate(route, request))
+            token = _token(request)
+            principal = self._state.authenticator.cached(route.kind, token)
+            self._admit(route, request, principal or await self._authenticate(route, request, token))
         if route.method in ("POST", "PUT"):
             _check_body(route, request)
             if not request.is_complete:
                 await self._read_body(route, request)
         return await route.handler(self._state, request)
 
-    async def _authenticate(self, route: Route, request: HttpRequest) -> Principal:
-        authenticator, token = self._state.authenticator, _token(request)
-        principal = authenticator.cached(route.kind, token)
-        if principal is not None:
-            return principal
+    async def _authenticate(self, route: Route, request: HttpRequest, token: str) -> Principal:
         forwarded = request.headers.get(b"x-forwarded-for", b"").decode("latin-1")
         caller = caller_address(request.connection.peer, forwarded, self._proxies)
-        return await authenticator.authenticate(route.kind, token, caller=caller)
+        return await self._state.authenticator.authenticate(route.kind, token, caller=caller)
 
     def _admit(self, route: Route, request: HttpRequest, principal: Principal) -> None:
         """Lets the principal make this request, or refuses it for its scope, its connections or its rate."""

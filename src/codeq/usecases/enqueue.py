@@ -15,7 +15,7 @@ from codeq.domain.task import Body, Change, Task
 from codeq.domain.tenants import UNLIMITED
 from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core, durable
-from codeq.usecases.tenant_limits import refusals
+from codeq.usecases.tenant_limits import all_fit, refusals
 
 
 class Enqueued(Struct, frozen=True, gc=False):
@@ -35,7 +35,7 @@ async def enqueue(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list
     now_ms = core.store.now_ms()
     answers: list[Enqueued | CodeqError | None] = [_refusal(new_task, now_ms) for new_task in new_tasks]
     places = [place for place, refusal in enumerate(answers) if refusal is None]
-    if core.tenant_limits is not UNLIMITED:
+    if core.tenant_limits is not UNLIMITED and not all_fit(core, tenant, len(places), size):
         for index, refusal in refusals(core, tenant, [new_tasks[place] for place in places]).items():
             answers[places[index]] = refusal
         places = [place for place in places if answers[place] is None]
