@@ -59,8 +59,10 @@ class App:
             route = request.route = self._router.find(request)
             if self._try_add_to_batch(route, request):
                 return
+        except QuotaExceeded as fault:
+            self._send_after_pause(request, self._refuse(request, fault))
         except CodeqError as fault:
-            self._send_after_pause(request, self._refuse(request, fault), fault)
+            self._send(request, self._refuse(request, fault))
         except Exception:  # noqa: BLE001 - the top of every request: an unexpected error is logged and hidden
             self._send(request, internal_error(request))
         else:
@@ -102,7 +104,11 @@ class App:
                 self._send(request, internal_error(request))
             return
         for request, answer in zip(batch.requests, answers, strict=True):
-            self._send_after_pause(request, self._respond(batch.handler, request, answer), answer)
+            response = self._respond(batch.handler, request, answer)
+            if isinstance(answer, QuotaExceeded):
+                self._send_after_pause(request, response)
+            else:
+                self._send(request, response)
 
     def _respond(self, handler: BatchedHandler, request: HttpRequest, answer: Any) -> HttpResponse:
         """Returns the response to one request of a batch. If it cannot be built, the others still get theirs."""
@@ -199,12 +205,9 @@ class App:
             self._on_failure()
         return refusal(request, fault)
 
-    def _send_after_pause(self, request: HttpRequest, response: HttpResponse, answer: object) -> None:
-        """Sends the response; later, if it refuses what a limit of the tenant does not allow."""
-        if isinstance(answer, QuotaExceeded):
-            asyncio.get_running_loop().call_later(REFUSAL_PAUSE_S, self._send, request, response)
-        else:
-            self._send(request, response)
+    def _send_after_pause(self, request: HttpRequest, response: HttpResponse) -> None:
+        """Sends the refusal of what a limit of the tenant does not allow."""
+        asyncio.get_running_loop().call_later(REFUSAL_PAUSE_S, self._send, request, response)
 
     def _send(self, request: HttpRequest, response: HttpResponse) -> None:
         seconds = perf_counter() - request.started_s
