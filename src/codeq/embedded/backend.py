@@ -36,7 +36,12 @@ class CoreBackend:
 
     async def _enqueue(self, new_tasks: Sequence[NewTask]) -> list[Task | CodeqError]:
         answers = await enqueuing.enqueue(self.core, self.tenant, new_tasks)
-        return [answer if isinstance(answer, CodeqError) else _task_of(answer) for answer in answers]
+        return [
+            answer if isinstance(answer, CodeqError)
+            else replayed(answer.task, is_mismatch=answer.is_mismatch) if answer.is_replay
+            else answer.task
+            for answer in answers
+        ]  # fmt: skip
 
     async def claim(self, wanted: Claim) -> list[Job]:
         deliveries = await claiming.claim(self.core, self.tenant, wanted)
@@ -137,10 +142,6 @@ class CoreBackend:
 
     async def close(self) -> None:
         await self.core.close()
-
-
-def _task_of(answer: enqueuing.Enqueued) -> Task:
-    return replayed(answer.task, is_mismatch=answer.is_mismatch) if answer.is_replay else answer.task
 
 
 def _released(task: Task) -> ReleaseResult:

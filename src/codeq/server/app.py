@@ -59,8 +59,10 @@ class App:
             route = request.route = self._router.find(request)
             if self._try_add_to_batch(route, request):
                 return
+        except QuotaExceeded as fault:
+            self._send_after_pause(request, self._refuse(request, fault))
         except CodeqError as fault:
-            self._send_after_pause(request, self._refuse(request, fault), fault)
+            self._send(request, self._refuse(request, fault))
         except Exception:  # noqa: BLE001 - the top of every request: an unexpected error is logged and hidden
             self._send(request, internal_error(request))
         else:
@@ -102,7 +104,11 @@ class App:
                 self._send(request, internal_error(request))
             return
         for request, answer in zip(batch.requests, answers, strict=True):
-            self._send_after_pause(request, self._respond(batch.handler, request, answer), answer)
+            response = self._respond(batch.handler, request, answer)
+            if isinstance(answer, QuotaExceeded):
+                self._send_after_pause(request, response)
+            else:
+                self._send(request, response)
 
     def _respond(self, handler: BatchedHandler, request: HttpRequest, answer: Any) -> HttpResponse:
         """Returns the response to one request of a batch. If it cannot be built, the others still get theirs."""
@@ -145,21 +151,19 @@ class App:
 
     async def _handle(self, route: Route, request: HttpRequest) -> HttpResponse:
         if route.kind is not TokenKind.NONE and request.principal is NOBODY:
-            self._admit(route, request, await self._authenticate(route, request))
+            token = _token(request)
+            principal = self._state.authenticator.cached(route.kind, token)
+            self._admit(route, request, principal or await self._authenticate(route, request, token))
         if route.method in ("POST", "PUT"):
             _check_body(route, request)
             if not request.is_complete:
                 await self._read_body(route, request)
         return await route.handler(self._state, request)
 
-    async def _authenticate(self, route: Route, request: HttpRequest) -> Principal:
-        authenticator, token = self._state.authenticator, _token(request)
-        principal = authenticator.cached(route.kind, token)
-        if principal is not None:
-            return principal
+    async def _authenticate(self, route: Route, request: HttpRequest, token: str) -> Principal:
         forwarded = request.headers.get(b"x-forwarded-for", b"").decode("latin-1")
         caller = caller_address(request.connection.peer, forwarded, self._proxies)
-        return await authenticator.authenticate(route.kind, token, caller=caller)
+        return await self._state.authenticator.authenticate(route.kind, token, caller=caller)
 
     def _admit(self, route: Route, request: HttpRequest, principal: Principal) -> None:
         """Lets the principal make this request, or refuses it for its scope, its connections or its rate."""
@@ -201,12 +205,9 @@ class App:
             self._on_failure()
         return refusal(request, fault)
 
-    def _send_after_pause(self, request: HttpRequest, response: HttpResponse, answer: object) -> None:
-        """Sends the response; later, if it refuses what a limit of the tenant does not allow."""
-        if isinstance(answer, QuotaExceeded):
-            asyncio.get_running_loop().call_later(REFUSAL_PAUSE_S, self._send, request, response)
-        else:
-            self._send(request, response)
+    def _send_after_pause(self, request: HttpRequest, response: HttpResponse) -> None:
+        """Sends the refusal of what a limit of the tenant does not allow."""
+        asyncio.get_running_loop().call_later(REFUSAL_PAUSE_S, self._send, request, response)
 
     def _send(self, request: HttpRequest, response: HttpResponse) -> None:
         seconds = perf_counter() - request.started_s

@@ -47,6 +47,7 @@ from codeq.server.state import request_id
 _OPEN, _REFUSING, _CLOSING, _LOST = State
 _BETWEEN, _HEAD, _BODY, _READING = Stage
 _NEVER = float("inf")
+_STEPS = range(bounds.STEPS_MAX)
 
 
 class Connection(asyncio.Protocol):
@@ -222,7 +223,7 @@ class Connection(asyncio.Protocol):
         if self._is_advancing:
             return
         self._is_advancing = True
-        for _ in range(bounds.STEPS_MAX):
+        for _ in _STEPS:
             if self._state >= _CLOSING or not self._step():
                 break
         else:
@@ -348,9 +349,9 @@ class Connection(asyncio.Protocol):
         """Pauses reading while enough has arrived, and sets the deadline for what the client must send or read next."""
         reader = self._reader
         if not self.is_half_closed:
-            self._pause_reading(
-                len(reader.unparsed) > bounds.AHEAD_BYTES_MAX or self._is_write_paused or reader.is_ahead
-            )
+            is_ahead = len(reader.unparsed) > bounds.AHEAD_BYTES_MAX or self._is_write_paused or reader.is_ahead
+            if is_ahead is not self._is_read_paused:
+                self._pause_reading(is_ahead)
         if self.current is not None:
             return
         stage = _READING if self._is_write_paused else reader.stage

@@ -25,6 +25,7 @@ _WITHOUT_STRUCTURE = bytes.maketrans(b"[]{}:,", b"      ")
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _FAULTS = (msgspec.DecodeError, UnicodeError, RecursionError, ValueError)
+_decode = msgspec.json.Decoder().decode
 _decode_scalars = msgspec.json.Decoder().decode_lines
 
 
@@ -39,23 +40,24 @@ class Content(NamedTuple):
     def check(self, message: Any) -> None:
         """Raises InvalidRequest unless the content is JSON: valid text, numbers in range, no half surrogates, nested
         no deeper than `DEPTH_MAX`."""
-        content = self.of(message)
-        if content:
-            for _ in self._pieces(self.check_size(bytes(content))):
-                pass
+        for _ in self.pieces(message):
+            pass
 
     async def check_in_pieces(self, message: Any, budget: LoopBudget) -> None:
         """As `check`, and other calls run in between."""
-        content = self.of(message)
-        if content:
-            for _ in self._pieces(self.check_size(bytes(content))):
-                await budget.yield_if_spent()
+        for _ in self.pieces(message):
+            await budget.yield_if_spent()
 
-    def _pieces(self, raw: bytes) -> Sequence[None] | Iterator[None]:
+    def pieces(self, message: Any) -> Sequence[None] | Iterator[None]:
+        """Checks as `check` does: a small content at once, a large one piece by piece while the answer is read."""
+        content = self.of(message)
+        if not content:
+            return ()
+        raw = self.check_size(bytes(content))
         if len(raw) > PIECEWISE_BYTES:
             return self._check_large(raw)
         try:
-            value = msgspec.json.decode(raw)
+            value = _decode(raw)
             if b"\\u" in raw and _SURROGATE.search(raw):
                 msgspec.json.encode(value)
         except _FAULTS as fault:

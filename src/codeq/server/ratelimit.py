@@ -81,8 +81,10 @@ class RateLimiter:
 
     def affordable(self, charge: Charge, caller: Principal, items: int) -> int:
         """Returns how many of `items` the caller has tokens for, with the one that the request has spent."""
-        rates = self._rates(charge, caller) if self.is_on and items > 1 else []
-        return min(items, 1 + max(0, min((int(self._left(*bucket)) for bucket in rates), default=items)))
+        if not self.is_on or items == 1:
+            return items
+        lefts = [int(self._left(*bucket)) for bucket in self._rates(charge, caller)]
+        return min(items, 1 + max(0, min(lefts, default=items)))
 
     def spend_late(self, charge: Charge, caller: Principal, items: int) -> None:
         """Spends for items of a batch besides the first that are known only afterwards, such as claimed tasks. Calls

@@ -99,7 +99,7 @@ class BatchParser:
                 raise
             [items] = msgspec.structs.astuple(self._items.decode(body, packed=packed))
             return [await self._parse_item(item, budget, packed=packed) for item in items]
-        return [await self._checked(message, budget) for message in messages]
+        return await self._checked(messages, budget)
 
     async def _parse_split(self, body: bytes, budget: LoopBudget) -> list[Any]:
         [field] = self._items.message.__struct_fields__
@@ -121,14 +121,16 @@ class BatchParser:
         except InvalidRequest as refusal:
             return refusal
 
-    async def _checked(self, message: Any, budget: LoopBudget) -> Any:
+    async def _checked(self, messages: list[Any], budget: LoopBudget) -> list[Any]:
         content = self._item.content
         assert content is not None  # noqa: S101 - the items of every batch have content
-        try:
-            await content.check_in_pieces(message, budget)
-        except InvalidRequest as refusal:
-            return refusal
-        return message
+        for place, message in enumerate(messages):
+            try:
+                for _ in content.pieces(message):
+                    await budget.yield_if_spent()
+            except InvalidRequest as refusal:
+                messages[place] = refusal
+        return messages
 
 
 class HttpRequest:

@@ -60,7 +60,6 @@ TOO_SLOW = Refusal(408, b'{"error":"the request did not arrive in time","code":"
 TOO_MANY_CONNECTIONS = Refusal(503, b'{"error":"too many connections","code":"busy"}')
 
 _BETWEEN, _HEAD, _BODY, _ = Stage
-_VERSIONS = {"1.1": b" HTTP/1.1\r\n", "1.0": b" HTTP/1.0\r\n"}
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|(?:[A-Za-z0-9\-._~!$&'()*+,;=]|%[0-9A-Fa-f]{2})*)(?::[0-9]{0,5})?")
 """`uri-host [":" port]` of RFC 9110, section 7.2."""
 
@@ -70,8 +69,8 @@ class RequestReader:
 
     __slots__ = (
         "_framing_bytes", "_head_bytes", "_headers", "_host", "_parser", "_pieces", "_raw", "_raw_at", "_repeated",
-        "_url", "arriving", "body_bytes", "body_max", "body_ready", "complete", "connection", "refusal", "stage",
-        "unparsed",
+        "_url", "_version", "arriving", "body_bytes", "body_max", "body_ready", "complete", "connection", "refusal",
+        "stage", "unparsed",
     )  # fmt: skip
 
     def __init__(self, connection: Any) -> None:
@@ -92,7 +91,7 @@ class RequestReader:
         self._raw = b""
         """The slice that is being parsed, after those with the beginning of the same head."""
         self._raw_at = 0
-        """Where in it the request line that was found last ends."""
+        """Where in it the next request line may begin: after the last one, and not at 0 if a body is there."""
         self._host = b""
         """The last valid one: most clients always send the same."""
         self._framing_bytes = 0
@@ -124,6 +123,7 @@ class RequestReader:
         """Parses at most `SLICE_BYTES`."""
         if self.stage is _BODY:
             self._framing_bytes = max(self._framing_bytes, 0) + len(data)
+            self._raw_at = 1
         else:
             self._head_bytes += len(data)
         self._raw += data
@@ -176,8 +176,6 @@ class RequestReader:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.stage is _BODY:
-            return  # a trailer: nothing here needs one, and none may pass for a header
         name = name.lower()
         if name in self._headers:
             self._repeated.append(name)
@@ -187,12 +185,13 @@ class RequestReader:
         self.stage = _BODY
         self._head_bytes = self._framing_bytes = 0
         if self.refusal is None:
-            method, version = self._parser.get_method(), self._parser.get_http_version()
-            refusal = self._refusal_of_head(method, version)
+            method = self._parser.get_method()
+            refusal = self._refusal_of_line(method) or self._refusal_of_head(method)
             if refusal is not None:
                 self.refuse(refusal)
             else:
-                self.arriving = self._request(method.decode(), version)
+                self.arriving = self._request(method.decode())
+        self._headers = {}  # of trailers, which nobody reads: none may pass for a header
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes -= (1 + BODY_PER_FRAMING_BYTE) * len(body)
@@ -217,20 +216,31 @@ class RequestReader:
 
     # -- private -------------------------------------------------------------------------------------------------
 
-    def _refusal_of_head(self, method: bytes, version: str) -> Refusal | None:
-        """Returns the refusal of a head. Every rule about heads that the parser does not enforce is here: RFC 9112."""
-        headers, repeated = self._headers, self._repeated
-        if len(headers) + len(repeated) > HEADERS_MAX:
-            return HEAD_TOO_LARGE
-        # The parser skips spaces in the request line, and takes other versions and protocols.
-        line = b"%b %b%b" % (method, self._url, _VERSIONS.get(version, b""))
+    def _refusal_of_line(self, method: bytes) -> Refusal | None:
+        """Returns the refusal of a request line, or of a head that is too long, and sets the version.
+
+        The parser skips spaces in the request line, and takes other versions and protocols. It is asked for the version
+        only where that is not plain to see: it would write it out each time.
+        """
         raw, begin = self._raw, self._raw_at
-        if not raw.startswith(line, begin):
+        line = method + b" " + self._url + b" HTTP/1.1\r\n"
+        self._version = "1.1"
+        if begin or not raw.startswith(line):
+            self._version = self._parser.get_http_version()
+            if self._version == "1.0":
+                line = line.replace(b"1.1\r\n", b"1.0\r\n")
             begin = raw.find(line, begin)
-        if begin < 0 or version not in _VERSIONS:
-            return NOT_HTTP
+            if begin < 0 or self._version not in ("1.0", "1.1"):
+                return NOT_HTTP
         self._raw_at = begin + len(line)
         if len(raw) > HEADER_BYTES_MAX and raw.find(b"\r\n\r\n", begin) - begin > HEADER_BYTES_MAX - 4:
+            return HEAD_TOO_LARGE
+        return None
+
+    def _refusal_of_head(self, method: bytes) -> Refusal | None:
+        """Returns the refusal of the headers. Every rule that the parser does not enforce is here: RFC 9112."""
+        headers, repeated, version = self._headers, self._repeated, self._version
+        if len(headers) + len(repeated) > HEADERS_MAX:
             return HEAD_TOO_LARGE
         host = headers.get(b"host")
         if ((not host or host != self._host) and not self._is_valid(host, version)) or b"host" in repeated:
@@ -252,8 +262,8 @@ class RequestReader:
         self._host = host if _HOST.fullmatch(host) else b""
         return self._host == host
 
-    def _request(self, method: str, version: str) -> HttpRequest:
-        headers = self._headers
+    def _request(self, method: str) -> HttpRequest:
+        headers, version = self._headers, self._version
         path, query = _split(self._url)
         request = HttpRequest(method, path, headers, query)
         request.connection = self.connection

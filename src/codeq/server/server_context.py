@@ -10,6 +10,8 @@ from codeq.server.request_reader import Stage
 from codeq.server.response_head import ResponseHeads
 from codeq.server.settings import HttpSettings
 
+_HEAD, _BODY = Stage.HEAD, Stage.BODY
+
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
@@ -27,6 +29,6 @@ class ServerContext:
 
     def timeout_s(self, stage: Stage) -> float:
         """Returns the client's time limit for what it has to do next."""
-        if stage is Stage.HEAD:
+        if stage is _HEAD:
             return self.http.header_timeout_seconds
-        return self.http.body_timeout_seconds if stage is Stage.BODY else self.http.idle_timeout_seconds
+        return self.http.body_timeout_seconds if stage is _BODY else self.http.idle_timeout_seconds

@@ -73,4 +73,4 @@ _random = random.Random()
 
 
 def request_id() -> str:
-    return f"{_random.getrandbits(128):032x}"
+    return _random.randbytes(16).hex()

@@ -48,7 +48,10 @@ class _ClaimAttempt:
         self._core = core
         self._tenant = tenant
         self._wanted = wanted
-        self.queues: Sequence[QueueKey] = [QueueKey(tenant, command) for command in wanted.commands or [EVERY]]
+
+    @property
+    def queues(self) -> Sequence[QueueKey]:
+        return [QueueKey(self._tenant, command) for command in self._wanted.commands or [EVERY]]
 
     async def take(self) -> list[Delivery]:
         core, wanted = self._core, self._wanted

@@ -78,7 +78,7 @@ class Core:
         return (effective.get((tenant, command)) or self.defaults) if effective else self.defaults  # type: ignore[call-overload]
 
     def policy_of(self, queue: QueueKey) -> EffectivePolicy:
-        return self.policy(*queue)
+        return (self.effective.get(queue) or self.defaults) if self.effective else self.defaults
 
     def retry_ms(self, task: Task) -> int:
         """Returns how long the task waits if its current delivery fails."""

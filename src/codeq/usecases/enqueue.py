@@ -15,7 +15,7 @@ from codeq.domain.task import Body, Change, Task
 from codeq.domain.tenants import UNLIMITED
 from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core, durable
-from codeq.usecases.tenant_limits import refusals
+from codeq.usecases.tenant_limits import all_fit, refusals
 
 
 class Enqueued(Struct, frozen=True, gc=False):
@@ -30,18 +30,19 @@ class Enqueued(Struct, frozen=True, gc=False):
 @durable
 async def enqueue(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list[Enqueued | CodeqError]:
     """Returns per new task: the task, or why it was refused. One refusal does not affect the others."""
-    validation.batch([new_task.payload for new_task in new_tasks], "tasks", "payload")
+    size = validation.batch([new_task.payload for new_task in new_tasks], "tasks", "payload")
     validation.tenant(tenant)
     now_ms = core.store.now_ms()
     answers: list[Enqueued | CodeqError | None] = [_refusal(new_task, now_ms) for new_task in new_tasks]
     places = [place for place, refusal in enumerate(answers) if refusal is None]
-    if core.tenant_limits is not UNLIMITED:
+    if core.tenant_limits is not UNLIMITED and not await all_fit(core, tenant, len(places), size):
         for index, refusal in (await refusals(core, tenant, [new_tasks[place] for place in places])).items():
             answers[places[index]] = refusal
         places = [place for place in places if answers[place] is None]
     changes = _changes(core, tenant, [new_tasks[place] for place in places], now_ms)
+    committed = await core.store.commit(changes) if size <= WRITE_BYTES_MAX else await _commit_in_parts(core, changes)
     replayed_bytes = 0
-    for place, change, stored in zip(places, changes, await _commit(core, changes), strict=True):
+    for place, change, stored in zip(places, changes, committed, strict=True):
         if stored is change.after and change.body is not None:
             answers[place] = Enqueued(stored, change.body, is_replay=False)
         elif stored is not None and replayed_bytes >= BATCH_BYTES_MAX:
@@ -67,11 +68,8 @@ def _changes(core: Core, tenant: str, new_tasks: Sequence[NewTask], now_ms: int)
     ]
 
 
-async def _commit(core: Core, changes: Sequence[Change]) -> Sequence[Task | None]:
-    """Commits the new tasks: many bytes in parts, and other calls run in between."""
-    size = sum([change.after.payload_bytes for change in changes])
-    if size <= WRITE_BYTES_MAX:
-        return await core.store.commit(changes)
+async def _commit_in_parts(core: Core, changes: Sequence[Change]) -> list[Task | None]:
+    """Commits new tasks with many bytes, and other calls run in between."""
     budget = LoopBudget(core)
     stored: list[Task | None] = []
     for start in range(0, len(changes), WRITE_TASKS_MAX):

@@ -20,27 +20,10 @@ async def move_each(core: Core, tenant: str, ids: Sequence[str], decide: Decide)
     """Returns per id: the task after its change, or why it was refused. One refusal does not affect the others."""
     if len(ids) > BATCH_TASKS_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_TASKS_MAX} items, not {len(ids)}")
+    if len(ids) > MOVES_AT_ONCE:
+        return await move_in_parts(core, tenant, ids, decide, at_once=MOVES_AT_ONCE)
     answers: list[Task | CodeqError] = [StaleTask("the task kept changing; try again")] * len(ids)
-    if len(ids) <= MOVES_AT_ONCE:
-        await _move(core, tenant, ids, decide, places=range(len(ids)), answers=answers)
-        return answers
-    budget = LoopBudget(core)
-    for start in range(0, len(ids), MOVES_AT_ONCE):
-        await _move(core, tenant, ids, decide, places=range(len(ids))[start : start + MOVES_AT_ONCE], answers=answers)
-        await budget.yield_if_spent()
-    return answers
-
-
-async def _move(
-    core: Core,
-    tenant: str,
-    ids: Sequence[str],
-    decide: Decide,
-    *,
-    places: Sequence[int],
-    answers: list[Task | CodeqError],
-) -> None:
-    """Moves the tasks at these places, and writes their answers there."""
+    places: Sequence[int] = range(len(ids))
     for _ in range(_TRIES):
         tasks = await core.store.get_tasks(tenant, [ids[place] for place in places])
         changes: list[Change] = []
@@ -60,6 +43,20 @@ async def _move(
                 answers[place] = committed
         if not places:
             break
+    return answers
+
+
+async def move_in_parts(
+    core: Core, tenant: str, ids: Sequence[str], decide: Decide, *, at_once: int
+) -> list[Task | CodeqError]:
+    """Moves `at_once` tasks at a time as `move_each` does, and other calls run in between."""
+    budget = LoopBudget(core)
+    moved: list[Task | CodeqError] = []
+    for start in range(0, len(ids), at_once):
+        part = ids[start : start + at_once]
+        moved += await move_each(core, tenant, part, lambda place, task, first=start: decide(first + place, task))  # type: ignore[misc]
+        await budget.yield_if_spent()
+    return moved
 
 
 def _decided(decide: Decide, place: int, task_id: str, task: Task | None) -> Change | Task | CodeqError:

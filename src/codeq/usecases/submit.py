@@ -11,7 +11,7 @@ from codeq.domain.requests import Outcome
 from codeq.domain.task import Change, Status, Task
 from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core, durable
-from codeq.usecases.moves import Decide, move_each
+from codeq.usecases.moves import move_each, move_in_parts
 
 _COMPLETED, _FAILED = Status.COMPLETED, Status.FAILED
 
@@ -42,7 +42,7 @@ async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[S
     if size <= WRITE_BYTES_MAX:
         moved = await move_each(core, tenant, ids, decide)
     else:
-        moved = await _move_in_parts(core, tenant, ids, decide)
+        moved = await move_in_parts(core, tenant, ids, decide, at_once=WRITE_TASKS_MAX)
     answers: list[Submitted | CodeqError] = []
     for task, outcome in zip(moved, outcomes, strict=True):
         if isinstance(task, CodeqError):
@@ -53,17 +53,6 @@ async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[S
     if repeats:
         await _answer_repeats(core, tenant, repeats, answers)
     return answers
-
-
-async def _move_in_parts(core: Core, tenant: str, ids: Sequence[str], decide: Decide) -> list[Task | CodeqError]:
-    """Moves tasks with many bytes of results, and other calls run in between."""
-    budget = LoopBudget(core)
-    moved: list[Task | CodeqError] = []
-    for start in range(0, len(ids), WRITE_TASKS_MAX):
-        part = ids[start : start + WRITE_TASKS_MAX]
-        moved += await move_each(core, tenant, part, lambda place, task, first=start: decide(first + place, task))  # type: ignore[misc]
-        await budget.yield_if_spent()
-    return moved
 
 
 async def _answer_repeats(

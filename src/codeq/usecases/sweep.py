@@ -14,7 +14,7 @@ from codeq.domain import lifecycle
 from codeq.domain.errors import StoreBusy, StoreFull, StoreUnavailable
 from codeq.domain.limits import SWEEP_TASKS_MAX
 from codeq.domain.queue import Index
-from codeq.domain.task import Change
+from codeq.domain.task import Change, Task
 from codeq.store.interface import ALL, Scope
 from codeq.usecases.core import Core
 from codeq.usecases.probe import probe
@@ -27,6 +27,7 @@ RETRY_S = 0.2
 """Pause after a failure that passes: a flush of a slow disk takes longer, and after each there is room for a while."""
 
 log = logging.getLogger("codeq.sweep")
+_DELAYED, _IN_PROGRESS = Index.DELAYED, Index.IN_PROGRESS
 
 
 class Role(Protocol):
@@ -38,28 +39,36 @@ class Role(Protocol):
 
 async def promote_due(core: Core, limit: int = SWEEP_TASKS_MAX, scope: Scope = ALL) -> int:
     now_ms = core.store.now_ms()
-    due = await core.store.due(Index.DELAYED, now_ms, limit, scope=scope)
+    due = await core.store.due(_DELAYED, now_ms, limit, scope=scope)
     if due:
-        await _commit(core, [lifecycle.promote(task, now_ms) for task in due])
+        await _promote(core, due, now_ms)
     return len(due)
+
+
+async def _promote(core: Core, due: Sequence[Task], now_ms: int) -> None:
+    await _commit(core, [lifecycle.promote(task, now_ms) for task in due])
 
 
 async def expire_leases(core: Core, limit: int = SWEEP_TASKS_MAX, scope: Scope = ALL) -> int:
     now_ms = core.store.now_ms()
-    due = await core.store.due(Index.IN_PROGRESS, now_ms, limit, scope=scope)
+    due = await core.store.due(_IN_PROGRESS, now_ms, limit, scope=scope)
     if due:
-        await _commit(
-            core,
-            [
-                lifecycle.expire(
-                    task, now_ms, retry_ms=core.expiry_retry_ms(task), retention_ms=core.dead_retention_ms(task)
-                )
-                for task in due
-            ],
-        )
-        for task in due:
-            core.slot_freed(task)
+        await _expire(core, due, now_ms)
     return len(due)
+
+
+async def _expire(core: Core, due: Sequence[Task], now_ms: int) -> None:
+    await _commit(
+        core,
+        [
+            lifecycle.expire(
+                task, now_ms, retry_ms=core.expiry_retry_ms(task), retention_ms=core.dead_retention_ms(task)
+            )
+            for task in due
+        ],
+    )
+    for task in due:
+        core.slot_freed(task)
 
 
 async def purge_finished(core: Core, limit: int = SWEEP_TASKS_MAX, scope: Scope = ALL) -> int:
@@ -82,9 +91,14 @@ async def _commit(core: Core, changes: Sequence[Change]) -> None:
 async def before_claim(core: Core, tenant: str, commands: Sequence[str] | None) -> None:
     """Promotes and expires what a claim of these commands must not overlook, and nothing else. Costs two look-ups per
     command when nothing is due."""
-    scope = Scope(tenant=tenant, commands=commands)
-    await promote_due(core, core.sweeping.inspect_limit, scope)
-    await expire_leases(core, core.sweeping.inspect_limit, scope)
+    store, limit = core.store, core.sweeping.inspect_limit
+    now_ms, scope = store.now_ms(), Scope(None, tenant, commands)
+    delayed = await store.due(_DELAYED, now_ms, limit, scope=scope)
+    if delayed:
+        await _promote(core, delayed, now_ms)
+    expired = await store.due(_IN_PROGRESS, now_ms, limit, scope=scope)
+    if expired:
+        await _expire(core, expired, now_ms)
 
 
 async def run(

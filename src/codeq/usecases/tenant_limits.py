@@ -12,15 +12,24 @@ RETRY_AFTER_S = 5
 """For tasks and bytes, of which there will be fewer soon. A producer that returns sooner only adds load."""
 
 
+async def all_fit(core: Core, tenant: str, number: int, size: int) -> bool:
+    """Returns whether the tenant has room for so many new tasks with so many bytes of payload, even if each is for a
+    queue of its own."""
+    limits, usage = core.tenant_limits, await core.store.tenant_usage(tenant)
+    return (
+        (not limits.tasks or usage.tasks + number <= limits.tasks)
+        and (not limits.queues or usage.queues + number <= limits.queues)
+        and (not limits.payload_bytes or usage.payload_bytes + size <= limits.payload_bytes)
+    )
+
+
 async def refusals(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> dict[int, QuotaExceeded]:
     """Returns which of these tasks the tenant has no room for, by their place. Those before them are accepted.
 
-    A repeated idempotency key adds nothing and is never refused. Costs the same for any number of tasks while all fit.
+    A repeated idempotency key adds nothing and is never refused. `all_fit` comes first: it costs the same for any
+    number of tasks.
     """
     limits = core.tenant_limits
-    usage = await core.store.tenant_usage(tenant)
-    if _fit(limits, usage, new_tasks):
-        return {}
     keys = [new_task.idempotency_key for new_task in new_tasks if new_task.idempotency_key is not None]
     commands = list({new_task.command for new_task in new_tasks})
     usage = await core.store.tenant_usage(tenant, commands=commands, keys=keys)
@@ -45,19 +54,6 @@ async def check_policies(core: Core, queue: QueueKey) -> None:
         return
     if (await core.store.tenant_usage(queue.tenant)).policies >= limit:
         raise QuotaExceeded(f"the tenant has {limit} policies, as many as it may have; delete one", limit="policies")
-
-
-def _fit(limits: TenantLimits, usage: StorageUsage, new_tasks: Sequence[NewTask]) -> bool:
-    """Returns whether all fit, even if each is for a queue of its own."""
-    number = len(new_tasks)
-    return (
-        (not limits.tasks or usage.tasks + number <= limits.tasks)
-        and (not limits.queues or usage.queues + number <= limits.queues)
-        and (
-            not limits.payload_bytes
-            or usage.payload_bytes + sum([len(new_task.payload) for new_task in new_tasks]) <= limits.payload_bytes
-        )
-    )
 
 
 class _Room:

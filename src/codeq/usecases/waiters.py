@@ -20,7 +20,9 @@ EVERY = "*"
 class Claimant(Protocol):
     """A claim that may wait. Waking it and leasing tasks for it are one step, so that no other call runs in between."""
 
-    queues: Sequence[QueueKey]
+    @property
+    def queues(self) -> Sequence[QueueKey]:
+        """The queues whose tasks it waits for."""
 
     async def take(self) -> list[Delivery]:
         """Leases ready tasks; returns none if there are none."""
@@ -39,7 +41,7 @@ class _Waiter:
 
 
 class Waiters(Listener):
-    """Wakes waiting calls by what the store reports. Costs two dictionary look-ups per commit while no call waits."""
+    """Wakes waiting calls by what the store reports. Costs next to nothing while no call waits."""
 
     def __init__(self) -> None:
         self._tickets = count()
@@ -56,7 +58,7 @@ class Waiters(Listener):
 
     def ready(self, queue: QueueKey, tasks: int) -> None:  # noqa: ARG002 - taking them shows how many
         self.signals += 1
-        if queue in self._claims or QueueKey(queue.tenant, EVERY) in self._claims:
+        if self._claims and (queue in self._claims or QueueKey(queue.tenant, EVERY) in self._claims):
             self._ready[queue] = None
             if self._serving is None or self._serving.done():
                 self._serving = asyncio.get_running_loop().create_task(self._serve())

@@ -14,6 +14,9 @@ from codeq.store.rocksdb.pending import QueueState
 TASKS_PER_TURN = 64
 """How many due tasks of one queue are returned before it is the next queue's turn."""
 
+_STALE_MAX = 64
+"""Times in the heap that may be out of date: each keeps a queue in memory that has perhaps ended."""
+
 ReadDue = Callable[[QueueState, int, int], list[Task]]
 """Returns up to so many tasks of the queue that are due at that time, and calls `DueQueues.set_next`."""
 
@@ -77,7 +80,7 @@ class DueQueues:
     def _push(self, queue: QueueState, at_ms: int) -> None:
         self._next_ms[queue] = at_ms
         heapq.heappush(self._heap, (at_ms, next(self._tickets), queue))
-        if len(self._heap) > 2 * len(self._next_ms) + 1024:  # most are times that no longer hold
+        if len(self._heap) > 2 * len(self._next_ms) + _STALE_MAX:  # most are times that no longer hold
             self._heap = [(time_ms, next(self._tickets), known) for known, time_ms in self._next_ms.items()]
             heapq.heapify(self._heap)
 

@@ -45,7 +45,7 @@ class GroupCommit:
         self._covered = buffer.writes
         """The writes up to this number are on disk, or covered by the current flush."""
         self._fault: StoreError | None = None
-        self._is_full = False
+        self.is_full = False
         self._started_s = 0.0
         self._on_flush = on_flush
         """Called after every fsync: how many calls it served and how long it took."""
@@ -56,7 +56,7 @@ class GroupCommit:
             raise type(self._fault)(*self._fault.args)
         if len(self._next) >= COMMITS_WAITING_MAX:
             raise _busy()
-        if adds_tasks and self._is_full and self._is_space_low():
+        if adds_tasks and self.is_full and self._is_space_low():
             raise StoreFull(f"less than {DISK_RESERVE_BYTES >> 20} MB free at {self._database.path}; free some space")
 
     async def flush(self) -> None:
@@ -142,11 +142,11 @@ class GroupCommit:
     def _is_space_low(self) -> bool:
         """Returns whether space runs out: checked at intervals, and at every call while it does."""
         now_s = time.monotonic()
-        if self._is_full or now_s - self._space_checked_s > _CHECK_SPACE_EVERY_S:
+        if self.is_full or now_s - self._space_checked_s > _CHECK_SPACE_EVERY_S:
             self._space_checked_s = now_s
             space = os.statvfs(self._database.path)
-            self._is_full = space.f_bavail * space.f_frsize < DISK_RESERVE_BYTES
-        return self._is_full
+            self.is_full = space.f_bavail * space.f_frsize < DISK_RESERVE_BYTES
+        return self.is_full
 
     def _finish(self, loop: asyncio.AbstractEventLoop, fault: BaseException | None) -> None:
         if fault:

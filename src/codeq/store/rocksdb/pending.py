@@ -6,7 +6,7 @@ and while it reaches the end of the queue, new tasks are appended in memory and 
 """
 
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Collection, Container
 
 from codeq.domain.lifecycle import position
 from codeq.domain.limits import WINDOW_BODY_BYTES_MAX, WINDOW_TASKS_MAX, WINDOWS_TASKS_MAX
@@ -53,7 +53,7 @@ class Window:
         """Removes a task that was not popped, but cancelled or the like."""
         entry = self.entries.pop(version, None)
         if entry:
-            self.budget.release(entry)
+            self.budget.release([entry])
         self._shrink(1)
 
     def fill(self, buffer: WriteBuffer, limit: int) -> None:
@@ -67,9 +67,8 @@ class Window:
         """Removes and returns the first `limit` tasks of those in memory. `fill` comes first."""
         pop_first = self.entries.popitem
         popped = [pop_first(False)[1] for _ in range(min(limit, len(self.entries)))]
-        for entry in popped:
-            self.budget.release(entry)
         if popped:
+            self.budget.release(popped)
             self._shrink(len(popped))
         return popped
 
@@ -87,8 +86,7 @@ class Window:
         if self.entries:
             self.floor = next(iter(self.entries))
             self.sees_end = False
-            for entry in self.entries.values():
-                self.budget.release(entry)
+            self.budget.release(self.entries.values())
             self.entries.clear()
             self.ahead = READ_AHEAD_MIN
 
@@ -177,10 +175,9 @@ class Budget:
         if window is self._latest:
             self._latest = None
 
-    def release(self, entry: Entry) -> None:
-        self.tasks -= 1
-        if entry[1] is not None:
-            self.body_bytes -= entry[0].payload_bytes
+    def release(self, entries: Collection[Entry]) -> None:
+        self.tasks -= len(entries)
+        self.body_bytes -= sum([task.payload_bytes for task, body in entries if body is not None])
 
 
 class TenantState:

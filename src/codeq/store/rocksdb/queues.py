@@ -68,7 +68,7 @@ class Queues:
     def changed(self, queue: QueueState) -> None:
         self._changed.add(queue)
 
-    def peek(self, key: QueueKey) -> QueueState | None:
+    def peek(self, key: tuple[str, str]) -> QueueState | None:
         return self._queues.get(key)
 
     def tenant(self, tenant: str) -> TenantState | None:
@@ -176,25 +176,24 @@ class Queues:
         for queue in self._changed:
             if queue.is_empty:
                 self._remove(queue)
-                continue
-            pending = [(priority, window.count, window.head()) for priority, window in queue.windows.items()]
-            due_ms = self._delayed.due.next_ms(queue) if queue.delayed else 0
-            saved = _Saved(queue.delayed, queue.in_progress, queue.dead, pending, due_ms)
-            self._buffer.put(keys.counts(queue.key), encode(saved))
-        for tenant in {queue.tenant for queue in self._changed}:
-            self._save_bytes(tenant)
+            else:
+                pending = [(priority, window.count, window.head()) for priority, window in queue.windows.items()]
+                due_ms = self._delayed.due.next_ms(queue) if queue.delayed else 0
+                saved = _Saved(queue.delayed, queue.in_progress, queue.dead, pending, due_ms)
+                self._buffer.put(keys.counts(queue.key), encode(saved))
+            tenant = queue.tenant
+            if tenant.payload_bytes != tenant.saved_bytes:
+                self._save_bytes(tenant)
+            if not tenant.payload_bytes and not tenant.queues:
+                self._tenants.pop(tenant.name, None)
         self._changed.clear()
 
     def _save_bytes(self, tenant: TenantState) -> None:
-        size = tenant.payload_bytes
-        if size != tenant.saved_bytes:
-            tenant.saved_bytes = size
-            if size:
-                self._buffer.put(keys.usage(tenant.name), keys.number(size))
-            else:
-                self._buffer.delete(keys.usage(tenant.name))
-        if not size and not tenant.queues:
-            del self._tenants[tenant.name]
+        tenant.saved_bytes = size = tenant.payload_bytes
+        if size:
+            self._buffer.put(keys.usage(tenant.name), keys.number(size))
+        else:
+            self._buffer.delete(keys.usage(tenant.name))
 
     def _remove(self, queue: QueueState) -> None:
         key = queue.key

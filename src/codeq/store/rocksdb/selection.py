@@ -6,9 +6,8 @@ miss tasks which are still pending.
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import accumulate, islice
 
-from codeq.domain.queue import QueueKey
 from codeq.store.interface import ClaimRequest
 from codeq.store.rocksdb.pending import Entry, QueueState, Window
 from codeq.store.rocksdb.queues import Queues
@@ -22,7 +21,7 @@ def select(buffer: WriteBuffer, queues: Queues, request: ClaimRequest) -> list[S
     """Removes the claim's tasks from their windows."""
     commands = request.commands
     if commands is not None and len(commands) == 1:
-        queue = queues.peek(QueueKey(request.tenant, commands[0]))
+        queue = queues.peek((request.tenant, commands[0]))
         return _select_of(queue, buffer, queues, request) if queue is not None and queue.windows else []
     plan = _Plan(queues, request)
     queues.fill(plan.windows)
@@ -123,7 +122,7 @@ def _room(queue: QueueState, request: ClaimRequest) -> int:
 
 def _named(queues: Queues, request: ClaimRequest) -> list[QueueState]:
     """Returns the queues that the claim names, in rotation; those without pending tasks are left out."""
-    keys = [QueueKey(request.tenant, command) for command in request.commands or ()]
+    keys = [(request.tenant, command) for command in request.commands or ()]
     named = [queue for key in keys if (queue := queues.peek(key)) and queue.windows]
     if len(named) > 1:
         named.sort(key=lambda queue: queue.served)
@@ -148,9 +147,7 @@ def _within_bytes(order: list[Window], bytes_max: int) -> list[Window]:
 
 def _fitting(window: Window, limit: int, bytes_max: int) -> int:
     """Returns how many of the window's first tasks the claim gets, up to the one whose payload reaches `bytes_max`."""
-    size = 0
-    for number, (task, _) in enumerate(islice(window.entries.values(), limit), 1):
-        size += task.payload_bytes
-        if size >= bytes_max:
-            return number
-    return limit
+    sizes = [task.payload_bytes for task, _ in islice(window.entries.values(), limit)]
+    if sum(sizes) < bytes_max:
+        return len(sizes)
+    return next(number for number, size in enumerate(accumulate(sizes), 1) if size >= bytes_max)

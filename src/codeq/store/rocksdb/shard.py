@@ -34,7 +34,7 @@ from codeq.store.rocksdb.write_buffer import WriteBuffer
 
 _SELECTIONS_MAX = 100
 _log = logging.getLogger("codeq")
-_PENDING, _DELAYED, _IN_PROGRESS, _DEAD, _ = Index
+_PENDING, _DELAYED, _IN_PROGRESS, _DEAD, _NONE = Index
 _EXPIRE, _HEARTBEAT, _PROMOTE, _PURGE = Move.EXPIRE, Move.HEARTBEAT, Move.PROMOTE, Move.PURGE
 
 
@@ -94,7 +94,8 @@ class RocksShard:
         return self._queues.keys
 
     async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
-        self._group_commit.check(adds_tasks=any(change.before is None for change in changes))
+        commits = self._group_commit
+        commits.check(adds_tasks=commits.is_full and any(change.before is None for change in changes))
         try:
             owners = self._key_owners(changes)
             tasks = [self._apply(change, owners) for change in changes]
@@ -131,23 +132,23 @@ class RocksShard:
 
     async def due(self, index: Index, now_ms: int, limit: int, *, scope: Scope = ALL) -> list[Task]:
         self._group_commit.check(adds_tasks=False)
-        match index:
-            case Index.DELAYED:
-                return self._due_in(self._delayed.due, now_ms, limit, scope)
-            case Index.IN_PROGRESS:
-                if scope.tenant is None:
-                    self._leases.save_extended()
-                return self._due_in(self._leases.due, now_ms, limit, scope)
-            case Index.NONE:
-                return self._retention.due(now_ms, limit)
+        if index is _DELAYED:
+            return self._due_in(self._delayed.due, now_ms, limit, scope)
+        if index is _IN_PROGRESS:
+            if scope.tenant is None:
+                self._leases.save_extended()
+            return self._due_in(self._leases.due, now_ms, limit, scope)
+        if index is _NONE:
+            return self._retention.due(now_ms, limit)
         raise ValueError(f"tasks in {index} wait for no time")
 
     def _due_in(self, due: DueQueues, now_ms: int, limit: int, scope: Scope) -> list[Task]:
-        if scope.tenant is None or scope.commands is None:
-            return due.of_tenant(scope.tenant, now_ms, limit)
+        _, tenant, commands = scope
+        if tenant is None or commands is None:
+            return due.of_tenant(tenant, now_ms, limit)
         found: list[Task] = []
-        for command in scope.commands:
-            queue = self._queues.peek(QueueKey(scope.tenant, command))
+        for command in commands:
+            queue = self._queues.peek((tenant, command))
             if queue is not None and len(found) < limit:
                 found += due.of_queue(queue, now_ms, limit - len(found))
         return found
