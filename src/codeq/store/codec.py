@@ -4,6 +4,7 @@ A record is encoded once per change. The same bytes are the task's state, its en
 """
 
 from collections.abc import Sequence
+from zlib import crc32
 
 import msgspec
 from msgspec import Raw, Struct
@@ -11,10 +12,10 @@ from msgspec import Raw, Struct
 from codeq.domain.queue import QueuePolicy
 from codeq.domain.task import Body, Task
 
-FORMAT = 2
+FORMAT = 3
 """The version of everything on disk. Since version 2 large payloads and results are stored apart, and delayed tasks by
-queue; files of version 1 are converted, or read as they are. A store written by a newer format is refused, never
-overwritten."""
+queue; since version 3 counts have a checksum. Older files are converted, or read as they are. Files of a newer format
+are refused, never overwritten."""
 
 
 class CreatedRecord(Struct, frozen=True, array_like=True, gc=False):
@@ -44,6 +45,22 @@ decode_created = msgspec.msgpack.Decoder(CreatedRecord).decode
 decode_current = msgspec.msgpack.Decoder(CurrentRecord).decode
 decode_policy = msgspec.msgpack.Decoder(QueuePolicy).decode
 decode_pairs = msgspec.msgpack.Decoder(list[tuple[str, str]]).decode
+
+_CHECKSUM_BYTES = 4
+
+
+def with_checksum(data: bytes) -> bytes:
+    """Returns the record with a checksum behind it: for numbers, because wrong ones decode as well as right ones."""
+    return data + crc32(data).to_bytes(_CHECKSUM_BYTES, "big")
+
+
+def without_checksum(data: bytes) -> bytes:
+    """Returns the record. Raises one of UNREADABLE if it is not as it was written."""
+    record = data[:-_CHECKSUM_BYTES]
+    if with_checksum(record) != data:
+        raise msgspec.DecodeError("the checksum does not match")
+    return record
+
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a decoder raises for bytes that are not a record."""

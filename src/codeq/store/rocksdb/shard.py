@@ -22,6 +22,7 @@ from codeq.store.rocksdb.group_commit import GroupCommit
 from codeq.store.rocksdb.high_water_mark import HighWaterMark
 from codeq.store.rocksdb.leases import Leases
 from codeq.store.rocksdb.listing import Listing
+from codeq.store.rocksdb.lost_tasks import LostTasks
 from codeq.store.rocksdb.opening import check_format, restore_leases, stored_policies
 from codeq.store.rocksdb.pending import QueueState
 from codeq.store.rocksdb.policies import Policies
@@ -50,9 +51,11 @@ class RocksShard:
         clock: Clock,
         fsync: bool = True,
         recover: bool = False,
+        repair: bool = False,
         open_tables_max: int = OPEN_TABLES_MAX,
     ) -> None:
-        """Opens the files. `restore_leases` must be called before any verb."""
+        """Opens the files. `restore_leases` must be called before any verb. With `repair`, all indexes and counts are
+        compared with the records, which reads every task."""
         self._listeners = listeners
         self.now_ms = clock.__call__  # bound once: every verb asks for the time
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,11 +67,11 @@ class RocksShard:
                 self._high_water_mark.verify(self._database.sequence())
             self._events = EventLog(self._database)
             self._buffer = WriteBuffer(self._database, self._events.next_version)
-            self._events.buffer = self._buffer
             self._buffer.on_unreadable = self._report_unreadable
+            self._events.attach(self._buffer)
             self._leases = Leases(self._buffer)
             self._delayed = DelayedIndex(self._buffer)
-            self._queues = Queues(self._buffer, self._delayed, self._leases)
+            self._queues = Queues(self._buffer, self._delayed, self._leases, is_recounted=repair)
             self._retention = RetentionIndex(self._buffer)
             self._records = Records(self._buffer, self._leases)
             self._policies = Policies(self._buffer, stored_policies(self._buffer))
@@ -81,6 +84,9 @@ class RocksShard:
         self._ready: defaultdict[QueueState, int] = defaultdict(int)
         self._moved: list[Task] = []
         self._is_released = False
+        self._repairs = repair
+        self.restored = 0
+        """How many tasks were in no index when the shard was opened, and were put back."""
 
     @property
     def newest_ms(self) -> int:
@@ -165,7 +171,8 @@ class RocksShard:
         self._group_commit.check(adds_tasks=False)
         if shard:
             raise InvalidRequest(f"there is no shard {shard}; there is only shard 0")
-        return Events(self._events.read(start, limit), self._events.first, self._buffer.next_version)
+        begin, records = self._events.read(start, limit)
+        return Events(records, begin, self._events.first, self._buffer.next_version, self._events.verify)
 
     async def trim(self, *, before_ms: int, keep_max: int, shard: int | None = None) -> int:  # noqa: ARG002
         self._group_commit.check(adds_tasks=False)
@@ -372,5 +379,10 @@ class RocksShard:
 
     def restore_leases(self, grace_ms: int) -> None:
         """Restores the tasks in progress, each with `grace_ms` of lease or more, so that healthy workers keep them."""
-        least_ms = self.now_ms() + grace_ms
-        restore_leases(self._buffer, self._records, self._queues, self._leases, least_ms=least_ms)
+        now_ms = self.now_ms()
+        restored = restore_leases(self._buffer, self._records, self._queues, self._leases, least_ms=now_ms + grace_ms)
+        if self._repairs or not restored:
+            lost = LostTasks(self._buffer, self._records, self._queues, self._leases, self._delayed, self._retention)
+            self.restored = lost.restore(now_ms, grace_ms)
+        if self._repairs:
+            self._buffer.forget_earlier_reports()
