@@ -1,6 +1,8 @@
 """A record that cannot be read is set aside and reported; every other task goes on (13.2)."""
 
 import asyncio
+import contextlib
+import random
 
 import pytest
 from tests.contract.engines import FakeClock
@@ -251,9 +253,10 @@ async def test_an_idempotency_key_whose_record_cannot_be_read_is_free_again(worl
 
 
 WRONG_COUNTS = codec.encode([0, 0, 0, [], 0])
+OF_ANOTHER_QUEUE = codec.with_checksum(keys.counts(QueueKey(TENANT, "other")), WRONG_COUNTS)
 
 
-@pytest.mark.parametrize("value", [WRONG_COUNTS, codec.with_checksum(WRONG_COUNTS)[:-1] + b"?", b"\x94\0\0\0\x90"])
+@pytest.mark.parametrize("value", [WRONG_COUNTS, OF_ANOTHER_QUEUE, b"\x94\0\0\0\x90"])
 async def test_wrong_counts_that_decode_hide_no_task(world: World, value: bytes) -> None:
     for priority in (0, 0, 5):
         await world.enqueue(priority=priority)
@@ -270,7 +273,7 @@ async def test_counts_that_were_counted_again_are_stored(world: World) -> None:
     await world.close()
     files = Files(world)
     [key] = files.keys(keys.COUNTS)
-    codec.without_checksum(files.get(key))
+    codec.without_checksum(key, files.get(key))
     files.close()
     world.open()
 
@@ -376,3 +379,107 @@ async def test_a_repair_counts_the_tasks_of_a_queue_that_has_no_counts(world: Wo
     assert await world.counts() == (1, 0, 0, 0)
     assert await world.counts("other") == (0, 1, 0, 0)
     assert len(await world.claim("work")) == 1
+
+
+async def test_a_delayed_task_outlives_its_record(world: World) -> None:
+    """Its entry in the index has all that the record had."""
+    await world.enqueue()
+    task = await world.nack(await world.claim_one("work"), "again", delay_ms=1_000)
+    await damaged(world, keys.current_record(TENANT, ""))
+    world.clock.now_ms += 2_000
+    assert await world.sweep() == (1, 0, 0)
+    assert ids(await world.claim("work")) == [task.id]
+    assert (await world.load(task)).attempts == 1
+
+
+async def test_the_record_of_another_task_is_not_taken_for_the_tasks_own(world: World) -> None:
+    first, second = await world.enqueue(payload=b"1"), await world.enqueue(payload=b"2")
+    await world.close()
+    files = Files(world)
+    files.put(keys.body(TENANT, first.id), files.get(keys.body(TENANT, second.id)))
+    files.close()
+    world.open()
+    assert await world.is_gone(first)
+    assert ids(await world.claim("work", limit=2)) == [second.id]
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+async def test_an_entry_that_names_another_task_is_restored_from_its_event(world: World, is_claimed: bool) -> None:
+    task = await world.enqueue(delay_ms=0 if is_claimed else 1_000)
+    if is_claimed:
+        await world.claim_one("work")
+    prefix = keys.CLAIM_BATCHES if is_claimed else keys.DELAYED
+    await world.close()
+    files = Files(world)
+    [key] = files.keys(prefix)
+    changed = ("0" if task.id[-6] != "0" else "1") + task.id[-5:]
+    files.put(key, files.get(key).replace(task.id.encode(), (task.id[:-6] + changed).encode()))
+    files.close()
+    world.open()
+    world.clock.now_ms += 10 * LEASE_MS
+    for _ in range(2):
+        await world.sweep()
+        world.clock.now_ms += 10 * LEASE_MS
+    assert ids(await world.claim("work")) == [task.id]
+    assert len(await aside(world)) == 1
+
+
+async def busy_store(world: World) -> None:
+    """Fills every kind of record."""
+    await world.enqueue(idempotency_key="k")
+    await world.enqueue(payload=b'"%b"' % (b"x" * 40_000))
+    for delay_ms in (1_000, 2_000):
+        await world.enqueue(delay_ms=delay_ms)
+    await world.dead("other")
+    for _ in range(3):
+        await world.enqueue("other")
+    [first, second, _] = await world.claim("other", limit=3)
+    await world.complete(first, b'"%b"' % (b"x" * 40_000))
+    await world.heartbeat(second)
+    await world.sweep()
+    await world.set_policy("work", QueuePolicy(max_attempts=7))
+
+
+@pytest.mark.parametrize("prefix", [bytes([letter]) + b"/" for letter in b"btlripwhqxecyu"])
+@pytest.mark.parametrize("kind", ["bit", "cut", "noise", "other"])
+async def test_whatever_becomes_of_one_record_nothing_stops(world: World, prefix: bytes, kind: str) -> None:
+    await busy_store(world)
+    await world.close()
+    files, randomness = Files(world), random.Random(f"{prefix!r} {kind}")
+    stored = files.keys(prefix)
+    key = randomness.choice(stored)
+    files.put(key, spoiled(files.get(key), kind, randomness, files.get(randomness.choice(stored))))
+    files.close()
+    for _ in range(2):
+        world.open()
+        await world.store.counts(None, ages=True)
+        await world.find_all()
+        await read_all_events(world)
+        await world.drain("work", "other")
+        world.clock.now_ms += 10 * LEASE_MS
+        await world.sweep()
+        await world.store.trim(before_ms=world.clock.now_ms - 1, keep_max=3)
+        await world.enqueue("more")
+        await world.close()
+
+
+def spoiled(value: bytes, kind: str, randomness: random.Random, other: bytes) -> bytes:
+    if kind == "bit":
+        place = randomness.randrange(len(value)) if value else 0
+        return (
+            value[:place]
+            + bytes([(value[place : place + 1] or b"x")[0] ^ 1 << randomness.randrange(8)])
+            + value[place + 1 :]
+        )
+    return {"cut": value[: len(value) // 2], "noise": randomness.randbytes(30), "other": other}[kind]
+
+
+async def read_all_events(world: World) -> None:
+    at = 1
+    for _ in range(100):
+        with contextlib.suppress(StoreBusy):
+            read = await world.store.events(0, at, 5)
+            at = read.start + len(read.events)
+            if not read.records:
+                return
+    raise AssertionError("the events have no end")

@@ -49,15 +49,15 @@ decode_pairs = msgspec.msgpack.Decoder(list[tuple[str, str]]).decode
 _CHECKSUM_BYTES = 4
 
 
-def with_checksum(data: bytes) -> bytes:
+def with_checksum(key: bytes, data: bytes) -> bytes:
     """Returns the record with a checksum behind it: for numbers, because wrong ones decode as well as right ones."""
-    return data + crc32(data).to_bytes(_CHECKSUM_BYTES, "big")
+    return data + crc32(data, crc32(key)).to_bytes(_CHECKSUM_BYTES, "big")
 
 
-def without_checksum(data: bytes) -> bytes:
-    """Returns the record. Raises one of UNREADABLE if it is not as it was written."""
+def without_checksum(key: bytes, data: bytes) -> bytes:
+    """Returns the record. Raises one of UNREADABLE if it is not as it was written under this key."""
     record = data[:-_CHECKSUM_BYTES]
-    if with_checksum(record) != data:
+    if with_checksum(key, record) != data:
         raise msgspec.DecodeError("the checksum does not match")
     return record
 

@@ -31,7 +31,9 @@ def check_format(database: Database) -> None:
     buffer = WriteBuffer(database, 1)
     if 0 < number < _FORMAT_OF_CHECKSUMS:
         for key, value in buffer.scan(keys.COUNTS, keys.after(keys.COUNTS)):
-            buffer.put(key, codec.with_checksum(value))  # in one batch with the format: half of it would look damaged
+            buffer.put(
+                key, codec.with_checksum(key, value)
+            )  # in one batch with the format: half of it would look damaged
     if number < codec.FORMAT:
         buffer.put(keys.FORMAT, keys.number(codec.FORMAT))  # first, so that no older codeQ opens what is half converted
         buffer.write()
@@ -63,12 +65,23 @@ def restore_leases(buffer: WriteBuffer, records: Records, queues: Queues, leases
             claimed, are_all = _claimed_by_events(buffer, start, end)
             is_complete = is_complete and are_all
             _replace(buffer, key, value, claimed)
-        tasks = [task for one in claimed if (task := records.still_leased(one))]
+        tasks = [task for one in claimed if (task := _still_leased(buffer, records, one))]
         extended = [lifecycle.with_grace(task, least_ms) for task in tasks]
         if extended:
             states = [queues.restore_lease(task.tenant, task.command) for task in extended]
             leases.restore(start, extended, states)
     return is_complete
+
+
+def _still_leased(buffer: WriteBuffer, records: Records, claimed: Task) -> Task | None:
+    """Returns the task of a stored claim unless it has moved on. If its event names another task, that one is it."""
+    task = records.still_leased(claimed)
+    if task is None:
+        original = buffer.original(claimed.version)
+        if original is not None and original.id != claimed.id:
+            buffer.report(keys.claim_batch(claimed.version), "the claim names another task than its event")
+            return records.still_leased(original)
+    return task
 
 
 def _replace(buffer: WriteBuffer, key: bytes, value: bytes, claimed: list[Task]) -> None:

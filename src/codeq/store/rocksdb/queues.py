@@ -53,7 +53,7 @@ class Queues:
         for key, value in buffer.scan(keys.COUNTS, keys.after(keys.COUNTS)):
             queue = QueueKey(*keys.split_names(key[len(keys.COUNTS) :]))
             try:
-                self._load(queue, _decode(without_checksum(value)))
+                self._load(queue, _decode(without_checksum(key, value)))
             except UNREADABLE as fault:
                 buffer.report(key, str(fault))
                 self._recount(queue)
@@ -180,7 +180,7 @@ class Queues:
             self._forget(known)
         counted = self._counted(key)
         self._load(key, counted)
-        self._buffer.put(keys.counts(key), with_checksum(encode(counted)))
+        self._put(key, counted)
 
     def _forget(self, queue: QueueState) -> None:
         queue.tenant.tasks -= queue.delayed + queue.pending
@@ -207,10 +207,14 @@ class Queues:
             pending = [(priority, window.count, window.head()) for priority, window in queue.windows.items()]
             due_ms = self._delayed.due.next_ms(queue) if queue.delayed else 0
             saved = _Saved(queue.delayed, queue.in_progress, queue.dead, pending, due_ms)
-            self._buffer.put(keys.counts(queue.key), with_checksum(encode(saved)))
+            self._put(queue.key, saved)
         for tenant in {queue.tenant for queue in self._changed}:
             self._save_bytes(tenant)
         self._changed.clear()
+
+    def _put(self, queue: QueueKey, saved: _Saved) -> None:
+        key = keys.counts(queue)
+        self._buffer.put(key, with_checksum(key, encode(saved)))
 
     def _save_bytes(self, tenant: TenantState) -> None:
         size = tenant.payload_bytes

@@ -243,6 +243,8 @@ class RocksShard:
         if before is None:
             return self._enqueue(change, owners)
         current = self._leases.get(before.id) or self._records.task(before.tenant, before.id)
+        if current is None and move is _PROMOTE and self._records.is_damaged(before):
+            current = before  # by its entry in the index; the promoted task replaces the record
         if current is None or current.version != before.version:
             if move is _PROMOTE:
                 self._delayed.set_aside(self._queues.get(before.tenant, before.command), before)

@@ -39,10 +39,14 @@ class DelayedIndex:
         self._buffer.delete(keys.delayed(queue.key, task.visible_ms, task.version))
 
     def set_aside(self, queue: QueueState, task: Task) -> None:
-        """Moves the entry of a task that has moved on, or cannot be read, out of the index, if it is still there."""
+        """Moves the entry of a task that has moved on, or cannot be read, out of the index, if it is still there. If
+        the event of the same number names another task, the entry is restored from it instead."""
         key = keys.delayed(queue.key, task.visible_ms, task.version)
         value = self._buffer.get(key)
-        if value is not None:
+        original = self._buffer.original(task.version)
+        if value is not None and _is_delayed_at(original, key, queue) and original.id != task.id:
+            self._buffer.restore(key, value, original)
+        elif value is not None:
             queue.delayed -= 1
             queue.tenant.tasks -= 1
             self._buffer.set_aside(key, value, "no task stands behind this entry")
