@@ -355,7 +355,7 @@ async def test_a_repair_finds_every_task_whatever_is_lost_but_its_record(world: 
     files.close()
     found = await asyncio.to_thread(machine_checks.repair, world.path)
     assert (found.state, found.detail.split("; ")[1]) == ("ok", "4 tasks put back into a queue")
-    assert machine_checks.records(world.path).detail.startswith("1 or more")  # the claim of the task that was pending
+    assert machine_checks.records(world.path).state == "ok"
     world.open()
     assert world.store.tenant_usage(TENANT) == usage
     pending, delayed, in_progress, dead = await world.counts()

@@ -15,7 +15,7 @@
     q/<tenant><command><version>                    dead: the task's id
     x/<purge ms><version>                           ended together: [tenant, id] of tasks to purge then
     e/<version>                                     events: the tasks after each move, numbered from <version>
-    c/<tenant><command>                             counts of the queue, and where its pending tasks begin
+    c/<tenant><command>                             counts of the queue, and where its pending tasks begin; a checksum
     y/<tenant><command>                             policy of the queue
     u/<tenant>                                      payload bytes of the tenant's tasks
     z/<key>                                         an entry that could not be read, moved from its key

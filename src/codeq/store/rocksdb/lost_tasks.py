@@ -70,7 +70,7 @@ class LostTasks(NamedTuple):
             queue.tenant.tasks += 1
             return True
         claimed = lifecycle.claim(task, LOST_WORKER, now_ms, lease_ms=lease_ms).after
-        self.buffer.report(key, "the claim of the task is lost")
+        self.buffer.on_unreadable(key, "the claim of the task is lost; its lease expires")  # there is nothing to keep
         return self._lease(claimed, self.buffer.event(claimed))
 
     def _lease(self, task: Task, data: bytes) -> bool:
