@@ -14,6 +14,8 @@ from tests.server.server_process import eventually, start_server
 
 import codeq
 from codeq.cli import bench, machine_checks, server_checks
+from codeq.store.rocksdb import keys
+from codeq.store.rocksdb.database import Database, batch
 from codeq.wire.local_server import DEV_TOKEN
 
 
@@ -45,6 +47,30 @@ def test_doctor_warns_of_a_data_directory_that_others_can_read(cli: Cli, tmp_pat
     assert states(cli.ok("doctor", "--data", str(tmp_path), "--json"))["permissions"] == "warning"
     tmp_path.chmod(0o700)
     assert states(cli.ok("doctor", "--data", str(tmp_path), "--json"))["permissions"] == "ok"
+
+
+def test_doctor_repairs_a_directory_that_nobody_has_open(cli: Cli, tmp_path: Path) -> None:
+    """(13.2)"""
+    data = tmp_path / "data"
+    with codeq.open(data, sweeping=False) as queue:
+        queue.enqueue("work", 1)
+        done = cli("doctor", "--data", str(data), "--repair", "--json")
+        assert (done.code, states(done)["repair"]) == (1, "problem")
+    lose_index(data)
+    assert "1 task put back" in cli.ok("doctor", "--data", str(data), "--repair").out
+    with codeq.open(data, sweeping=False) as queue:
+        assert queue.queues()["work"].in_progress == 1
+    assert states(cli.ok("doctor", "--data", str(data), "--json"))["stored records"] == "ok"
+    assert cli("doctor", "--data", str(tmp_path / "none"), "--repair").code == 1
+
+
+def lose_index(data: Path) -> None:
+    files = Database(data / "shard-0000" / "rocksdb")
+    change = batch()
+    for key, _ in files.scan(keys.PENDING, keys.after(keys.PENDING)):
+        change.delete(key)
+    files.write(change)
+    files.close()
 
 
 def test_doctor_does_not_look_for_a_server_that_nobody_named(cli: Cli, tmp_path: Path) -> None:

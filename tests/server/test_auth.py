@@ -364,7 +364,7 @@ ATTACKS: dict[str, Callable[[Issuer], str]] = {
     "exp a string": with_claims(exp=lambda: str(from_now(600)())),
     "exp a bool": with_claims(exp=True),
     "exp -1": with_claims(exp=-1),
-    "exp a fraction": with_claims(exp=lambda: from_now(600)() + 0.5),
+    "exp a fraction past": with_claims(exp=lambda: from_now(-600)() + 0.5),
     "exp a list": with_claims(exp=lambda: [from_now(600)()]),
     "exp infinite": with_claims(exp=float("inf")),
     "exp not a number": with_claims(exp=float("nan")),
@@ -598,12 +598,28 @@ def test_every_alias_names_the_tenant_and_all_must_agree(guarded: Server) -> Non
 
 def test_tenant_claims_in_conflict_are_refused_in_any_order() -> None:
     for one, other in itertools.permutations(ALIASES, 2):
-        conflicting: list[Any] = ["b", "A", "a ", " ", 5, 0, False, ["a"], [], {}]
+        conflicting: list[Any] = ["b", "A", "a ", " a", 5, 0, 1.5, False, True, ["a"], [], {}, {"a": "a"}]
         for second in conflicting:
             with pytest.raises(Forbidden):
                 tenant_of(Claims(subject="a", raw={one: "a", other: second}))
-        for same in ("a", None, ""):
+        for same in ("a", None, "", " ", "\t\n "):
             assert tenant_of(Claims(subject="x", raw={one: "a", other: same})) == "a"
+
+
+@pytest.mark.parametrize("subject", ["a\nb", "a\0", "\x1b[31m", "\x7f", "\x85", "\u2028", "\ud800"], ids=ascii)
+def test_a_subject_with_control_characters_is_refused_beside_a_good_tenant(guarded: Server, subject: str) -> None:
+    for token_claims in (claims(tid="good", sub=subject), worker_claims(tid="good", sub=subject)):
+        token = rs256("rsa", key_pair("rsa"))(token_claims)
+        refused(get(guarded, token), 401, "unauthenticated")
+    refused(guarded.request("POST", paths.CLAIM, {}, token=token), 401, "unauthenticated")
+
+
+def test_times_in_a_token_may_have_fractions(guarded: Server) -> None:
+    """RFC 7519, section 2: a NumericDate may be non-integer."""
+    now_s = time.time()
+    token_claims = claims() | {"exp": now_s + 60.5, "iat": now_s - 0.25, "nbf": now_s - 0.25}
+    answered(get(guarded, sign(token_claims)), 200)
+    refused(get(guarded, sign(token_claims | {"exp": now_s - 3600.5, "iat": now_s - 7200.5})), 401, "unauthenticated")
 
 
 def test_a_conflict_over_http_is_refused_on_every_kind_of_route(guarded: Server) -> None:

@@ -28,6 +28,7 @@ from codeq.server.auth import callers, jwks
 from codeq.server.auth.callers import CALLER, WINDOW_S, FailureLimit, caller_address, read_networks
 from codeq.server.auth.jwks import JwksValidator
 from codeq.server.auth.keyset import CALLER_S, COOL_DOWN_S, KeySet, read_keys
+from codeq.server.settings import HttpSettings
 from codeq.wire import paths
 from codeq.wire.errors import RateLimited, Unauthenticated
 
@@ -107,7 +108,8 @@ def test_random_key_ids_of_one_caller_do_not_delay_a_rotated_key_of_another(
     issuer: Issuer, tmp_path: Path, forwarded: bool
 ) -> None:
     """(13.13) One random id every half second kept a new key refused for ten seconds."""
-    with start_server(tmp_path, dev=False, settings=issuer.settings()) as server:
+    proxies = {"http": {"trusted_proxies": "127.0.0.1"}} if forwarded else {}
+    with start_server(tmp_path, dev=False, settings=issuer.settings() | proxies) as server:
         for number in range(10):
             assert server.request("GET", paths.TASKS, token=with_random_kid(number)).status_code == 401
         issuer.keys["rotated"] = "RS256"
@@ -230,6 +232,26 @@ def test_an_address_whose_tokens_keep_failing_is_told_to_wait_and_spares_the_oth
         assert server.request("GET", paths.TASKS, token=None).status_code == 401, "no token costs nothing"
         hits = 'codeq_rate_limit_hits_total{operation="authenticate",scope="authentication"} 1.0'
         assert hits in server.request("GET", paths.METRICS).text
+
+
+@pytest.mark.parametrize("proxies", ["", "192.0.2.0/24", "127.0.0.1, ::1"])
+def test_a_caller_cannot_name_another_address_unless_it_is_a_configured_proxy(
+    issuer: Issuer, tmp_path: Path, proxies: str
+) -> None:
+    """Any local program could have its failures counted for somebody else, without end."""
+    own = issuer.settings()
+    own["auth"]["failures_per_minute"] = 5
+    with start_server(tmp_path, dev=False, settings=own | {"http": {"trusted_proxies": proxies}}) as server:
+        statuses = set()
+        for number in range(12):
+            headers = {"X-Forwarded-For": f"203.0.113.{number}"}
+            answer = server.request("GET", paths.TASKS, token=forged(sub=f"s-{number}"), headers=headers)
+            statuses.add(answer.status_code)
+    assert statuses == ({401} if "127.0.0.1" in proxies else {401, 429})
+
+
+def test_no_proxy_is_trusted_unless_it_is_named() -> None:
+    assert HttpSettings().trusted_proxies == ""
 
 
 def test_failures_are_forgotten_after_their_minute_and_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,7 +296,7 @@ def test_a_client_that_asks_to_close_is_answered_first(server: Server) -> None:
 
 def test_an_answer_to_head_has_no_body_and_the_connection_goes_on(server: Server) -> None:
     with connect(server.port) as client:
-        client.send(head("HEAD", paths.HEALTHZ))
+        client.send(head("HEAD", paths.TASKS_BATCH))
         answered = client.socket.recv(65_536)
         assert answered.startswith(b"HTTP/1.1 405")
         assert answered.endswith(b"\r\n\r\n")

@@ -241,7 +241,6 @@ def test_a_worker_limited_to_some_commands_reads_only_their_events(tenant: Tenan
         {"offset": "9" * 19},
         {"limit": "0"},
         {"limit": "50001"},
-        {"waitSeconds": "3601"},
         {"waitSeconds": "1.5"},
         {"more": "1"},
         {"command": ""},

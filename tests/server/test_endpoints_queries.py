@@ -2,11 +2,13 @@
 
 import time
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.server_process import Server, Tenant, answered, at, refused, waiting
+from tests.server.server_process import Server, Tenant, answered, at, refused, start_server, waiting
 
+from codeq.server.openapi import QUERY
 from codeq.wire import paths
 
 UNKNOWN = "01a1e1de-0000-7001-8390-3d3777730000"
@@ -49,6 +51,20 @@ def test_a_wait_for_a_result_ends_when_the_task_does(tenant: Tenant) -> None:
         answered(tenant.worker.post(path, {"status": "COMPLETED", "result": 7}), 200)
         both = answered(reading.result(10), 200)
     assert (both["task"]["status"], both["result"]["result"]) == ("COMPLETED", 7)
+
+
+def test_a_wait_longer_than_the_longest_is_shortened(tmp_path: Path) -> None:
+    """For results, events and claims alike, and as the API is described."""
+    far = "9" * 12
+    with start_server(tmp_path, settings={"http": {"wait_max_seconds": 0.05}}) as server:
+        task = answered(server.request("POST", paths.TASKS, {"command": "work", "payload": 1}), 202)
+        result = server.request("GET", at(paths.RESULT, task["id"]), params={"waitSeconds": far})
+        refused(result, 404, "not-found")
+        events = server.request("GET", paths.EVENTS, params={"waitSeconds": far, "offset": 99})
+        assert answered(events, 200)["events"] == []
+        claim = {"commands": ["other"], "waitSeconds": int(far)}
+        assert server.request("POST", paths.CLAIM, claim).status_code == 204
+    assert "maximum" not in QUERY["waitSeconds"]
 
 
 def test_a_wait_for_a_result_that_does_not_come_ends_with_not_found(tenant: Tenant) -> None:
@@ -205,4 +221,4 @@ def test_an_unknown_path_and_a_wrong_method_are_said_to_be_so(server: Server) ->
     refused(server.request("GET", "/v2/codeq/tasks"), 404, "not-found")
     answer = server.request("PATCH", paths.TASKS)
     refused(answer, 405, "method-not-allowed")
-    assert answer.headers["allow"] == "GET, POST"
+    assert answer.headers["allow"] == "GET, HEAD, POST"

@@ -25,6 +25,28 @@ def test_a_server_whose_disk_takes_writes_is_ready_and_says_how_durable_it_is(se
     assert answered(server.request("GET", paths.READYZ, token=None), 200) == {"status": "ready", "durability": "fsync"}
 
 
+@pytest.mark.parametrize("path", [paths.HEALTHZ, paths.READYZ, paths.OPENAPI, paths.DOCS, paths.JWKS, paths.TASKS])
+def test_head_is_answered_as_get_without_the_body(server: Server, path: str) -> None:
+    """RFC 9110, 9.3.2: balancers and monitors probe with it."""
+    whole, head = server.request("GET", path), server.request("HEAD", path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(whole.content))
+    assert head.headers["content-type"] == whole.headers["content-type"]
+
+
+def test_head_of_metrics_has_no_body(server: Server) -> None:
+    head = server.request("HEAD", paths.METRICS, token=None)
+    assert (head.status_code, head.content) == (200, b"")
+    assert int(head.headers["content-length"]) > 1000
+
+
+def test_head_is_refused_as_get_is(server: Server) -> None:
+    assert server.request("HEAD", paths.TASKS, token=None).status_code == 401
+    assert server.request("HEAD", "/nothing").status_code == 404
+    refused = server.request("HEAD", paths.CLAIM)
+    assert (refused.status_code, refused.headers["allow"], refused.content) == (405, "POST", b"")
+
+
 def test_the_description_is_valid_openapi(server: Server) -> None:
     description = answered(server.request("GET", paths.OPENAPI, token=None), 200)
     assert description["info"] == {

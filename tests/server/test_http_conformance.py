@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from tests.server.echo_server import EchoServer, Seen, Verdict, h11_verdict
 from tests.server.http_cases import CASES
+
+from codeq.server.request_reader import RequestReader
 
 NO_VERSION = "only HTTP/1.0 and HTTP/1.1 are spoken"
 NO_METHOD = "the parser knows the registered methods, and no others"
@@ -110,3 +113,41 @@ def test_there_are_enough_cases_and_no_reason_without_one() -> None:
 def _in_origin_form(verdict: Verdict) -> Verdict:
     seen = [Seen(r.method, r.target.removeprefix("http://localhost"), r.body) for r in verdict.requests]
     return Verdict(tuple(seen), verdict.is_refused)
+
+
+FIRST_LINE = "the first line of a request is: METHOD /path HTTP/1.1"
+HEADER_LINE = "a header line of the request is malformed"
+NAMED_FAULTS = {
+    "nonsense": (b"hello\r\n\r\n", FIRST_LINE),
+    "no version": (b"GET /\r\n\r\n", FIRST_LINE),
+    "two spaces": (b"GET  / HTTP/1.1\r\nHost: a\r\n\r\n", FIRST_LINE),
+    "no method": (b"FETCH / HTTP/1.1\r\nHost: a\r\n\r\n", FIRST_LINE),
+    "no target": (b"GET x HTTP/1.1\r\nHost: a\r\n\r\n", FIRST_LINE),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "this server understands HTTP/1.1, no other version"),
+    "HTTP/1.2": (b"GET / HTTP/1.2\r\nHost: a\r\n\r\n", "this server understands HTTP/1.1, no other version"),
+    "TLS": (b"\x16\x03\x01\x02\0\x01", "this port understands http, not https: TLS is up to a proxy"),
+    "space in a header": (b"GET / HTTP/1.1\r\nHo st: a\r\n\r\n", HEADER_LINE),
+    "bad length": (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n", HEADER_LINE),
+    "bad chunk": (
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        "the chunks of the body are malformed",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMED_FAULTS)
+@pytest.mark.parametrize("at_once", [1, 1000])
+def test_a_refusal_says_what_is_wrong_with_the_request(name: str, at_once: int) -> None:
+    data, reason = NAMED_FAULTS[name]
+    reader = RequestReader(Nobody())
+    for start in range(0, len(data), at_once):
+        if reader.refusal is None:
+            reader.feed(data[start : start + at_once])
+    assert reader.refusal is not None
+    assert msgspec.json.decode(reader.refusal.body) == {"error": reason, "code": "invalid"}
+
+
+class Nobody:
+    """A connection that has no request in process."""
+
+    current = None

@@ -243,7 +243,7 @@ def test_other_spellings_of_a_path_are_no_way_in(server: Server, path: str) -> N
 def test_a_method_that_a_path_does_not_take_is_named(server: Server) -> None:
     answer = server.request("DELETE", paths.TASKS)
     refused(answer, 405, "method-not-allowed")
-    assert answer.headers["allow"] == "GET, POST"
+    assert answer.headers["allow"] == "GET, HEAD, POST"
 
 
 def test_rate_limits_hold_per_token_and_per_tenant_and_count_the_items_of_a_batch(tmp_path: Path) -> None:

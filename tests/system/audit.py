@@ -342,7 +342,8 @@ def _counts(shard: ShardKeys) -> Iterator[str]:
         if place is Index.PENDING:
             pending[QueueKey(task.tenant, task.command)].setdefault(task.priority, []).append(task.version)
     saved: dict[QueueKey, Any] = {
-        QueueKey(*keys.split_names(key)): msgspec.msgpack.decode(value) for key, value in shard.of[b"c/"].items()
+        QueueKey(*keys.split_names(key)): msgspec.msgpack.decode(codec.without_checksum(keys.COUNTS + key, value))
+        for key, value in shard.of[b"c/"].items()
     }
     for queue in saved.keys() | walked.keys():
         count = walked[queue]

@@ -24,6 +24,9 @@ def add_to(app: typer.Typer) -> None:
 def doctor(
     out: Output,
     data: Annotated[Path, typer.Option(help="Data directory; need not exist yet.")] = Path("./data"),
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Put tasks that damage has hidden back into their queues, first.")
+    ] = False,
     redis: Annotated[str | None, typer.Option(metavar="URL", help="Redis to check for use as a store.")] = None,
     url: Url = None,
     token: TokenText = None,
@@ -32,11 +35,14 @@ def doctor(
 ) -> None:
     """Check this machine, and the server if an option, a variable or a profile names one.
 
+    With --repair, the data directory is compared task by task with its indexes; no process may have it open.
     Exits with 1 if there is a problem, with 0 if there are only warnings.
     """
     from codeq.cli import machine_checks, server_checks
 
     def checks() -> "Iterator[CheckResult]":
+        if repair:
+            yield machine_checks.repair(data)
         yield from machine_checks.machine(data)
         endpoint = resolve_endpoint(url=url, token=token, token_file=token_file, profile=profile)
         if endpoint.is_explicit:
@@ -69,5 +75,6 @@ def _show(out: Output, result: "CheckResult") -> None:
 
 _EXAMPLES = """
 codeq doctor --data /var/lib/codeq
+codeq doctor --data /var/lib/codeq --repair
 codeq doctor --url https://codeq.example.org --token-file token --redis redis://127.0.0.1:6379
 """

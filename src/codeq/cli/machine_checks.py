@@ -16,8 +16,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from codeq.cli.output import format_duration
-from codeq.domain.errors import StoreError
+from codeq.cli.output import count, format_duration
+from codeq.domain.errors import InvalidRequest, StoreError
 from codeq.domain.limits import DISK_RESERVE_BYTES
 
 FSYNCS = 50
@@ -160,8 +160,20 @@ def records(data: Path) -> CheckResult:
     return problem(
         name,
         f"{len(found)} or more could not be read and were set aside: {shown}",
-        "check the disk; what they held is in the last backup, everything else is served",
+        "check the disk; everything else is served. Stop the server and run: codeq doctor --repair",
     )
+
+
+def repair(data: Path) -> CheckResult:
+    """Puts tasks that are in no index back; a task in no index is never delivered."""
+    from codeq.clock import SteadyClock
+    from codeq.store.data_dir import repair as repair_files  # loads RocksDB
+
+    try:
+        restored = repair_files(data, clock=SteadyClock())
+    except (StoreError, InvalidRequest) as fault:
+        return problem("repair", str(fault), "stop what uses the directory; if it stays, restore a backup")
+    return ok("repair", f"every task of {data} was looked at; {count(restored, 'task')} put back into a queue")
 
 
 def java() -> CheckResult:

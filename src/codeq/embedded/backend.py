@@ -131,7 +131,7 @@ class CoreBackend:
         return EventPage(
             shard=shard,
             events=[event(task) for task in found.events if task.tenant == self.tenant],
-            next_offset=max(offset, found.first) + len(found.records),
+            next_offset=found.start + len(found.records),
             first_offset=found.first,
             end_offset=found.next,
             shards=self.core.shards,

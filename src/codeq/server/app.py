@@ -125,7 +125,7 @@ class App:
             if not tracing.is_on:
                 response = await self._handle_safely(route, request)
             else:
-                with tracing.request(route.method, route.path, request.path, request.headers) as span:
+                with tracing.request(request.method, route.path, request.path, request.headers) as span:
                     response = await self._handle_safely(route, request)
                     tracing.answered(span, response.status)
         except asyncio.CancelledError:

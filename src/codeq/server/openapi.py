@@ -15,7 +15,12 @@ from codeq.wire.system import Problem
 _ANY_JSON: dict[str, Any] = {}
 QUERY: dict[str, dict[str, Any]] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
-    "waitSeconds": {"type": "integer", "minimum": 0, "maximum": 3600, "default": 0},
+    "waitSeconds": {
+        "type": "integer",
+        "minimum": 0,
+        "default": 0,
+        "description": "Longer than the server waits (results 60, events 30) means as long as it waits.",
+    },
     "shard": {"type": "integer", "minimum": 0, "default": 0},
     "offset": {"type": "integer", "minimum": 0, "default": 1},
     "status": {"type": "string", "enum": ["PENDING", "IN_PROGRESS", "COMPLETED", "FAILED", "CANCELLED"]},

@@ -48,7 +48,12 @@ class Refusal(NamedTuple):
     body: bytes
 
 
-NOT_HTTP = Refusal(400, b'{"error":"this is not HTTP/1.1","code":"invalid"}')
+NOT_HTTP = Refusal(400, b'{"error":"a line of the request is not HTTP/1.1","code":"invalid"}')
+NO_FIRST_LINE = Refusal(400, b'{"error":"the first line of a request is: METHOD /path HTTP/1.1","code":"invalid"}')
+NO_VERSION = Refusal(400, b'{"error":"this server understands HTTP/1.1, no other version","code":"invalid"}')
+NO_TLS = Refusal(400, b'{"error":"this port understands http, not https: TLS is up to a proxy","code":"invalid"}')
+NO_HEADERS = Refusal(400, b'{"error":"a header line of the request is malformed","code":"invalid"}')
+NO_CHUNKS = Refusal(400, b'{"error":"the chunks of the body are malformed","code":"invalid"}')
 NO_HOST = Refusal(400, b'{"error":"a request has one valid Host header","code":"invalid"}')
 NO_CODING = Refusal(501, b'{"error":"the only transfer coding is one chunked, in HTTP/1.1","code":"invalid"}')
 NO_TUNNEL = Refusal(501, b'{"error":"this server is not a proxy: there is no CONNECT","code":"invalid"}')
@@ -60,6 +65,9 @@ TOO_SLOW = Refusal(408, b'{"error":"the request did not arrive in time","code":"
 TOO_MANY_CONNECTIONS = Refusal(503, b'{"error":"too many connections","code":"busy"}')
 
 _BETWEEN, _HEAD, _BODY, _ = Stage
+_FIRST_LINE = re.compile(rb"[A-Z]+ [!-~\x80-\xff]+ HTTP/[0-9.]+")
+_FAULTS_OF_FIRST_LINE = (httptools.HttpParserInvalidMethodError, httptools.HttpParserInvalidURLError)
+_TLS_HANDSHAKE = b"\x16"
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|(?:[A-Za-z0-9\-._~!$&'()*+,;=]|%[0-9A-Fa-f]{2})*)(?::[0-9]{0,5})?")
 """`uri-host [":" port]` of RFC 9110, section 7.2."""
 
@@ -132,8 +140,8 @@ class RequestReader:
         except httptools.HttpParserUpgrade as upgrade:  # no other protocol is supported, so HTTP follows
             if self.refusal is None:
                 self.unparsed[:0] = data[upgrade.args[0] :]
-        except httptools.HttpParserError:
-            self.refuse(NOT_HTTP)
+        except httptools.HttpParserError as fault:
+            self.refuse(self._refusal_of_bytes(fault))
         if self.stage is not _HEAD:
             self._raw, self._raw_at = b"", 0
         if self.stage is _BODY:
@@ -231,7 +239,7 @@ class RequestReader:
                 line = line.replace(b"1.1\r\n", b"1.0\r\n")
             begin = raw.find(line, begin)
             if begin < 0 or self._version not in ("1.0", "1.1"):
-                return NOT_HTTP
+                return self._refusal_of_bytes()
         self._raw_at = begin + len(line)
         if len(raw) > HEADER_BYTES_MAX and raw.find(b"\r\n\r\n", begin) - begin > HEADER_BYTES_MAX - 4:
             return HEAD_TOO_LARGE
@@ -255,6 +263,23 @@ class RequestReader:
             # The parser treats what follows as the other protocol; parsed as HTTP, a body could pass for a request.
             return UPGRADE_WITH_BODY
         return None
+
+    def _refusal_of_bytes(self, fault: httptools.HttpParserError | None = None) -> Refusal:
+        """Returns what is wrong with bytes that are not HTTP/1.1."""
+        if self.arriving is not None:
+            return NO_CHUNKS
+        if self._raw[:1] == _TLS_HANDSHAKE:
+            return NO_TLS
+        if isinstance(fault, _FAULTS_OF_FIRST_LINE):
+            return NO_FIRST_LINE
+        if self._raw_at:
+            return NOT_HTTP  # behind another request: where its first line begins is not known
+        line, end, _ = self._raw.lstrip(b"\r\n").partition(b"\r\n")
+        if not _FIRST_LINE.fullmatch(line):
+            return NO_FIRST_LINE
+        if not line.endswith((b" HTTP/1.1", b" HTTP/1.0")):
+            return NO_VERSION
+        return NO_HEADERS if end else NO_FIRST_LINE
 
     def _is_valid(self, host: bytes | None, version: str) -> bool:
         if host is None:

@@ -32,8 +32,11 @@ class Router:
         if methods is None:
             methods = self._match(request)
         route = methods.get(request.method)
+        if route is None and request.method == "HEAD":
+            route = methods.get("GET")  # RFC 9110, 9.3.2: the same response; the connection leaves the body out
         if route is None:
-            raise WrongMethod(f"this path takes: {', '.join(sorted(methods))}")
+            allowed = {*methods, "HEAD"} if "GET" in methods else methods
+            raise WrongMethod(f"this path takes: {', '.join(sorted(allowed))}")
         return route
 
     def _match(self, request: HttpRequest) -> dict[str, Route]:

@@ -57,8 +57,12 @@ class HttpSettings(Struct, frozen=True, kw_only=True):
         float, described("Longest long poll; claims wait 30 s at most all the same.", ge=0, le=60)
     ] = 60.0
     trusted_proxies: Annotated[
-        str, described("Networks whose X-Forwarded-For says who calls, comma separated; used to limit failed tokens.")
-    ] = "127.0.0.0/8, ::1"
+        str,
+        described(
+            "Networks of proxies whose X-Forwarded-For says who calls, comma separated, such as 127.0.0.1, ::1; it is "
+            "used to limit failed tokens. Empty: ignored."
+        ),
+    ] = ""
     shutdown_seconds: Annotated[float, described("How long calls under way may take at shutdown.", gt=0, le=600)] = 10.0
 
 

@@ -4,6 +4,7 @@ A record is encoded once per change. The same bytes are the task's state, its en
 """
 
 from collections.abc import Sequence
+from zlib import crc32
 
 import msgspec
 from msgspec import Raw, Struct
@@ -13,8 +14,8 @@ from codeq.domain.task import Body, Task
 
 FORMAT = 3
 """The version of everything on disk. Since version 2 large payloads and results are stored apart, and delayed tasks by
-queue; since version 3 a claim may have a request id. Files of older versions are converted, or read as they are. A
-store written by a newer format is refused, never overwritten."""
+queue; since version 3 a claim may have a request id, and counts have a checksum. Older files are converted, or read as
+they are. Files of a newer format are refused, never overwritten."""
 
 
 class CreatedRecord(Struct, frozen=True, array_like=True, gc=False):
@@ -52,6 +53,22 @@ decode_current = msgspec.msgpack.Decoder(CurrentRecord).decode
 _decode_claim_with_id = msgspec.msgpack.Decoder(ClaimWithId).decode
 decode_policy = msgspec.msgpack.Decoder(QueuePolicy).decode
 decode_pairs = msgspec.msgpack.Decoder(list[tuple[str, str]]).decode
+
+_CHECKSUM_BYTES = 4
+
+
+def with_checksum(key: bytes, data: bytes) -> bytes:
+    """Returns the record with a checksum behind it: for numbers, because wrong ones decode as well as right ones."""
+    return data + crc32(data, crc32(key)).to_bytes(_CHECKSUM_BYTES, "big")
+
+
+def without_checksum(key: bytes, data: bytes) -> bytes:
+    """Returns the record. Raises one of UNREADABLE if it is not as it was written under this key."""
+    record = data[:-_CHECKSUM_BYTES]
+    if with_checksum(key, record) != data:
+        raise msgspec.DecodeError("the checksum does not match")
+    return record
+
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a decoder raises for bytes that are not a record."""

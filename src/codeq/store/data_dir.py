@@ -126,6 +126,28 @@ def _open_tables(files_max: int | None, shards: int) -> int:
     return min(OPEN_TABLES_MAX, max(OPEN_TABLES_MIN, files_max // shards - FILES_BESIDE_TABLES))
 
 
+def repair(path: Path, *, clock: Clock) -> int:
+    """Compares the indexes and counts of a directory that no process has open with its tasks, and puts tasks that are
+    in no index back where they belong. Returns how many.
+
+    Records that cannot be read stay listed by `unreadable`; of those that were listed before, only they do.
+    """
+    number = _read_manifest(path)
+    if number is None:
+        raise InvalidRequest(f"{path} is not a codeQ data directory: it has no {_MANIFEST}")
+    restored = 0
+    for i in range(number):
+        shard = RocksShard(path / shard_name(i), peers=OnlyProcess(()), clock=clock, repair=True)
+        try:
+            clock.start_at(shard.newest_ms)
+            shard.restore_leases(RESTART_GRACE_MS)
+            restored += shard.restored
+            asyncio.run(shard.close())
+        finally:
+            shard.release()
+    return restored
+
+
 def unreadable(path: Path, limit: int) -> list[tuple[str, bytes]]:
     """Returns shard and key of records that were set aside because they could not be read, up to `limit` per shard.
 

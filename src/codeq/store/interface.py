@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msgspec import Raw, Struct
 
-from codeq.domain.errors import StoreError
+from codeq.domain.errors import StoreBusy, StoreError
 from codeq.domain.limits import BATCH_BYTES_MAX, CLAIM_BYTES_MAX
 from codeq.domain.queue import EffectivePolicy, Index, QueueCounts, QueueKey, QueuePolicy
 from codeq.domain.requests import Delivery, Filter, Page, Record
@@ -91,17 +91,25 @@ ALL = Scope()
 
 
 class Events(NamedTuple):
-    """Consecutive events of a shard, and the range of events that the shard has: `first` to `next - 1`."""
+    """Consecutive events of a shard from number `start` on, and the range of events that the shard has: `first` to
+    `next - 1`. `start` is later than asked for, if events there were trimmed or cannot be read."""
 
     records: Sequence[Raw]
     """As the codec encoded them: making columns of them needs no object per event."""
+    start: int
     first: int
     next: int
+    on_unreadable: Callable[[], None] = lambda: None
+    """Called if a record turns out to be unreadable: the next read leaves it out."""
 
     @property
     def events(self) -> list[Task]:
-        """Decodes the events, at every access."""
-        return codec.decode_tasks(codec.joined(self.records))
+        """Decodes the events, at every access. Raises StoreBusy if one cannot be read: the next read leaves it out."""
+        try:
+            return codec.decode_tasks(codec.joined(self.records))
+        except codec.UNREADABLE as fault:
+            self.on_unreadable()
+            raise StoreBusy(f"an event from number {self.start} on cannot be read ({fault}); read again") from fault
 
     def columns(self, wanted: Collection[str]) -> "dict[str, pa.Array] | None":
         """Returns fields of the events as Arrow columns; None if a record is not encoded as this version encodes it.
@@ -231,7 +239,8 @@ class Store(Protocol):
         """
 
     async def events(self, shard: int, start: int, limit: int) -> Events:
-        """Returns events `start`, `start + 1`, ... of the shard; if `start` was trimmed, from the first one left."""
+        """Returns events `start`, `start + 1`, ... of the shard; if `start` was trimmed or cannot be read, from the
+        next one on."""
 
     async def trim(self, *, before_ms: int, keep_max: int, shard: int | None = None) -> int:
         """Deletes events older than `before_ms`, and the oldest beyond `keep_max`, of one shard or of each. Returns how

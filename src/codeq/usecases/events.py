@@ -44,7 +44,7 @@ async def scan(
     """
     validation.integer(limit, "limit", 1, EVENTS_READ_MAX)
     found = await read(core, shard, start, min(limit, piece), wait_ms=wait_ms)
-    at, left, since_moved = max(start, found.first), limit, EVENTS_POLITE_PIECES
+    at, left, since_moved = found.start, limit, EVENTS_POLITE_PIECES
     while found.records:
         async with core.bulk_reads:
             with core.waiters.next_event() as happened:
@@ -55,7 +55,7 @@ async def scan(
                 await asyncio.sleep(EVENTS_PAUSE_MS / 1000 if since_moved < EVENTS_POLITE_PIECES else 0)
                 since_moved = 0 if happened.done() else since_moved + 1
             found = await core.store.events(shard, at, min(left, piece))
-            at = max(at, found.first)
+            at = found.start
     return found._replace(records=[]), at
 
 

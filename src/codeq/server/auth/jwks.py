@@ -24,6 +24,7 @@ LIFETIME_S_MAX = 31 * 86_400
 FORGED_MAX = 10_000
 """Tokens with a wrong signature that are remembered, by their hash: checking a signature costs half a millisecond."""
 
+_FAR_S = 1 << 53
 _REFUSED = "the token is not accepted"
 
 
@@ -89,8 +90,13 @@ class JwksValidator:
 
     def _claims(self, raw: dict[str, Any]) -> Claims:
         expires, issued, subject = raw["exp"], raw["iat"], raw["sub"]
-        whole = all(isinstance(moment, int) and not isinstance(moment, bool) for moment in (expires, issued))
-        if not whole or expires - issued > LIFETIME_S_MAX or not isinstance(subject, str) or not subject:
+        if (
+            not _is_time(expires)
+            or not _is_time(issued)
+            or expires - issued > LIFETIME_S_MAX
+            or not isinstance(subject, str)
+            or not subject
+        ):
             raise Unauthenticated(_REFUSED)
         events = raw.get("eventTypes", [])
         if not isinstance(events, list) or not all(isinstance(event, str) for event in events):
@@ -106,6 +112,11 @@ class JwksValidator:
             expires_s=expires + self._skew_s,
             raw=raw,
         )
+
+
+def _is_time(value: object) -> bool:
+    """Whether this is a NumericDate of RFC 7519: seconds, whole or not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_FAR_S < value < _FAR_S
 
 
 def _strict_object(part: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Who a caller is and what it may do: the principal of a token, cached while the token is valid."""
 
+import re
 import time
 from collections import OrderedDict
 from enum import StrEnum
@@ -18,6 +19,8 @@ PRODUCER_SCOPES = frozenset({"codeq:create", "codeq:cancel"})
 """What a producer's token may do if it has no scope of codeQ at all. With any, it may do what its scopes say."""
 EVERY_COMMAND = "*"
 _TENANT_CLAIMS = ("tid", "tenantId", "tenant_id", "organizationId", "organization_id")
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""What breaks a line of a log, or cannot be written at all."""
 _NO_TENANT = "the token's tenant claims are missing, malformed or in conflict"
 
 CACHE_TOKENS_MAX = 10_000
@@ -180,6 +183,9 @@ def _cost_bytes(token: str) -> int:
 def principal_of(claims: Claims, *, is_worker: bool) -> Principal:
     if len(claims.subject) > WORKER_CHARS_MAX:
         raise Unauthenticated("the token is not accepted")
+    tenant = tenant_of(claims)
+    if _UNPRINTABLE.search(claims.subject):
+        raise Unauthenticated("the token is not accepted")
     has_scopes = any(scope.startswith("codeq:") for scope in claims.scopes)
     role = claims.raw.get("role")
     is_admin = (
@@ -188,7 +194,7 @@ def principal_of(claims: Claims, *, is_worker: bool) -> Principal:
         or (isinstance(role, str) and role.upper() == "ADMIN")
     )
     return Principal(
-        tenant=tenant_of(claims),
+        tenant=tenant,
         subject=claims.subject,
         scopes=claims.scopes if is_worker or has_scopes else claims.scopes | PRODUCER_SCOPES,
         commands=frozenset(claims.event_types),
@@ -201,10 +207,10 @@ def principal_of(claims: Claims, *, is_worker: bool) -> Principal:
 def tenant_of(claims: Claims) -> str:
     """Returns the tenant that all tenant claims agree on; the subject if there is no such claim.
 
-    A claim that is null or empty says nothing beside another, and is no reason to take the subject instead.
+    A claim that is null or blank says nothing beside another, and is no reason to take the subject instead.
     """
     given = [claims.raw[name] for name in _TENANT_CLAIMS if name in claims.raw]
-    tenants = [tenant for tenant in given if tenant not in (None, "")] or given or [claims.subject]
+    tenants = [tenant for tenant in given if not _is_blank(tenant)] or given or [claims.subject]
     try:
         tenant = validation.tenant(tenants[0])
     except InvalidRequest:
@@ -212,3 +218,7 @@ def tenant_of(claims: Claims) -> str:
     if any(other != tenant for other in tenants):
         raise Forbidden(_NO_TENANT)
     return tenant
+
+
+def _is_blank(claim: object) -> bool:
+    return claim is None or (isinstance(claim, str) and not claim.strip())

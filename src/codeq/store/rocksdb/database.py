@@ -75,6 +75,8 @@ class Database:
         cursor.seek_for_prev(end)
         while cursor.valid() and (key := cursor.key()) >= start:
             yield key
+            if key == start:
+                return
             cursor.prev()
 
     def last(self, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:

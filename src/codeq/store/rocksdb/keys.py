@@ -16,7 +16,7 @@
     q/<tenant><command><version>                    dead: the task's id
     x/<purge ms><version>                           ended together: [tenant, id] of tasks to purge then
     e/<version>                                     events: the tasks after each move, numbered from <version>
-    c/<tenant><command>                             counts of the queue, and where its pending tasks begin
+    c/<tenant><command>                             counts of the queue, and where its pending tasks begin; a checksum
     y/<tenant><command>                             policy of the queue
     u/<tenant>                                      payload bytes of the tenant's tasks
     z/<key>                                         an entry that could not be read, moved from its key
@@ -35,6 +35,8 @@ EVENTS_FIRST = b"m/events"
 CLAIM_BATCHES, ENDED, EVENTS, COUNTS, POLICIES, BODIES = b"h/", b"x/", b"e/", b"c/", b"y/", b"b/"
 UNREADABLE, USAGE = b"z/", b"u/"
 DELAYED_FORMAT_1 = b"d/"
+PENDING, DELAYED, DEAD = b"p/", b"w/", b"q/"
+NUMBER_BYTES = 8
 
 
 _CACHED_NAMES = 8192
@@ -60,7 +62,7 @@ def split_names(data: bytes) -> list[str]:
 
 
 def number(value: int) -> bytes:
-    return value.to_bytes(8, "big")
+    return value.to_bytes(NUMBER_BYTES, "big")
 
 
 def body(tenant: str, task_id: str) -> bytes:
@@ -126,6 +128,21 @@ def policy(queue: QueueKey) -> bytes:
 
 def usage(tenant: str) -> bytes:
     return USAGE + name(tenant)
+
+
+def queue_prefix(index: bytes, queue: QueueKey) -> bytes:
+    """Returns what the keys of a queue in PENDING, DELAYED or DEAD begin with."""
+    return index + _queue(queue)
+
+
+def queue_of(index: bytes, key: bytes) -> QueueKey:
+    return QueueKey(*split_names(b"\0\x01".join([*key[len(index) :].split(b"\0\x01", 2)[:2], b""])))
+
+
+def split_body(key: bytes) -> tuple[str, str]:
+    """Returns tenant and id of a key below BODIES; the id is empty where a listing of the tenant ends."""
+    tenant, _, task_id = key[len(BODIES) :].rpartition(b"\0\x01")
+    return tenant.replace(b"\0\xff", b"\0").decode(), task_id.decode()
 
 
 def after(prefix: bytes) -> bytes:

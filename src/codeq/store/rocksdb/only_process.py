@@ -1,28 +1,56 @@
 """The peers of a store that one process has to itself."""
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 from codeq.domain.queue import QueueKey
+from codeq.domain.task import Task
 from codeq.store.interface import Listener
+
+_log = logging.getLogger("codeq")
 
 
 class OnlyProcess:
     """Implements `store.interface.Peers`: nobody else has the directory open, so only its own listeners are told."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
-        self.listeners = list(listeners)
+        self._listeners = list(listeners)
 
     def add_listener(self, listener: Listener) -> None:
-        self.listeners.append(listener)
+        self._listeners.append(listener)
 
     def notify_ready(self, queue: QueueKey) -> None:
-        for listener in self.listeners:
-            listener.ready(queue, 1)
+        self.report_ready(queue, 1)
 
     def watch(self, queues: Sequence[QueueKey]) -> AbstractAsyncContextManager[None]:  # noqa: ARG002
         return contextlib.nullcontext()
 
     async def is_sweeper(self, shard: int) -> bool:  # noqa: ARG002
         return True
+
+    # -- called by the shards ------------------------------------------------------------------------------------
+
+    def report_ready(self, queue: QueueKey, tasks: int) -> None:
+        for listener in self._listeners:
+            listener.ready(queue, tasks)
+
+    def report_moved(self, tasks: Sequence[Task]) -> None:
+        for listener in self._listeners:
+            listener.moved(tasks)
+
+    def report_policy(self, queue: QueueKey) -> None:
+        for listener in self._listeners:
+            listener.policies_changed([queue])
+
+    def report_unreadable(self, path: Path, key: bytes, reason: str) -> None:
+        fields = {"key": key.hex(), "reason": reason, "path": str(path)}
+        _log.error("a stored record cannot be read; all others are served", extra={"fields": fields})
+        for listener in self._listeners:
+            listener.unreadable(key, reason)
+
+    def report_flushed(self, calls: int, seconds: float) -> None:
+        for listener in self._listeners:
+            listener.flushed(calls, seconds)

@@ -49,6 +49,12 @@ class Window:
                 self.sees_end = False
                 self.floor = task.version
 
+    def restore(self, version: int) -> None:
+        """Counts a task that was put back on disk. For a window that has not been read."""
+        self.floor = min(self.floor, version) if self.count else version
+        self.sees_end = False
+        self.count += 1
+
     def remove(self, version: int) -> None:
         """Removes a task that was not popped, but cancelled or the like."""
         entry = self.entries.pop(version, None)
@@ -90,6 +96,22 @@ class Window:
             self.entries.clear()
             self.ahead = READ_AHEAD_MIN
 
+    def _decode(self, value: bytes, version: int) -> Task | None:
+        """Returns the task of an entry; None if it cannot be read, or belongs elsewhere."""
+        try:
+            task = decode_task(value)
+        except UNREADABLE:
+            return None
+        return task if self._is_of(task, version) else None
+
+    def _restored(self, buffer: WriteBuffer, key: bytes, value: bytes) -> Task | None:
+        version = int.from_bytes(key[-keys.NUMBER_BYTES :], "big")
+        task = buffer.original(version)
+        if task is None or not self._is_of(task, version):
+            return None
+        buffer.restore(key, value, task)
+        return task
+
     def _is_of(self, task: Task, version: int) -> bool:
         return (
             task.version == version
@@ -107,26 +129,22 @@ class Window:
     def _read_ahead(self, buffer: WriteBuffer, limit: int) -> None:
         last = self.floor - 1
         found = 0
-        unreadable: list[tuple[bytes, bytes, str]] = []
+        unreadable: list[tuple[bytes, bytes]] = []
         for key, value in buffer.scan(self.prefix + keys.number(self.floor), keys.after(self.prefix)):
             last = int.from_bytes(key[-8:], "big")
             found += 1
-            try:
-                task = decode_task(value)
-            except UNREADABLE as fault:
-                unreadable.append((key, value, str(fault)))
+            task = self._decode(value, last) or self._restored(buffer, key, value)
+            if task is not None:
+                self.entries[last] = (task, None)
+                self.budget.admit(self, task, None)
             else:
-                if self._is_of(task, last):
-                    self.entries[last] = (task, None)
-                    self.budget.admit(self, task, None)
-                else:
-                    unreadable.append((key, value, "the entry has the task of another key"))
+                unreadable.append((key, value))
             if found == limit:
                 break
         self.sees_end = found < limit
         self.floor = last + 1
-        for key, value, reason in unreadable:
-            buffer.set_aside(key, value, reason)
+        for key, value in unreadable:
+            buffer.set_aside(key, value, "this is not the task of the key")
         missing = len(unreadable)
         if self.sees_end and self.count - missing != len(self.entries):
             buffer.report(self.prefix, f"counts {self.count} pending tasks, of which {len(self.entries)} are there")

@@ -1,6 +1,6 @@
 """The queues of one shard: exact counts in constant time, stored in the same batch as the changes they count."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -8,7 +8,7 @@ from msgspec import Struct
 from codeq.domain.limits import PRIORITY_MAX
 from codeq.domain.queue import QueueCounts, QueueKey
 from codeq.domain.tenants import StorageUsage
-from codeq.store.codec import UNREADABLE, encode
+from codeq.store.codec import UNREADABLE, encode, with_checksum, without_checksum
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.leases import Leases
 from codeq.store.rocksdb.pending import Budget, QueueState, TenantState, Window
@@ -31,7 +31,10 @@ _decode = msgspec.msgpack.Decoder(_Saved).decode
 
 
 class Queues:
-    def __init__(self, buffer: WriteBuffer, delayed: DelayedIndex, leases: Leases) -> None:
+    def __init__(
+        self, buffer: WriteBuffer, delayed: DelayedIndex, leases: Leases, *, is_recounted: bool = False
+    ) -> None:
+        """Restores the counts. With `is_recounted` the tasks are counted instead, which costs the backlog."""
         self._buffer = buffer
         self._delayed = delayed
         self._leases = leases
@@ -50,11 +53,13 @@ class Queues:
         for key, value in buffer.scan(keys.COUNTS, keys.after(keys.COUNTS)):
             queue = QueueKey(*keys.split_names(key[len(keys.COUNTS) :]))
             try:
-                saved = _decode(value)
+                self._load(queue, _decode(without_checksum(key, value)))
             except UNREADABLE as fault:
                 buffer.report(key, str(fault))
-                saved = self._counted(queue)
-            self._load(queue, saved)
+                self._recount(queue)
+        if is_recounted:
+            for queue in set(_stored_queues(buffer)) | set(self.keys):
+                self._recount(queue)
         buffer.before_write(self._save)
 
     def get(self, tenant: str, command: str) -> QueueState:
@@ -161,8 +166,30 @@ class Queues:
         queue.tenant.tasks += 1
         return queue
 
+    def set_payload_bytes(self, sizes: Mapping[str, int]) -> None:
+        """Sets how many payload bytes the tasks of each tenant have, after they were counted."""
+        for name in {*self._tenants, *sizes}:
+            state = self._tenant(name)
+            state.payload_bytes = sizes.get(name, 0)
+            self._save_bytes(state)
+
+    def _recount(self, key: QueueKey) -> None:
+        """Counts the tasks of a queue whose counts cannot be read or trusted."""
+        known = self._queues.get(key)
+        if known is not None:
+            self._forget(known)
+        counted = self._counted(key)
+        self._load(key, counted)
+        self._put(key, counted)
+
+    def _forget(self, queue: QueueState) -> None:
+        queue.tenant.tasks -= queue.delayed + queue.pending
+        for window in list(queue.windows.values()):
+            queue.remove_window(window)
+        self._delayed.due.forget(queue)
+        del self._queues[queue.key]
+
     def _counted(self, key: QueueKey) -> _Saved:
-        """Counts the tasks of a queue whose counts cannot be read."""
 
         def number(prefix: bytes) -> int:
             return sum(1 for _ in self._buffer.scan(prefix, keys.after(prefix)))
@@ -180,13 +207,17 @@ class Queues:
                 pending = [(priority, window.count, window.head()) for priority, window in queue.windows.items()]
                 due_ms = self._delayed.due.next_ms(queue) if queue.delayed else 0
                 saved = _Saved(queue.delayed, queue.in_progress, queue.dead, pending, due_ms)
-                self._buffer.put(keys.counts(queue.key), encode(saved))
+                self._put(queue.key, saved)
             tenant = queue.tenant
             if tenant.payload_bytes != tenant.saved_bytes:
                 self._save_bytes(tenant)
             if not tenant.payload_bytes and not tenant.queues:
                 self._tenants.pop(tenant.name, None)
         self._changed.clear()
+
+    def _put(self, queue: QueueKey, saved: _Saved) -> None:
+        key = keys.counts(queue)
+        self._buffer.put(key, with_checksum(key, encode(saved)))
 
     def _save_bytes(self, tenant: TenantState) -> None:
         tenant.saved_bytes = size = tenant.payload_bytes
@@ -202,3 +233,13 @@ class Queues:
         self._leases.due.forget(queue)
         del self._queues[key]
         queue.tenant.queues.discard(key)
+
+
+def _stored_queues(buffer: WriteBuffer) -> Iterator[QueueKey]:
+    """Yields the queues that have an entry in an index, by one search for each."""
+    for index in (keys.PENDING, keys.DELAYED, keys.DEAD):
+        start = index
+        while found := next(buffer.scan(start, keys.after(index)), None):
+            queue = keys.queue_of(index, found[0])
+            yield queue
+            start = keys.after(keys.queue_prefix(index, queue))

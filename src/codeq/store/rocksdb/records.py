@@ -15,6 +15,9 @@ from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.leases import Leases
 from codeq.store.rocksdb.write_buffer import WriteBuffer
 
+_ID_WITHIN_BYTES = 48
+"""A created record begins with the task's id, after a few bytes of MessagePack."""
+
 
 class Records:
     def __init__(self, buffer: WriteBuffer, leases: Leases) -> None:
@@ -73,13 +76,27 @@ class Records:
         try:
             current = self._buffer.get(key)
             if current is not None:
-                return codec.decode_task(codec.decode_current(current).task)
-            key = keys.body(tenant, task_id)
-            created = self._buffer.get(key)
-            return codec.decode_task(codec.decode_created(created).task) if created is not None else None
+                data = codec.decode_current(current).task
+            else:
+                key = keys.body(tenant, task_id)
+                created = self._buffer.get(key)
+                if created is None:
+                    return None
+                data = codec.decode_created(created).task
+            task = codec.decode_task(data)
+            if task.id == task_id and task.tenant == tenant:
+                return task
+            reason = "this is the record of another task"
         except codec.UNREADABLE as fault:
-            self._buffer.report(key, str(fault))
-            return None
+            reason = str(fault)
+        self._buffer.report(key, reason)
+        return None
+
+    def is_damaged(self, task: Task) -> bool:
+        """Returns whether the task has a record that cannot be read: its entry in an index is all that is left."""
+        if self.task(task.tenant, task.id) is not None:
+            return False
+        return self._buffer.get(keys.current_record(task.tenant, task.id)) is not None
 
     def record(self, tenant: str, task_id: str, *, results: bool) -> Record | None:
         """Returns the task with its body and, if asked for, its result."""
@@ -131,7 +148,10 @@ class Records:
 
     def _body(self, task: Task, key: bytes, created: bytes | None) -> Body | None:
         body = self._decoded_body(key, created)
-        if body is None:
+        if body is None or created is None:
+            return None
+        if task.id.encode() not in created[:_ID_WITHIN_BYTES]:
+            self._buffer.report(key, "this is the body of another task")
             return None
         if not body.payload and task.payload_bytes:
             key = keys.large_payload(task.tenant, task.id)

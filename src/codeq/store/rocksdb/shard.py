@@ -1,9 +1,9 @@
 """One shard on RocksDB: the unit of atomicity, order and event numbers. All calls run on one event loop."""
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import Sequence, Set
+from functools import partial
 from pathlib import Path
 
 from codeq.domain import lifecycle
@@ -22,6 +22,7 @@ from codeq.store.rocksdb.group_commit import GroupCommit
 from codeq.store.rocksdb.high_water_mark import HighWaterMark
 from codeq.store.rocksdb.leases import Leases
 from codeq.store.rocksdb.listing import Listing
+from codeq.store.rocksdb.lost_tasks import LostTasks
 from codeq.store.rocksdb.only_process import OnlyProcess
 from codeq.store.rocksdb.opening import check_format, restore_leases, stored_policies
 from codeq.store.rocksdb.pending import QueueState
@@ -33,7 +34,6 @@ from codeq.store.rocksdb.time_index import DelayedIndex, RetentionIndex
 from codeq.store.rocksdb.write_buffer import WriteBuffer
 
 _SELECTIONS_MAX = 100
-_log = logging.getLogger("codeq")
 _PENDING, _DELAYED, _IN_PROGRESS, _DEAD, _NONE = Index
 _EXPIRE, _HEARTBEAT, _PROMOTE, _PURGE = Move.EXPIRE, Move.HEARTBEAT, Move.PROMOTE, Move.PURGE
 
@@ -52,11 +52,12 @@ class RocksShard:
         clock: Clock,
         fsync: bool = True,
         recover: bool = False,
+        repair: bool = False,
         open_tables_max: int = OPEN_TABLES_MAX,
     ) -> None:
-        """Opens the files. `restore_leases` must be called before any verb."""
+        """Opens the files. `restore_leases` must be called before any verb. With `repair`, all indexes and counts are
+        compared with the records, which reads every task."""
         self.peers = peers
-        self._listeners = peers.listeners
         self.now_ms = clock.__call__  # bound once: every verb asks for the time
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._database = Database(path / "rocksdb", recover=recover, open_tables_max=open_tables_max)
@@ -67,11 +68,11 @@ class RocksShard:
                 self._high_water_mark.verify(self._database.sequence())
             self._events = EventLog(self._database)
             self._buffer = WriteBuffer(self._database, self._events.next_version)
-            self._events.buffer = self._buffer
-            self._buffer.on_unreadable = self._report_unreadable
+            self._buffer.on_unreadable = partial(peers.report_unreadable, self._database.path)
+            self._events.attach(self._buffer)
             self._leases = Leases(self._buffer)
             self._delayed = DelayedIndex(self._buffer)
-            self._queues = Queues(self._buffer, self._delayed, self._leases)
+            self._queues = Queues(self._buffer, self._delayed, self._leases, is_recounted=repair)
             self._retention = RetentionIndex(self._buffer)
             self._records = Records(self._buffer, self._leases)
             self._policies = Policies(self._buffer, stored_policies(self._buffer))
@@ -79,11 +80,14 @@ class RocksShard:
             self._database.close()
             raise
         self._group_commit = GroupCommit(
-            self._database, self._buffer, self._high_water_mark, fsync=fsync, on_flush=self._report_flushed
+            self._database, self._buffer, self._high_water_mark, fsync=fsync, on_flush=peers.report_flushed
         )
         self._ready: defaultdict[QueueState, int] = defaultdict(int)
         self._moved: list[Task] = []
         self._is_released = False
+        self._repairs = repair
+        self.restored = 0
+        """How many tasks were in no index when the shard was opened, and were put back."""
 
     @property
     def newest_ms(self) -> int:
@@ -170,7 +174,8 @@ class RocksShard:
         self._group_commit.check(adds_tasks=False)
         if shard:
             raise InvalidRequest(f"there is no shard {shard}; there is only shard 0")
-        return Events(self._events.read(start, limit), self._events.first, self._buffer.next_version)
+        begin, records = self._events.read(start, limit)
+        return Events(records, begin, self._events.first, self._buffer.next_version, self._events.verify)
 
     async def trim(self, *, before_ms: int, keep_max: int, shard: int | None = None) -> int:  # noqa: ARG002
         self._group_commit.check(adds_tasks=False)
@@ -184,8 +189,7 @@ class RocksShard:
         if self._policies.by_queue.get(queue) != replacing:
             return False
         self._policies.set(queue, policy)
-        for listener in self._listeners:
-            listener.policies_changed([queue])
+        self.peers.report_policy(queue)
         return True
 
     async def tenant_usage(
@@ -252,6 +256,8 @@ class RocksShard:
         if before is None:
             return self._enqueue(change, owners)
         current = self._leases.get(before.id) or self._records.task(before.tenant, before.id)
+        if current is None and move is _PROMOTE and self._records.is_damaged(before):
+            current = before  # by its entry in the index; the promoted task replaces the record
         if current is None or current.version != before.version:
             if move is _PROMOTE:
                 self._delayed.set_aside(self._queues.get(before.tenant, before.command), before)
@@ -333,25 +339,10 @@ class RocksShard:
         if self._ready:
             ready, self._ready = self._ready, defaultdict(int)
             for queue, tasks in ready.items():
-                for listener in self._listeners:
-                    listener.ready(queue.key, tasks)
+                self.peers.report_ready(queue.key, tasks)
         if self._moved:
             moved, self._moved = self._moved, []
-            self._report_moved(moved)
-
-    def _report_moved(self, tasks: Sequence[Task]) -> None:
-        for listener in self._listeners:
-            listener.moved(tasks)
-
-    def _report_unreadable(self, key: bytes, reason: str) -> None:
-        fields = {"key": key.hex(), "reason": reason, "path": str(self._database.path)}
-        _log.error("a stored record cannot be read; all others are served", extra={"fields": fields})
-        for listener in self._listeners:
-            listener.unreadable(key, reason)
-
-    def _report_flushed(self, calls: int, seconds: float) -> None:
-        for listener in self._listeners:
-            listener.flushed(calls, seconds)
+            self.peers.report_moved(moved)
 
     # -- claims --------------------------------------------------------------------------------------------------
 
@@ -377,7 +368,7 @@ class RocksShard:
             buffer.delete(window.prefix + keys.number(before.version))
             queue.in_progress += 1
         self._leases.add(tasks, queues, data, request_id=request.request_id)
-        self._report_moved(tasks)
+        self.peers.report_moved(tasks)
         return self._with_bodies(tasks, bodies)
 
     def _repeated(self, request: ClaimRequest) -> list[Delivery]:
@@ -395,5 +386,10 @@ class RocksShard:
 
     def restore_leases(self, grace_ms: int) -> None:
         """Restores the tasks in progress, each with `grace_ms` of lease or more, so that healthy workers keep them."""
-        least_ms = self.now_ms() + grace_ms
-        restore_leases(self._buffer, self._records, self._queues, self._leases, least_ms=least_ms)
+        now_ms = self.now_ms()
+        restored = restore_leases(self._buffer, self._records, self._queues, self._leases, least_ms=now_ms + grace_ms)
+        if self._repairs or not restored:
+            lost = LostTasks(self._buffer, self._records, self._queues, self._leases, self._delayed, self._retention)
+            self.restored = lost.restore(now_ms, grace_ms)
+        if self._repairs:
+            self._buffer.forget_earlier_reports()

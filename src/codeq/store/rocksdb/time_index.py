@@ -6,6 +6,7 @@ where the last one ended, so neither the far future nor what was processed befor
 
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import TypeGuard
 
 from codeq.domain.lifecycle import position
 from codeq.domain.queue import Index
@@ -38,10 +39,14 @@ class DelayedIndex:
         self._buffer.delete(keys.delayed(queue.key, task.visible_ms, task.version))
 
     def set_aside(self, queue: QueueState, task: Task) -> None:
-        """Moves the entry of a task that has moved on, or cannot be read, out of the index, if it is still there."""
+        """Moves the entry of a task that has moved on, or cannot be read, out of the index, if it is still there. If
+        the event of the same number names another task, the entry is restored from it instead."""
         key = keys.delayed(queue.key, task.visible_ms, task.version)
         value = self._buffer.get(key)
-        if value is not None:
+        original = self._buffer.original(task.version)
+        if value is not None and _is_delayed_at(original, key, queue) and original.id != task.id:
+            self._buffer.restore(key, value, original)
+        elif value is not None:
             queue.delayed -= 1
             queue.tenant.tasks -= 1
             self._buffer.set_aside(key, value, "no task stands behind this entry")
@@ -70,21 +75,30 @@ class DelayedIndex:
         return found
 
     def _decode(self, queue: QueueState, key: bytes, value: bytes) -> Task | None:
-        """Returns the task; None for an entry that cannot be read, which is set aside."""
+        """Returns the task. An entry that cannot be read is restored from its event, or else set aside: None."""
         try:
-            task = decode_task(value)
-        except UNREADABLE as fault:
-            reason = str(fault)
-        else:
-            is_of_queue = (task.tenant, task.command) == queue.key
-            is_of_key = key == keys.delayed(queue.key, task.visible_ms, task.version)
-            if is_of_queue and is_of_key and position(task) is Index.DELAYED:
+            task: Task | None = decode_task(value)
+            if _is_delayed_at(task, key, queue):
                 return task
-            reason = "the entry has the task of another key"
+        except UNREADABLE:
+            pass
+        task = self._buffer.original(int.from_bytes(key[-keys.NUMBER_BYTES :], "big"))
+        if _is_delayed_at(task, key, queue):
+            self._buffer.restore(key, value, task)
+            return task
         queue.delayed -= 1
         queue.tenant.tasks -= 1
-        self._buffer.set_aside(key, value, reason)
+        self._buffer.set_aside(key, value, "this is not the task of the key")
         return None
+
+
+def _is_delayed_at(task: Task | None, key: bytes, queue: QueueState) -> TypeGuard[Task]:
+    return (
+        task is not None
+        and (task.tenant, task.command) == queue.key
+        and key == keys.delayed(queue.key, task.visible_ms, task.version)
+        and position(task) is Index.DELAYED
+    )
 
 
 class RetentionIndex:

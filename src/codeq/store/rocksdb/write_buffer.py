@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from codeq.domain.errors import StoreError
 from codeq.domain.limits import EVENT_SEGMENT_MAX
 from codeq.domain.task import Task
-from codeq.store.codec import joined, stamp
+from codeq.store.codec import encode, joined, stamp
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.database import Database, batch
 
@@ -28,6 +28,8 @@ class WriteBuffer:
         self.on_failure: Callable[[StoreError], None] = lambda _: None
         self.on_unreadable: Callable[[bytes, str], None] = lambda *_: None
         """Called with the key of a record that cannot be read, and the reason."""
+        self.original: Callable[[int], Task | None] = lambda _: None
+        """Returns the task as the event of that number left it, if the event can be read."""
 
     def before_write(self, prepare: Callable[[], None]) -> None:
         """Calls `prepare` before each write, to add what is stored per batch rather than per change."""
@@ -63,6 +65,18 @@ class WriteBuffer:
         self.delete(key)
         self.put(keys.UNREADABLE + key, value)
         self.report(key, reason)
+
+    def restore(self, key: bytes, value: bytes, task: Task) -> None:
+        """Replaces an entry that cannot be read by the task that belongs there. What it was is kept beside."""
+        self.put(keys.UNREADABLE + key, value)
+        self.put(key, encode(task))
+        self.report(key, "restored from the event of the same number")
+
+    def forget_earlier_reports(self) -> None:
+        """Deletes what was kept of records that earlier openings could not read, and that this one has not met."""
+        for key, _ in self.scan(keys.UNREADABLE, keys.after(keys.UNREADABLE)):
+            if key.removeprefix(keys.UNREADABLE) not in self._reported:
+                self.delete(key)
 
     def report(self, key: bytes, reason: str) -> None:
         """Reports a record that cannot be read, and leaves it where it is; `codeq doctor` finds a note of it."""
