@@ -49,22 +49,24 @@ class Site:
 
     def queue(self, **options: Any) -> BlockingPriorityQueue:
         """Returns a queue with a worker of its own."""
-        client: Any = AsyncRedisCluster.from_url(self.url) if self.is_cluster else aioredis.Redis.from_url(self.url)
-        made = BlockingPriorityQueue(client, **self.names, **options)
+        made = BlockingPriorityQueue(self._client(), **self.names, **options)
         made._inner._connection._is_own = True  # closed with the queue, on its event loop
         self._queues.append(made)
         return made
 
     def async_queue(self, **options: Any) -> PriorityQueue:
         """Returns a queue for the running event loop. `async with` closes it."""
-        client: Any = AsyncRedisCluster.from_url(self.url) if self.is_cluster else aioredis.Redis.from_url(self.url)
-        made = PriorityQueue(client, **self.names, **options)
+        made = PriorityQueue(self._client(), **self.names, **options)
         made._connection._is_own = True
         return made
 
     def close(self) -> None:
         for queue in self._queues:
             queue.close()
+
+    def _client(self) -> Any:
+        kind: Any = AsyncRedisCluster if self.is_cluster else aioredis.Redis
+        return kind.from_url(self.url, socket_timeout=120)
 
 
 @pytest.fixture(scope="session")

@@ -105,7 +105,9 @@ class Model:
         )
 
     def _return_due(self, place: Place) -> set[str]:
-        due = {id for id, entry in self.entries.items() if entry.place is place and entry.until_ms <= self.now_ms}
+        due = {
+            task_id for task_id, entry in self.entries.items() if entry.place is place and entry.until_ms <= self.now_ms
+        }
         for task_id in due:
             self.entries[task_id].place = Place.QUEUE
         return due

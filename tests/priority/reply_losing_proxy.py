@@ -1,4 +1,4 @@
-"""A proxy in front of a Redis server that can lose answers: the server has carried a command out, the client hears nothing.
+"""A proxy before a Redis server that can lose answers: the server carries a command out, the client hears nothing.
 
 with ReplyLosingProxy(node.port) as proxy:
     proxy.lose_replies = True       # from now on a connection is closed when the server answers on it

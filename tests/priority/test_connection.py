@@ -1,11 +1,9 @@
 """Between the queue and Redis: each script once, on any client, on a cluster whose slots move."""
 
 import asyncio
-import threading
-from collections import Counter
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from tests.redis_servers import RedisClusterNodes, RedisNode, bundled_binary, st
 from codeq.domain.errors import InvalidRequest, StoreClosed
 from codeq.priority import BlockingPriorityQueue, PriorityQueue, TaskPriority
 from codeq.priority.keys import QueueKeys
-from codeq.priority.scripts import load
 
 Drain = Callable[[BlockingPriorityQueue], list[str]]
 LUA = Path(__file__).parents[2] / "src/codeq/priority/lua"
@@ -160,63 +157,6 @@ def test_a_hash_tag_that_would_not_work_is_refused(names: dict[str, str]) -> Non
         QueueKeys(**names)
 
 
-def test_in_a_slot_that_is_moving_a_script_runs_whole_or_not_at_all(cluster: RedisClusterNodes) -> None:
-    keys = QueueKeys(hash_tag="half")
-    slot = cluster.slot(keys.queue)
-    source = cluster.owner(slot)
-    target = cluster.other(source)
-    script = load("enqueue")
-    arguments = (script.source, len(keys.fixed), *keys.fixed, "", "a", 50)
-    source.command("EVAL", *arguments)
-    before = source.command("ZRANGE", keys.queue, 0, -1), source.command("GET", keys.sequence)
-    cluster.begin_move(slot, to=target)
-    with pytest.raises(redis.exceptions.ResponseError, match="during rehashing|TRYAGAIN"):  # some keys do not exist
-        source.command("EVAL", *arguments[:-2], "b", 50)
-    assert before == (source.command("ZRANGE", keys.queue, 0, -1), source.command("GET", keys.sequence))
-    while cluster.move_keys(slot, to=target):
-        pass
-    cluster.end_move(slot, to=target)
-    assert target.command("ZRANGE", keys.queue, 0, -1) == before[0]
-
-
-def test_tasks_survive_the_moves_of_their_slot(cluster: RedisClusterNodes) -> None:
-    """Workers that repeat what was refused complete every task once, while the slot goes round the cluster."""
-    site = Site(cluster.nodes[0].url, None, is_cluster=True)
-    slot = cluster.slot(site.keys.queue)
-    expected = [f"task-{number}" for number in range(300)]
-    completed: list[str] = []
-    is_over = threading.Event()
-
-    def repeat(call: Callable[[], Any]) -> Any:
-        while True:
-            try:
-                return call()
-            except (redis.exceptions.ClusterError, redis.exceptions.ResponseError):
-                continue  # moving: refused, nothing has run
-
-    def work(queue: BlockingPriorityQueue) -> None:
-        while task := repeat(lambda: queue.dequeue(wait=0.2)) or not is_over.is_set():
-            if task is not True:
-                repeat(lambda: queue.complete(task))
-                completed.append(task.task_id)
-
-    workers = [threading.Thread(target=work, args=(site.queue(),)) for _ in range(2)]
-    producer = site.queue()
-    for worker in workers:
-        worker.start()
-    home = cluster.owner(slot)
-    away = cluster.other(home)
-    for first, last in pairwise(range(0, 301, 100)):
-        for task_id in expected[first:last]:
-            repeat(lambda: producer.enqueue(task_id))  # noqa: B023
-        cluster.move_slot(slot, to=away if cluster.owner(slot) is home else home)
-    is_over.set()
-    for worker in workers:
-        worker.join(60)
-    assert Counter(completed) == Counter(expected)
-    site.close()
-
-
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_script_states_its_contract_and_names_no_key(name: str) -> None:
     text = (LUA / f"{name}.lua").read_text()
@@ -224,6 +164,29 @@ def test_every_script_states_its_contract_and_names_no_key(name: str) -> None:
     assert "-- ARGV" in text
     assert "-- Returns" in text
     assert "task:" not in text
+
+
+def test_every_key_that_a_script_touches_was_declared() -> None:
+    """Names of KEYS and of their elements only: a key made up inside a script breaks it when its slot moves."""
+    names = {
+        *[
+            "queue",
+            "retry",
+            "in_flight",
+            "records",
+            "sequence",
+            "wake",
+            "corrupted",
+            "dead",
+            "lock",
+            "times",
+            "locks[id]",
+        ]
+    }
+    text = "".join(path.read_text() for path in LUA.glob("*.lua"))
+    touched = set(re.findall(r"redis\.call\('(?!TIME)\w+', ([\w\[\]]+)", text))
+    assert touched <= names
+    assert len(re.findall(r"redis\.call\(", text)) == len(re.findall(r"redis\.call\('\w+'[,)]", text))
 
 
 def test_a_closed_queue_says_so(node: RedisNode) -> None:

@@ -40,5 +40,4 @@ def test_a_worker_killed_at_any_moment_loses_nothing(node: RedisNode, step: str,
             assert task.task_id == "task"
             queue.complete(task)
         assert queue.dequeue() is None
-    left = {key.decode() for key in raw.keys("*")}
-    assert left <= {QueueKeys().sequence}
+    assert set(raw.keys("*")) <= {QueueKeys().sequence.encode()}

@@ -1,5 +1,6 @@
 """The queue and a simple model run the same calls, and after each one they must agree on everything."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -56,8 +57,16 @@ class PriorityQueueAgainstModel(RuleBasedStateMachine):
     @rule(worker=NAMES, task_id=IDS, by_claim=HAVE_CLAIM, verb=st.sampled_from(["renew", "complete", "release"]))
     def finish(self, worker: str, task_id: str, *, by_claim: bool, verb: str) -> None:
         queue = self.queues[worker]
-        calls = {"renew": queue.renew, "complete": queue.complete, "release": queue.release_lock}
-        changes = {"renew": self.model.renew, "complete": self.model.complete, "release": self.model.release}
+        calls: dict[str, Callable[[str | Claimed], object]] = {
+            "renew": queue.renew,
+            "complete": queue.complete,
+            "release": queue.release_lock,
+        }
+        changes: dict[str, Callable[[str], None]] = {
+            "renew": self.model.renew,
+            "complete": self.model.complete,
+            "release": self.model.release,
+        }
         task, is_holder = self._task(worker, task_id, by_claim=by_claim)
         if is_holder:
             calls[verb](task)
@@ -134,7 +143,7 @@ class PriorityQueueAgainstModel(RuleBasedStateMachine):
 
 def test_the_queue_agrees_with_the_model(node: RedisNode) -> None:
     PriorityQueueAgainstModel.node = node
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         PriorityQueueAgainstModel,
         settings=settings(
             max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)

@@ -55,6 +55,7 @@ def test_a_duplicate_with_a_higher_priority_raises_the_task_and_keeps_its_time(
     queue.enqueue("push")
     clock.advance(1)
     queue.enqueue("pull-request", TaskPriority.HIGH)
+    clock.advance(1)
     assert not queue.enqueue("push", TaskPriority.HIGH)
     assert queue.queue_size() == 2
     assert drain(queue) == ["push", "pull-request"]

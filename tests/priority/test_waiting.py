@@ -3,9 +3,16 @@
 import asyncio
 import time
 
+import pytest
 from tests.priority.conftest import Site
 
 from codeq.priority import PriorityQueue
+
+
+@pytest.fixture(autouse=True)
+def _no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that waits looks again every second; here it does not, so that a wake-up that is missing shows."""
+    monkeypatch.setattr("codeq.priority.queue.LOOK_EVERY_S", 50.0)
 
 
 async def waiting(queue: PriorityQueue, site: Site) -> None:
