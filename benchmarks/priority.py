@@ -1,7 +1,7 @@
 """Measure `codeq.priority` beside the story's own two-command design and a plain list: `python benchmarks/priority.py`.
 
 All three send their commands over the same kind of connection, so that the designs are compared and not the clients.
-Their turns alternate. It asserts nothing about speed; it prints tables, and writes all figures as JSON to compare runs by.
+Their turns alternate. It asserts nothing about speed: it prints tables, and writes all figures as JSON.
 """
 
 import sys

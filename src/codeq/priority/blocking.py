@@ -60,6 +60,9 @@ class BlockingPriorityQueue:
     def dead(self, limit: int = 100) -> list[str]:
         return self._block_on(self._inner.dead(limit))
 
+    def is_persistent(self) -> bool:
+        return self._block_on(self._inner.is_persistent())
+
     def close(self) -> None:
         """Closes the connections and ends the thread. May be called twice."""
         if not self._loop.is_closed():

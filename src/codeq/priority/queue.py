@@ -145,6 +145,10 @@ class PriorityQueue:
         """Returns ids of tasks that were delivered `max_attempts` times and not completed. `enqueue` revives one."""
         return [member.decode() for member, _ in await self._members(self.keys.dead, limit)]
 
+    async def is_persistent(self) -> bool:
+        """Says whether Redis writes an append-only file. Without one a crash of Redis loses what was queued."""
+        return bool(await self._run("is_persistent"))
+
     async def close(self) -> None:
         """Closes the connections, if the queue was made from a URL. Locks stay until they expire."""
         await self._connection.close()
