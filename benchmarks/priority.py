@@ -25,7 +25,7 @@ from rich.table import Table
 from tests.redis_servers import RedisNode, start_node
 
 from codeq.priority import PriorityQueue, TaskPriority
-from codeq.priority.connection import Connection
+from codeq.priority.connection import RedisConnection
 from codeq.priority.tasks import score
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -44,7 +44,7 @@ class Designs:
 
     def __init__(self, url: str) -> None:
         self._queue = PriorityQueue(url, prefix="ours:")
-        self._connection = Connection(url, has_hash_tag=False)
+        self._connection = RedisConnection(url, has_hash_tag=False)
 
     async def ours(self, task_id: str, priority: int) -> None:
         """Everything that this package promises: order, lock, record of flight, recovery, true delays."""

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from codeq.domain.errors import InvalidRequest
-from codeq.priority.connection import Client, Connection
+from codeq.priority.connection import Client, RedisConnection
 from codeq.priority.errors import LockLost
 from codeq.priority.keys import QueueKeys
 from codeq.priority.tasks import (
@@ -54,10 +54,13 @@ class PriorityQueue:
         max_attempts: int | None = None,
         now_ms: Callable[[], int] | None = None,
     ) -> None:
-        """`now_ms` is for tests: without it every time is Redis's own, so that clocks of workers do not matter."""
+        """A `worker` has a name that no other has at the same time; the default is one.
+
+        `now_ms` is for tests: without it every time is Redis's own, so that clocks of workers do not matter.
+        """
         self.keys = QueueKeys(prefix, hash_tag)
         self.worker = _worker(worker)
-        self._connection = Connection(url_or_client, has_hash_tag=hash_tag is not None)
+        self._connection = RedisConnection(url_or_client, has_hash_tag=hash_tag is not None)
         self._lock_ms = _milliseconds("lock_ttl_s", lock_ttl_s, least=1)
         self._age_ms = "" if age_after_s is None else _milliseconds("age_after_s", age_after_s, least=0)
         if max_attempts is not None and max_attempts < 1:
@@ -168,7 +171,7 @@ class PriorityQueue:
         except asyncio.CancelledError:
             claimed, _ = await claiming  # the script runs to its end in any case; its task must not be nobody's
             if claimed:
-                await self.release_lock(claimed)
+                await self._as_holder("release", claimed, "", "1")  # undelivered, so that it is no attempt
             raise
 
     async def _claim(self) -> tuple[Claimed | None, float]:
