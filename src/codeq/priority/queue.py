@@ -76,6 +76,7 @@ class PriorityQueue:
         arguments = (check_task_id(task_id), check_priority(priority))
         is_new = bool(await self._run("enqueue", *arguments))
         if is_new:
+            self._expect(task_id)
             _log.info("enqueued task %s with priority %d", task_id, priority)
         else:
             _log.debug("task %s is queued already; priority %d raises it at most", task_id, priority)
@@ -205,7 +206,11 @@ class PriorityQueue:
     async def _wait_for_wake(self, seconds: float) -> None:
         woken = await self._connection.pop_or_wait(self.keys.wake, min(seconds, LOOK_EVERY_S))
         if woken:
-            self._expected = [woken.decode(errors="replace"), *self._expected[: AHEAD_MIN - 1]]
+            self._expect(woken.decode(errors="replace"))
+
+    def _expect(self, task_id: str) -> None:
+        """Has the next dequeue declare the lock of a task that is new here, which may be the best one."""
+        self._expected = [*self._expected[1 - AHEAD_MAX :], task_id]
 
     async def _as_holder(self, script: str, task: str | Claimed, *arguments: str | int) -> bool:
         """Runs a script of the lock's holder, known by its fencing number if the task itself is given."""
