@@ -68,7 +68,8 @@ class PriorityQueue:
         self._attempts_max = "" if max_attempts is None else max_attempts
         self._now_ms = now_ms
         self._claiming = asyncio.Lock()
-        self._expected: list[str] = []
+        self._next: list[str] = []
+        self._fresh: list[str] = []
         self._ahead = AHEAD_MIN
 
     async def enqueue(self, task_id: str, priority: int = TaskPriority.NORMAL) -> bool:
@@ -76,7 +77,7 @@ class PriorityQueue:
         arguments = (check_task_id(task_id), check_priority(priority))
         is_new = bool(await self._run("enqueue", *arguments))
         if is_new:
-            self._expect(task_id)
+            self._remember(task_id)
             _log.info("enqueued task %s with priority %d", task_id, priority)
         else:
             _log.debug("task %s is queued already; priority %d raises it at most", task_id, priority)
@@ -180,13 +181,15 @@ class PriorityQueue:
         options = (self.worker, self._lock_ms, self._age_ms, self._attempts_max)
         async with self._claiming:  # one call at a time knows what is next
             while True:
-                expected = self._expected
+                expected = [*self._next, *self._fresh]
+                self._fresh = []
                 kind, *answer = await self._run("dequeue", *options, self._ahead, *expected, locks=expected)
                 _report(answer[-1])
                 if kind == b"empty":
                     _log.debug("nothing to dequeue")
+                    self._next = []
                     return None, answer[0] / 1000 if answer[0] >= 0 else math.inf
-                self._expected = [task_id.decode(errors="replace") for task_id in answer[-2]]
+                self._next = [task_id.decode(errors="replace") for task_id in answer[-2]]
                 if kind == b"claimed":
                     self._ahead = max(AHEAD_MIN, self._ahead - 1)
                     return self._claimed(*answer[:4]), 0.0
@@ -206,11 +209,11 @@ class PriorityQueue:
     async def _wait_for_wake(self, seconds: float) -> None:
         woken = await self._connection.pop_or_wait(self.keys.wake, min(seconds, LOOK_EVERY_S))
         if woken:
-            self._expect(woken.decode(errors="replace"))
+            self._remember(woken.decode(errors="replace"))
 
-    def _expect(self, task_id: str) -> None:
-        """Has the next dequeue declare the lock of a task that is new here, which may be the best one."""
-        self._expected = [*self._expected[1 - AHEAD_MAX :], task_id]
+    def _remember(self, task_id: str) -> None:
+        """Has the next dequeue declare the lock of a task that is new, and so may be the best one."""
+        self._fresh = [*self._fresh[1 - AHEAD_MAX :], task_id]
 
     async def _as_holder(self, script: str, task: str | Claimed, *arguments: str | int) -> bool:
         """Runs a script of the lock's holder, known by its fencing number if the task itself is given."""
