@@ -39,23 +39,23 @@ class BlockingPriorityQueue:
     def dequeue(self, wait: float = 0.0) -> Claimed | None:
         return self._block_on(self._inner.dequeue(wait))
 
-    def renew(self, task: str | Claimed) -> None:
-        self._block_on(self._inner.renew(task))
+    def renew(self, task_id: str | Claimed) -> None:
+        self._block_on(self._inner.renew(task_id))
 
-    def complete(self, task: str | Claimed) -> None:
-        self._block_on(self._inner.complete(task))
+    def complete(self, task_id: str | Claimed) -> None:
+        self._block_on(self._inner.complete(task_id))
 
-    def release_lock(self, task: str | Claimed, *, force: bool = False) -> bool:
-        return self._block_on(self._inner.release_lock(task, force=force))
+    def release_lock(self, task_id: str | Claimed, *, force: bool = False) -> bool:
+        return self._block_on(self._inner.release_lock(task_id, force=force))
 
-    def requeue_with_delay(self, task: str | Claimed, delay_seconds: float, priority: int | None = None) -> None:
-        self._block_on(self._inner.requeue_with_delay(task, delay_seconds, priority))
+    def requeue_with_delay(self, task_id: str | Claimed, delay_seconds: float, priority: int | None = None) -> None:
+        self._block_on(self._inner.requeue_with_delay(task_id, delay_seconds, priority))
 
     def queue_size(self, include_delayed: bool = False) -> int:
         return self._block_on(self._inner.queue_size(include_delayed))
 
-    def is_locked(self, task: str | Claimed) -> bool:
-        return self._block_on(self._inner.is_locked(task))
+    def is_locked(self, task_id: str | Claimed) -> bool:
+        return self._block_on(self._inner.is_locked(task_id))
 
     def recover(self) -> list[str]:
         return self._block_on(self._inner.recover())

@@ -96,42 +96,44 @@ class PriorityQueue:
                 return claimed
             await self._wait_for_wake(min(left_s, idle_s))
 
-    async def renew(self, task: str | Claimed) -> None:
+    async def renew(self, task_id: str | Claimed) -> None:
         """Extends the lock to its full time from now. Raises LockLost if this worker does not hold it."""
-        await self._as_holder("renew", task, self._lock_ms)
-        _log.debug("renewed the lock of task %s", task)
+        await self._as_holder("renew", task_id, self._lock_ms)
+        _log.debug("renewed the lock of task %s", task_id)
 
-    async def complete(self, task: str | Claimed) -> None:
+    async def complete(self, task_id: str | Claimed) -> None:
         """Ends the task: it is not delivered again. Raises LockLost if this worker does not hold its lock."""
-        await self._as_holder("complete", task)
-        _log.info("completed task %s", task)
+        await self._as_holder("complete", task_id)
+        _log.info("completed task %s", task_id)
 
-    async def release_lock(self, task: str | Claimed, *, force: bool = False) -> bool:
+    async def release_lock(self, task_id: str | Claimed, *, force: bool = False) -> bool:
         """Gives up the lock; the task returns to its place in the queue. False if nobody held the lock.
 
         Raises LockLost if another worker holds it; `force` takes it from whoever does.
         """
-        answer = await self._as_holder("release", task, "1" if force else "")
-        _log.info("released the lock of task %s" if answer else "task %s is not locked", task)
+        answer = await self._as_holder("release", task_id, "1" if force else "")
+        _log.info("released the lock of task %s" if answer else "task %s is not locked", task_id)
         return answer
 
-    async def requeue_with_delay(self, task: str | Claimed, delay_seconds: float, priority: int | None = None) -> None:
+    async def requeue_with_delay(
+        self, task_id: str | Claimed, delay_seconds: float, priority: int | None = None
+    ) -> None:
         """Gives up the lock; the task is ready again after the delay. Without a priority it keeps its own.
 
         Raises LockLost if this worker does not hold the lock.
         """
         delay_ms = _milliseconds("delay_seconds", delay_seconds, least=0)
-        await self._as_holder("requeue", task, delay_ms, "" if priority is None else check_priority(priority))
-        _log.info("requeued task %s with a delay of %s s", task, delay_seconds)
+        await self._as_holder("requeue", task_id, delay_ms, "" if priority is None else check_priority(priority))
+        _log.info("requeued task %s with a delay of %s s", task_id, delay_seconds)
 
     async def queue_size(self, include_delayed: bool = False) -> int:
         """Returns how many tasks could be dequeued now, or with those that are delayed."""
         return int(await self._run("size", "1" if include_delayed else ""))
 
-    async def is_locked(self, task: str | Claimed) -> bool:
+    async def is_locked(self, task_id: str | Claimed) -> bool:
         """Says whether somebody holds the lock. It may have changed when you read the answer."""
-        task_id = check_task_id(str(task) if isinstance(task, Claimed) else task)
-        return bool(await self._run("is_locked", task_id, locks=[task_id]))
+        name = _id_of(task_id)
+        return bool(await self._run("is_locked", name, locks=[name]))
 
     async def recover(self) -> list[str]:
         """Returns the tasks of dead workers to the queue, all of them; `dequeue` does it too, some at each call."""
@@ -217,7 +219,7 @@ class PriorityQueue:
 
     async def _as_holder(self, script: str, task: str | Claimed, *arguments: str | int) -> bool:
         """Runs a script of the lock's holder, known by its fencing number if the task itself is given."""
-        task_id = check_task_id(str(task) if isinstance(task, Claimed) else task)
+        task_id = _id_of(task)
         fencing = task.fencing if isinstance(task, Claimed) else ""
         answer = await self._run(script, self.worker, fencing, task_id, *arguments, locks=[task_id])
         if isinstance(answer, bytes):
@@ -243,6 +245,10 @@ def _worker(name: str | None) -> str:
     if not name:
         raise InvalidRequest("a worker's name is not empty")
     return name
+
+
+def _id_of(task: str | Claimed) -> str:
+    return task.task_id if isinstance(task, Claimed) else check_task_id(task)
 
 
 def _milliseconds(name: str, seconds: float, *, least: int) -> int:
