@@ -1,0 +1,19 @@
+"""A priority queue on a Redis sorted set, for programs that need this and nothing else of codeQ.
+
+Imports redis-py and `domain.errors`. `docs/guides/priority-queue.md` says when to use it and when the service.
+"""
+
+from codeq.priority.blocking import BlockingPriorityQueue
+from codeq.priority.errors import InvalidTaskId, LockLost
+from codeq.priority.queue import PriorityQueue
+from codeq.priority.tasks import Claimed, Corrupted, TaskPriority
+
+__all__ = [
+    "BlockingPriorityQueue",
+    "Claimed",
+    "Corrupted",
+    "InvalidTaskId",
+    "LockLost",
+    "PriorityQueue",
+    "TaskPriority",
+]

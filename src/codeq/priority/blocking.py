@@ -1,0 +1,87 @@
+"""The priority queue with blocking calls for any thread: one event loop in a thread of its own runs the awaited queue."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from codeq.domain.errors import StoreClosed
+from codeq.priority.queue import PriorityQueue
+from codeq.priority.tasks import Claimed, Corrupted, TaskPriority
+
+T = TypeVar("T")
+
+
+class BlockingPriorityQueue:
+    """`PriorityQueue` for programs without an event loop. Takes its options, and answers what it answers."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="codeq-priority", daemon=True)
+        self._inner = PriorityQueue(url, **options)
+        self._thread.start()
+
+    @property
+    def worker(self) -> str:
+        return self._inner.worker
+
+    def enqueue(self, task_id: str, priority: int = TaskPriority.NORMAL) -> bool:
+        return self._block_on(self._inner.enqueue(task_id, priority))
+
+    def dequeue(self, wait: float = 0.0) -> Claimed | None:
+        return self._block_on(self._inner.dequeue(wait))
+
+    def renew(self, task: str | Claimed) -> None:
+        self._block_on(self._inner.renew(task))
+
+    def complete(self, task: str | Claimed) -> None:
+        self._block_on(self._inner.complete(task))
+
+    def release_lock(self, task: str | Claimed, *, force: bool = False) -> bool:
+        return self._block_on(self._inner.release_lock(task, force=force))
+
+    def requeue_with_delay(self, task: str | Claimed, delay_seconds: float, priority: int | None = None) -> None:
+        self._block_on(self._inner.requeue_with_delay(task, delay_seconds, priority))
+
+    def queue_size(self, include_delayed: bool = False) -> int:
+        return self._block_on(self._inner.queue_size(include_delayed))
+
+    def is_locked(self, task: str | Claimed) -> bool:
+        return self._block_on(self._inner.is_locked(task))
+
+    def recover(self) -> list[str]:
+        return self._block_on(self._inner.recover())
+
+    def corrupted(self, limit: int = 100) -> list[Corrupted]:
+        return self._block_on(self._inner.corrupted(limit))
+
+    def dead(self, limit: int = 100) -> list[str]:
+        return self._block_on(self._inner.dead(limit))
+
+    def close(self) -> None:
+        """Closes the connections and ends the thread. May be called twice."""
+        if not self._loop.is_closed():
+            self._block_on(self._inner.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _block_on(self, call: Coroutine[Any, Any, T]) -> T:
+        if self._loop.is_closed():
+            call.close()
+            raise StoreClosed("this queue was closed")
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # an interrupted caller leaves no locked task behind
+            raise

@@ -1,0 +1,73 @@
+"""Sends each command exactly once, over a client for one server or for a cluster.
+
+redis-py repeats a command whose answer was lost, by default up to ten times: a script would run again, and a task would be
+claimed for nobody. What the client was told about retries does not matter here: for one server its connections are
+used without them, and a cluster client repeats nothing that is sent to a node by name. It does follow MOVED, ASK and
+TRYAGAIN, which are refusals: nothing has run.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from codeq.domain.errors import InvalidRequest
+from codeq.priority.scripts import load
+
+CONNECTIONS_MAX = 1024
+"""Of a client made from a URL. Every call that waits has one; they are made when they are needed."""
+
+Client = Redis | RedisCluster
+
+
+class Connection:
+    """Runs scripts and commands over a client. One made from a URL is closed with it."""
+
+    def __init__(self, url_or_client: str | Client, *, has_hash_tag: bool) -> None:
+        self._is_own = isinstance(url_or_client, str)
+        self._client: Any = (
+            Redis.from_url(url_or_client, max_connections=CONNECTIONS_MAX)
+            if isinstance(url_or_client, str)
+            else url_or_client
+        )
+        self._is_cluster = isinstance(self._client, RedisCluster)
+        if self._is_cluster and not has_hash_tag:
+            raise InvalidRequest("on a cluster a queue needs a hash tag, so that its keys are in one slot: hash_tag=...")
+
+    @property
+    def socket_timeout_s(self) -> float | None:
+        """Returns how long an answer may take; a command that blocks must be shorter."""
+        timeout: float | None = self._client.get_connection_kwargs().get("socket_timeout")
+        return timeout
+
+    async def run(self, name: str, keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
+        """Runs a script once. The server may not know it yet; then nothing has run, and it is sent in full."""
+        script = load(name)
+        try:
+            return await self.send("EVALSHA", script.sha, len(keys), *keys, *arguments, key=keys[0])
+        except NoScriptError:
+            return await self.send("EVAL", script.source, len(keys), *keys, *arguments, key=keys[0])
+
+    async def send(self, *command: Any, key: str) -> Any:
+        """Sends a command once and returns the answer, its texts as bytes."""
+        if self._is_cluster:
+            await self._client.initialize()
+            node = self._client.get_node_from_key(key)
+            return await self._client.execute_command(*command, target_nodes=node, NEVER_DECODE=True)
+        connection = await self._client.connection_pool.get_connection()
+        try:
+            await connection.send_command(*command)
+            return await connection.read_response(disable_decoding=True)
+        except (RedisConnectionError, RedisTimeoutError):
+            await connection.disconnect(nowait=True)
+            raise
+        finally:
+            await self._client.connection_pool.release(connection)
+
+    async def close(self) -> None:
+        if self._is_own:
+            await self._client.aclose()

