@@ -136,6 +136,7 @@ def test_two_workers_share_the_work_and_store_nothing_twice(app: Application) ->
     assert [worker.wait(15) for worker in workers] == [0, 0]
 
 
+@pytest.mark.parametrize("queue", ["redis"], indirect=True)
 def test_the_same_webhook_makes_one_review_however_often_it_is_sent(app: Application) -> None:
     changes = Changes(app.repositories)
     app.start_web()
@@ -149,6 +150,7 @@ def test_the_same_webhook_makes_one_review_however_often_it_is_sent(app: Applica
     assert [review.status for review in app.wait_until_ended()] == [Status.DONE] * 2
 
 
+@pytest.mark.parametrize("queue", ["redis"], indirect=True)
 def test_the_pages_show_what_was_found_and_run_nothing(app: Application) -> None:
     changes = Changes(app.repositories)
     app.start_web()
