@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
 from redis.crc import key_slot
+from redis.retry import Retry
 
 START_S_MAX = 20.0
 STARTS_MAX = 5
@@ -83,6 +85,11 @@ class RedisNode:
         self._clients.append(made)
         return made
 
+    def command(self, *words: Any) -> Any:
+        """Sends one command over a connection of its own."""
+        with redis.Redis(port=self.port) as client:
+            return client.execute_command(*words)
+
     def start(self) -> None:
         """Starts the server and waits until it answers, with its data loaded."""
         for _ in range(STARTS_MAX):
@@ -113,7 +120,7 @@ class RedisNode:
         self._process = subprocess.Popen(
             [*launcher, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        with redis.Redis(port=self.port, retry=None) as probe:
+        with redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0)) as probe:
             wait_until(lambda: self._has_ended() or self._is_ready(probe), f"{self._binary} on port {self.port}")
         return not self._has_ended()
 
@@ -141,12 +148,11 @@ class RedisClusterNodes:
     def create(self) -> None:
         share = SLOTS / len(self.nodes)
         for place, node in enumerate(self.nodes):
-            client = node.client()
-            client.execute_command("CLUSTER SET-CONFIG-EPOCH", place + 1)
+            node.command("CLUSTER SET-CONFIG-EPOCH", place + 1)
             slots = range(round(share * place), round(share * (place + 1)))
-            client.execute_command("CLUSTER ADDSLOTS", *slots)
+            node.command("CLUSTER ADDSLOTS", *slots)
         for node in self.nodes[1:]:
-            self.nodes[0].client().execute_command("CLUSTER MEET", "127.0.0.1", node.port)
+            self.nodes[0].command("CLUSTER MEET", "127.0.0.1", node.port)
         wait_until(lambda: all(self._is_whole(node) for node in self.nodes), "the cluster")
 
     @staticmethod
@@ -163,22 +169,21 @@ class RedisClusterNodes:
     def begin_move(self, slot: int, *, to: RedisNode) -> None:
         """Opens the slot on both sides: from now on its keys may be on either node."""
         source = self.owner(slot)
-        to.client().execute_command("CLUSTER SETSLOT", slot, "IMPORTING", self.node_id(source))
-        source.client().execute_command("CLUSTER SETSLOT", slot, "MIGRATING", self.node_id(to))
+        to.command("CLUSTER SETSLOT", slot, "IMPORTING", self.node_id(source))
+        source.command("CLUSTER SETSLOT", slot, "MIGRATING", self.node_id(to))
 
     def move_keys(self, slot: int, *, to: RedisNode, at_most: int = 1000) -> int:
         """Moves keys of an open slot. Returns how many."""
         source = self.owner(slot)
-        client = source.client()
-        keys = client.execute_command("CLUSTER GETKEYSINSLOT", slot, at_most)
+        keys = source.command("CLUSTER GETKEYSINSLOT", slot, at_most)
         if keys:
-            client.execute_command("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *keys)
+            source.command("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *keys)
         return len(keys)
 
     def end_move(self, slot: int, *, to: RedisNode) -> None:
         """Closes the slot: it is the other node's, and every node knows."""
         for node in [to, *(node for node in self.nodes if node is not to)]:
-            node.client().execute_command("CLUSTER SETSLOT", slot, "NODE", self.node_id(to))
+            node.command("CLUSTER SETSLOT", slot, "NODE", self.node_id(to))
 
     def move_slot(self, slot: int, *, to: RedisNode) -> None:
         self.begin_move(slot, to=to)
@@ -188,17 +193,16 @@ class RedisClusterNodes:
 
     @staticmethod
     def node_id(node: RedisNode) -> str:
-        answer = node.client().execute_command("CLUSTER MYID")
+        answer = node.command("CLUSTER MYID")
         return answer.decode() if isinstance(answer, bytes) else str(answer)
 
     def _is_whole(self, node: RedisNode) -> bool:
-        info = node.client().execute_command("CLUSTER INFO")
+        info = node.command("CLUSTER INFO")
         pairs = info if isinstance(info, dict) else dict(line.split(":") for line in info.decode().split())
         return pairs["cluster_state"] == "ok" and int(pairs["cluster_known_nodes"]) == len(self.nodes)
 
     def _own_slots(self, node: RedisNode) -> set[int]:
-        ranges = node.client().execute_command("CLUSTER SLOTS")
-        rows = [(*bounds, row["primary"][1]) for bounds, row in ranges.items()]
+        rows = [(first, last, primary[1]) for first, last, primary, *_ in node.command("CLUSTER SLOTS")]
         return {slot for first, last, port in rows if port == node.port for slot in range(first, last + 1)}
 
 

@@ -1,4 +1,4 @@
-"""The priority queue with blocking calls for any thread: one event loop in a thread of its own runs the awaited queue."""
+"""The priority queue with blocking calls for any thread: an event loop in a thread of its own runs the awaited one."""
 
 import asyncio
 import threading
@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from codeq.domain.errors import StoreClosed
+from codeq.priority.connection import Client
 from codeq.priority.queue import PriorityQueue
 from codeq.priority.tasks import Claimed, Corrupted, TaskPriority
 
@@ -16,10 +17,10 @@ T = TypeVar("T")
 class BlockingPriorityQueue:
     """`PriorityQueue` for programs without an event loop. Takes its options, and answers what it answers."""
 
-    def __init__(self, url: str, **options: Any) -> None:
+    def __init__(self, url_or_client: str | Client, **options: Any) -> None:
+        self._inner = PriorityQueue(url_or_client, **options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="codeq-priority", daemon=True)
-        self._inner = PriorityQueue(url, **options)
         self._thread.start()
 
     @property

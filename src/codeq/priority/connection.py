@@ -1,11 +1,12 @@
 """Sends each command exactly once, over a client for one server or for a cluster.
 
-redis-py repeats a command whose answer was lost, by default up to ten times: a script would run again, and a task would be
-claimed for nobody. What the client was told about retries does not matter here: for one server its connections are
+redis-py by default repeats a command whose answer was lost: a script would run again, and a task would be claimed for
+nobody. What the client was told about retries does not matter here: for one server its connections are
 used without them, and a cluster client repeats nothing that is sent to a node by name. It does follow MOVED, ASK and
 TRYAGAIN, which are refusals: nothing has run.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,13 +37,9 @@ class Connection:
         )
         self._is_cluster = isinstance(self._client, RedisCluster)
         if self._is_cluster and not has_hash_tag:
-            raise InvalidRequest("on a cluster a queue needs a hash tag, so that its keys are in one slot: hash_tag=...")
-
-    @property
-    def socket_timeout_s(self) -> float | None:
-        """Returns how long an answer may take; a command that blocks must be shorter."""
-        timeout: float | None = self._client.get_connection_kwargs().get("socket_timeout")
-        return timeout
+            raise InvalidRequest(
+                "on a cluster a queue needs a hash tag, so that its keys are in one slot: hash_tag=..."
+            )
 
     async def run(self, name: str, keys: Sequence[str], arguments: Sequence[str | int]) -> Any:
         """Runs a script once. The server may not know it yet; then nothing has run, and it is sent in full."""
@@ -60,6 +57,8 @@ class Connection:
             return await self._client.execute_command(*command, target_nodes=node, NEVER_DECODE=True)
         connection = await self._client.connection_pool.get_connection()
         try:
+            if await connection.can_read():  # the server has closed it; nothing else is said unasked
+                await connection.disconnect(nowait=True)
             await connection.send_command(*command)
             return await connection.read_response(disable_decoding=True)
         except (RedisConnectionError, RedisTimeoutError):
@@ -67,6 +66,15 @@ class Connection:
             raise
         finally:
             await self._client.connection_pool.release(connection)
+
+    async def pop_or_wait(self, key: str, seconds: float) -> bytes | None:
+        """Returns the first of a list, waiting for one; None if there was none. Redis waits up to 0.1 s longer."""
+        answer_s = self._client.get_connection_kwargs().get("socket_timeout") or math.inf
+        try:
+            found = await self.send("BLPOP", key, max(0.001, min(seconds, answer_s / 2)), key=key)
+        except RedisTimeoutError:
+            return None  # the client allows less time for an answer than Redis takes to say that there is nothing
+        return found[1] if found else None
 
     async def close(self) -> None:
         if self._is_own:

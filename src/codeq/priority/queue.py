@@ -1,4 +1,4 @@
-"""The priority queue: a Redis sorted set with locks, true delays and recovery, and nothing that can be lost between two steps."""
+"""The priority queue: a Redis sorted set with locks, true delays and recovery of what dead workers held."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ _log = logging.getLogger("codeq.priority")
 class PriorityQueue:
     """Tasks by priority, first in, first out inside one, for workers on any number of machines.
 
-    A task that was enqueued is delivered until a worker completes it, at least once; whoever works on it holds its lock.
+    A task that was enqueued is delivered until a worker completes it, at least once. Who works on it holds its lock.
     Every operation is one script: a crash leaves it done or not begun. An error of the connection means unknown: the
     operation may have been carried out.
     """
@@ -110,9 +110,7 @@ class PriorityQueue:
         _log.info("released the lock of task %s" if answer else "task %s is not locked", task)
         return answer
 
-    async def requeue_with_delay(
-        self, task: str | Claimed, delay_seconds: float, priority: int | None = None
-    ) -> None:
+    async def requeue_with_delay(self, task: str | Claimed, delay_seconds: float, priority: int | None = None) -> None:
         """Gives up the lock; the task is ready again after the delay. Without a priority it keeps its own.
 
         Raises LockLost if this worker does not hold the lock.
@@ -198,11 +196,9 @@ class PriorityQueue:
         return claimed
 
     async def _wait_for_wake(self, seconds: float) -> None:
-        timeout_s = self._connection.socket_timeout_s
-        seconds = max(0.001, min(seconds, LOOK_EVERY_S, timeout_s / 2 if timeout_s else LOOK_EVERY_S))
-        woken = await self._connection.send("BLPOP", self.keys.wake, seconds, key=self.keys.wake)
+        woken = await self._connection.pop_or_wait(self.keys.wake, min(seconds, LOOK_EVERY_S))
         if woken:
-            self._expected = [woken[1].decode(errors="replace"), *self._expected[: AHEAD_MIN - 1]]
+            self._expected = [woken.decode(errors="replace"), *self._expected[: AHEAD_MIN - 1]]
 
     async def _as_holder(self, script: str, task: str | Claimed, *arguments: str | int) -> bool:
         """Runs a script of the lock's holder, known by its fencing number if the task itself is given."""

@@ -7,6 +7,7 @@
 
 local now, id, priority = clock(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 local known = redis.call('HGET', records, id)
+local record = parse(known, now)
 
 local function raised(score) return math.min(score, score_of(priority, score % BAND)) end
 
@@ -15,15 +16,17 @@ if queued >= 0 and queued < SCORES_END then -- a score that another program got 
   redis.call('ZADD', queue, raised(queued), id)
   return 0
 end
-if known and redis.call('ZREM', dead, id) == 0 then
-  local record = parse(known, now)
-  record.score = raised(record.score)
-  save(id, record)
-  return 0
+if known then
+  if redis.call('ZSCORE', retry, id) or redis.call('ZSCORE', in_flight, id) then
+    record.score = raised(record.score)
+    save(id, record)
+    return 0
+  end
+  redis.call('ZREM', dead, id)
 end
 
 local score = score_of(priority, now)
 redis.call('ZADD', queue, score, id)
-save(id, {order = redis.call('INCR', sequence), attempts = 0, fencing = 0, score = score})
+save(id, {order = redis.call('INCR', sequence), attempts = 0, fencing = record.fencing, score = score})
 ring(id)
 return 1

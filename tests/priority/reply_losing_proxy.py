@@ -1,0 +1,61 @@
+"""A proxy before a Redis server that can lose answers: the server carries a command out, the client hears nothing.
+
+with ReplyLosingProxy(node.port) as proxy:
+    proxy.lose_replies = True       # from now on a connection is closed when the server answers on it
+"""
+
+import contextlib
+import socket
+import threading
+from types import TracebackType
+from typing import Self
+
+
+class ReplyLosingProxy:
+    def __init__(self, port: int) -> None:
+        self._server_port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.lose_replies = False
+        self.lost = 0
+        self._sockets: list[socket.socket] = [self._listener]
+
+    def __enter__(self) -> Self:
+        self._spawn(self._accept)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._server_port))
+                self._sockets += [client, server]
+                self._spawn(self._pass_commands, client, server)
+                self._spawn(self._pass_replies, client, server)
+
+    def _pass_commands(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(65536):
+                server.sendall(data)
+            server.shutdown(socket.SHUT_RDWR)
+
+    def _pass_replies(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(65536):
+                if self.lose_replies:
+                    self.lost += 1
+                    break
+                client.sendall(data)
+            client.shutdown(socket.SHUT_RDWR)
+
+    @staticmethod
+    def _spawn(function: object, *arguments: object) -> None:
+        threading.Thread(target=function, args=arguments, daemon=True).start()  # type: ignore[arg-type]

@@ -1,0 +1,126 @@
+"""A dequeue that waits: woken at once, on time for delays, never longer than asked, and cancelled without a loss."""
+
+import asyncio
+import time
+
+import pytest
+from tests.priority.conftest import Site
+
+from codeq.priority import PriorityQueue
+
+
+@pytest.fixture(autouse=True)
+def _no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that waits looks again every second; here it does not, so that a wake-up that is missing shows."""
+    monkeypatch.setattr("codeq.priority.queue.LOOK_EVERY_S", 50.0)
+
+
+async def waiting(queue: PriorityQueue, site: Site) -> None:
+    """Returns when a dequeue of this site blocks in Redis."""
+    for _ in range(2000):
+        if await asyncio.to_thread(_blocked, site):
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("no call waits")
+
+
+def _blocked(site: Site) -> int:
+    if not site.is_cluster:
+        return int(site.raw.info("clients")["blocked_clients"])
+    node = site.raw.get_node_from_key(site.keys.wake)
+    return int(site.raw.info("clients", target_nodes=node)["blocked_clients"])
+
+
+def test_a_waiting_dequeue_gets_a_task_as_soon_as_it_is_enqueued(site: Site) -> None:
+    async def run() -> None:
+        async with site.async_queue() as worker, site.async_queue() as producer:
+            call = asyncio.create_task(worker.dequeue(wait=60))
+            await waiting(worker, site)
+            assert await producer.enqueue("a")
+            task = await asyncio.wait_for(call, 30)
+            assert str(task) == "a"
+
+    asyncio.run(run())
+
+
+def test_each_of_many_waiting_calls_gets_one_of_many_tasks(site: Site) -> None:
+    async def run() -> None:
+        async with site.async_queue() as first, site.async_queue() as second, site.async_queue() as producer:
+            calls = [asyncio.create_task(queue.dequeue(wait=60)) for queue in (first, second) for _ in range(5)]
+            await waiting(first, site)
+            await asyncio.gather(*(producer.enqueue(str(number)) for number in range(10)))
+            tasks = await asyncio.wait_for(asyncio.gather(*calls), 30)
+            assert sorted(map(str, tasks)) == [str(number) for number in range(10)]
+
+    asyncio.run(run())
+
+
+def test_a_waiting_dequeue_gets_a_delayed_task_when_it_is_due(site: Site) -> None:
+    worker = site.queue()
+    worker.enqueue("a")
+    worker.dequeue()
+    before_s = time.monotonic()
+    worker.requeue_with_delay("a", 0.2)
+    assert str(worker.dequeue(wait=30)) == "a"
+    assert time.monotonic() - before_s >= 0.19
+
+
+def test_a_waiting_dequeue_gets_the_task_of_a_worker_that_hands_it_back(site: Site) -> None:
+    async def run() -> None:
+        async with site.async_queue() as worker, site.async_queue() as other:
+            await other.enqueue("a")
+            held = await other.dequeue()
+            assert held is not None
+            call = asyncio.create_task(worker.dequeue(wait=60))
+            await waiting(worker, site)
+            await other.release_lock(held)
+            assert str(await asyncio.wait_for(call, 30)) == "a"
+
+    asyncio.run(run())
+
+
+def test_a_dequeue_that_waited_in_vain_answers_nothing_after_that_time(site: Site) -> None:
+    queue = site.queue()
+    before_s = time.monotonic()
+    assert queue.dequeue(wait=0.15) is None
+    assert time.monotonic() - before_s >= 0.15
+
+
+def test_a_cancelled_dequeue_leaves_no_task_locked(site: Site) -> None:
+    async def run() -> None:
+        async with site.async_queue() as worker:
+            for steps in range(40):  # wherever in the call the cancellation strikes
+                await worker.enqueue("a")
+                call = asyncio.create_task(worker.dequeue(wait=60))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+                if call.cancelled():
+                    assert not await worker.is_locked("a"), steps
+                    task = await worker.dequeue()
+                    assert str(task) == "a"
+                await worker.complete("a")
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_wait_takes_no_task_that_comes_later(site: Site) -> None:
+    async def run() -> None:
+        async with site.async_queue() as worker:
+            call = asyncio.create_task(worker.dequeue(wait=60))
+            await waiting(worker, site)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            await worker.enqueue("a")
+            assert not await worker.is_locked("a")
+            assert str(await worker.dequeue()) == "a"
+
+    asyncio.run(run())
+
+
+def test_wake_ups_that_nobody_waits_for_stay_few(site: Site) -> None:
+    queue = site.queue()
+    for number in range(200):
+        queue.enqueue(str(number))
+    assert site.raw.llen(site.keys.wake) <= 64
