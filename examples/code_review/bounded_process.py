@@ -1,14 +1,17 @@
 """Runs a program with a bound on its time and on its output."""
 
 import os
+import selectors
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from threading import Event, Timer
+from time import monotonic
 
 ERROR_BYTES_SHOWN = 500
+PIECE_BYTES = 65_536
 
 
 class ProcessFailed(Exception):
@@ -58,27 +61,24 @@ def run_bounded(
 
 
 def _read(process: "subprocess.Popen[bytes]", seconds: float, most: int) -> tuple[bytes, bool]:
-    """Returns up to `most` bytes, and whether the time ran out. In any case the program has ended, or is ended."""
+    """Returns up to `most` bytes, and whether the time ran out. In any case the program has ended, or is ended, with
+    every child that it left behind."""
     assert process.stdout is not None
-    is_late = Event()
-
-    def end_late() -> None:
-        is_late.set()
-        _end(process)
-
-    timer = Timer(seconds, end_late)
-    timer.start()
+    output, deadline_s = bytearray(), monotonic() + seconds
     try:
-        output = process.stdout.read(most)
-        if len(output) >= most:
-            _end(process)
-        process.wait()
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while len(output) < most:
+                if not selector.select(max(0.0, deadline_s - monotonic())):
+                    return bytes(output), True
+                piece = os.read(process.stdout.fileno(), min(PIECE_BYTES, most - len(output)))
+                if not piece:
+                    process.wait(max(0.0, deadline_s - monotonic()))
+                    break
+                output += piece
+        return bytes(output), False
+    except subprocess.TimeoutExpired:
+        return bytes(output), True
     finally:
-        timer.cancel()
-        _end(process)
-    return output, is_late.is_set()
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
