@@ -6,7 +6,6 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from tempfile import TemporaryFile
 from time import monotonic
 
@@ -32,7 +31,6 @@ def run_bounded(
     seconds: float,
     output_max: int,
     env: Mapping[str, str],
-    cwd: Path | None = None,
     given: bytes = b"",
 ) -> bytes:
     """Returns what the program wrote to its standard output; `given` is its standard input. No shell is involved."""
@@ -45,7 +43,6 @@ def run_bounded(
             stdout=subprocess.PIPE,
             stderr=stderr,
             env=env,
-            cwd=cwd,
             start_new_session=True,  # so that its children can be ended with it
         ) as process:
             output, is_late = _read(process, seconds, output_max + 1)

@@ -103,15 +103,11 @@ class RuffReviewer:
             copies = {str(number) + Path(file.path).suffix: file for number, file in enumerate(files)}
             for name, file in copies.items():
                 (Path(folder) / name).write_bytes(file.content or b"")
-            # -I: a module of that folder must not be taken for one of ruff's.
+            # -I: no module of the folder that the worker was started in is taken for one of ruff's.
             command = [sys.executable, "-I", "-m", "ruff", "check", "--isolated", "--no-cache", "--exit-zero"]
             command += ["--quiet", "--output-format=json", f"--select={RUFF_RULES}", "--", folder]
             output = run_bounded(
-                command,
-                seconds=RUFF_S_MAX,
-                output_max=RUFF_OUTPUT_BYTES_MAX,
-                env={"PATH": os.defpath},
-                cwd=Path(folder),
+                command, seconds=RUFF_S_MAX, output_max=RUFF_OUTPUT_BYTES_MAX, env={"PATH": os.defpath}
             )
             said = [(copies[Path(each.filename).name], each) for each in _decode(output)]
         return [

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from examples.code_review import git_changes
 from examples.code_review.bounded_process import ProcessFailed, TookTooLong, WroteTooMuch, run_bounded
@@ -23,6 +24,7 @@ from examples.code_review.reviews import Finding, Kind, Review, Status
 from examples.code_review.sample_repository import GitRepository, make_repository
 from examples.code_review.sample_webhooks import ABSENT
 from examples.code_review.settings import read_settings
+from tests.server.server_process import eventually
 
 ALL: list[Reviewer] = [RuffReviewer(), SizeReviewer(), UnreadReviewer()]
 
@@ -227,7 +229,9 @@ def test_the_configuration_of_this_machine_has_no_effect(
     owned = tmp_path / "owned"
     home = tmp_path / "home"
     home.mkdir()
-    (home / ".gitconfig").write_text(f"[diff]\n\texternal = touch {owned}\n\tmnemonicPrefix = true\n")
+    (home / ".gitconfig").write_text(f"[diff]\n\texternal = touch {owned}\n[not a line of configuration")
+    (home / "ruff.toml").write_text('extend-exclude = ["*"]\n')
+    monkeypatch.setattr("tempfile.tempdir", str(home))
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("GIT_EXTERNAL_DIFF", f"touch {owned}")
     _, first = git.commit("main", {"a.py": "x = 1\n"}, "One")
@@ -291,6 +295,13 @@ def test_an_answer_of_a_model_that_is_no_list_of_findings_is_a_failed_try(answer
         ModelReviewer([sys.executable, "-c", f"print({answer!r})"]).review(change())
 
 
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_a_program_is_bounded_in_time_and_output_and_its_children_end_with_it(tmp_path: Path) -> None:
     def run(code: str, seconds: float = 20, output_max: int = 100) -> bytes:
         command = [sys.executable, "-c", code]
@@ -301,10 +312,14 @@ def test_a_program_is_bounded_in_time_and_output_and_its_children_end_with_it(tm
         run("import sys; sys.stderr.write('oh no'); sys.exit(3)")
     with pytest.raises(WroteTooMuch):
         run("while True: print('x' * 1000)")
-    child = "[sys.executable, '-c', 'import time; time.sleep(99)']"
+    pid = tmp_path / "pid"
+    sleeper = tmp_path / "sleeper.py"
+    sleeper.write_text(f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(99)\n")
+    child = f"[sys.executable, {str(sleeper)!r}]"
     with pytest.raises(TookTooLong):
         run(f"import subprocess, sys; subprocess.run({child})", 1)
     with pytest.raises(TookTooLong):  # it ends, and its child keeps the output open
-        run(f"import subprocess, sys; subprocess.Popen({child})", 1)
+        run(f"import subprocess, sys; subprocess.Popen({child})", 5)
+    eventually(lambda: not is_running(int(pid.read_text())))
     with pytest.raises(TookTooLong):  # it closes its output, and goes on
         run("import os, time; os.close(1); time.sleep(99)", 1)

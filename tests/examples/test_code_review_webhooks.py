@@ -17,6 +17,7 @@ from examples.code_review.relay import Relay
 from examples.code_review.reviews import Finding, Kind, Priority
 from examples.code_review.sample_webhooks import ABSENT, Commits, Webhook
 from examples.code_review.settings import read_settings
+from examples.code_review.signatures import is_genuine
 from tests.examples.review_application import SECRETS
 
 BASE, HEAD = "1" * 40, "a" * 40
@@ -142,6 +143,12 @@ def test_a_provider_without_a_secret_accepts_nothing(tmp_path: Path) -> None:
     site = Site(tmp_path, CODE_REVIEW_GITLAB_SECRET="")
     assert site.post(made("gitlab push", secret="")).status_code == 404
     assert site.post(Webhook("/hooks/bitbucket", {}, b"")).status_code == 404
+
+
+@pytest.mark.parametrize("provider", SECRETS)
+def test_an_empty_secret_makes_nothing_genuine(provider: str) -> None:
+    headers = {key.encode(): value.encode() for key, value in made(f"{provider} push", secret="").headers.items()}
+    assert not is_genuine(provider, "", headers, made(f"{provider} push", secret="").body)
 
 
 def test_nothing_is_compared_byte_by_byte() -> None:
@@ -280,8 +287,14 @@ def test_a_body_that_is_too_long_is_refused_with_and_without_a_length(
         yield genuine.body[:900]
         yield genuine.body[900:]
 
-    answer = site.send("POST", genuine.path, content=piecewise(), headers=dict(genuine.headers))
-    assert answer.status_code == 413
+    async def unread() -> Any:
+        raise AssertionError("a body of that length is not read at all")
+        yield b""
+
+    long = {**genuine.headers, "content-length": "1001"}
+    for content, headers in ((piecewise(), genuine.headers), (unread(), long)):
+        answer = site.send("POST", genuine.path, content=content, headers=dict(headers))
+        assert answer.status_code == 413
     assert site.post(genuine, **{"content-length": "-5"}).status_code == 413
 
 
