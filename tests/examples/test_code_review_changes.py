@@ -1,11 +1,13 @@
 """What is read from a git repository that strangers write to, and what reviewers make of it."""
 
 import os
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 from examples.code_review import git_changes
 from examples.code_review.bounded_process import ProcessFailed, TookTooLong, WroteTooMuch, run_bounded
@@ -266,6 +268,17 @@ def test_the_reviewers_of_the_settings_are_loaded_by_name() -> None:
     assert [type(reviewer) for reviewer in loaded] == [RuffReviewer, SizeReviewer, UnreadReviewer]
 
 
+def test_the_reviewer_of_the_readme_finds_what_it_says(git: GitRepository) -> None:
+    readme = (Path(git_changes.__file__).parent / "README.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    _, first = git.commit("main", {"a.py": "breakpoint()\nx = 1\n"}, "One")
+    _, second = git.commit("main", {"a.py": "breakpoint()\nx = 1\nbreakpoint()\n"}, "Two")
+    findings = review_all([names["LeftoverReviewer"]()], change_of(git, first, second))
+    assert [(each.file, each.line, each.rule) for each in findings] == [("a.py", 3, "leftover")]
+
+
 MODEL = """
 import re, sys
 question = sys.stdin.read()
@@ -297,7 +310,7 @@ def test_an_answer_of_a_model_that_is_no_list_of_findings_is_a_failed_try(answer
 
 def is_running(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
