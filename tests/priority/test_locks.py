@@ -143,6 +143,15 @@ def test_a_head_that_another_program_locked_does_not_stall_the_queue(
     assert drain(queue) == ["locked-1", "locked-2"]
 
 
+def test_a_key_in_place_of_a_lock_that_is_none_stops_nothing(site: Site, drain: Drain) -> None:
+    queue = site.queue()
+    site.raw.hset(site.keys.lock("odd"), "a", "b")
+    queue.enqueue("odd")
+    queue.enqueue("good")
+    assert drain(queue) == ["good"]
+    assert queue.is_locked("odd")
+
+
 def test_a_hundred_locked_heads_are_passed_in_one_dequeue(site: Site, drain: Drain) -> None:
     queue = site.queue()
     for number in range(100):

@@ -34,6 +34,12 @@ def test_the_queue_survives_a_restart_of_redis(tmp_path: Path, drain: Drain, end
         queue.complete(running)
 
 
+def test_a_program_can_ask_whether_redis_keeps_what_it_is_given(tmp_path: Path) -> None:
+    for setting, answer in (("yes", True), ("no", False)):
+        with start_node(tmp_path / setting, appendonly=setting) as node, BlockingPriorityQueue(node.url) as queue:
+            assert queue.is_persistent() is answer
+
+
 def test_the_task_of_a_worker_that_died_with_redis_is_recovered(tmp_path: Path) -> None:
     with start_node(tmp_path, appendonly="yes", appendfsync="always") as node:
         with BlockingPriorityQueue(node.url, lock_ttl_s=0.2) as dying:

@@ -2,10 +2,13 @@
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.priority.conftest import Site
+from tests.redis_servers import wait_until
 
+from codeq.domain.errors import StoreClosed
 from codeq.priority import PriorityQueue
 
 
@@ -99,7 +102,8 @@ def test_a_cancelled_dequeue_leaves_no_task_locked(site: Site) -> None:
                 if call.cancelled():
                     assert not await worker.is_locked("a"), steps
                     task = await worker.dequeue()
-                    assert str(task) == "a"
+                    assert task is not None
+                    assert (task.task_id, task.attempts) == ("a", 1)  # what never arrived is no attempt
                 await worker.complete("a")
 
     asyncio.run(run())
@@ -124,3 +128,15 @@ def test_wake_ups_that_nobody_waits_for_stay_few(site: Site) -> None:
     for number in range(200):
         queue.enqueue(str(number))
     assert site.raw.llen(site.keys.wake) <= 64
+
+
+def test_closing_a_blocking_queue_ends_a_call_that_waits_and_leaves_no_task_locked(site: Site) -> None:
+    queue, other = site.queue(), site.queue()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(queue.dequeue, 60)
+        wait_until(lambda: _blocked(site), "a call that waits")
+        queue.close()
+        with pytest.raises(StoreClosed):
+            call.result(30)
+    other.enqueue("a")
+    assert str(other.dequeue()) == "a"

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import CancelledError, Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -15,13 +16,18 @@ T = TypeVar("T")
 
 
 class BlockingPriorityQueue:
-    """`PriorityQueue` for programs without an event loop. Takes its options, and answers what it answers."""
+    """`PriorityQueue` for programs without an event loop. Takes its options, and answers what it answers.
+
+    In place of a URL it takes a client that is used on no other event loop.
+    """
 
     def __init__(self, url_or_client: str | Client, **options: Any) -> None:
         self._inner = PriorityQueue(url_or_client, **options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="codeq-priority", daemon=True)
         self._thread.start()
+        self._is_open = True
+        self._calls: set[Future[Any]] = set()
 
     @property
     def worker(self) -> str:
@@ -60,13 +66,20 @@ class BlockingPriorityQueue:
     def dead(self, limit: int = 100) -> list[str]:
         return self._block_on(self._inner.dead(limit))
 
+    def is_persistent(self) -> bool:
+        return self._block_on(self._inner.is_persistent())
+
     def close(self) -> None:
-        """Closes the connections and ends the thread. May be called twice."""
-        if not self._loop.is_closed():
-            self._block_on(self._inner.close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        """Ends the calls of other threads, which raise StoreClosed, and closes the connections. May be called twice."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        for call in list(self._calls):
+            call.cancel()
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -76,13 +89,23 @@ class BlockingPriorityQueue:
     ) -> None:
         self.close()
 
+    async def _end(self) -> None:
+        running = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*running, return_exceptions=True)  # cancelled; those with a task hand it back
+        await self._inner.close()
+
     def _block_on(self, call: Coroutine[Any, Any, T]) -> T:
-        if self._loop.is_closed():
+        if not self._is_open:
             call.close()
             raise StoreClosed("this queue was closed")
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        self._calls.add(future)
         try:
             return future.result()
+        except CancelledError:
+            raise StoreClosed("this queue was closed during the call") from None
         except BaseException:
             future.cancel()  # an interrupted caller leaves no locked task behind
             raise
+        finally:
+            self._calls.discard(future)

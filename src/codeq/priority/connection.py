@@ -25,7 +25,7 @@ CONNECTIONS_MAX = 1024
 Client = Redis | RedisCluster
 
 
-class Connection:
+class RedisConnection:
     """Runs scripts and commands over a client. One made from a URL is closed with it."""
 
     def __init__(self, url_or_client: str | Client, *, has_hash_tag: bool) -> None:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from codeq.domain.errors import InvalidRequest
-from codeq.priority.connection import Client, Connection
+from codeq.priority.connection import Client, RedisConnection
 from codeq.priority.errors import LockLost
 from codeq.priority.keys import QueueKeys
 from codeq.priority.tasks import (
@@ -54,10 +54,13 @@ class PriorityQueue:
         max_attempts: int | None = None,
         now_ms: Callable[[], int] | None = None,
     ) -> None:
-        """`now_ms` is for tests: without it every time is Redis's own, so that clocks of workers do not matter."""
+        """A `worker` has a name that no other has at the same time; the default is one.
+
+        `now_ms` is for tests: without it every time is Redis's own, so that clocks of workers do not matter.
+        """
         self.keys = QueueKeys(prefix, hash_tag)
         self.worker = _worker(worker)
-        self._connection = Connection(url_or_client, has_hash_tag=hash_tag is not None)
+        self._connection = RedisConnection(url_or_client, has_hash_tag=hash_tag is not None)
         self._lock_ms = _milliseconds("lock_ttl_s", lock_ttl_s, least=1)
         self._age_ms = "" if age_after_s is None else _milliseconds("age_after_s", age_after_s, least=0)
         if max_attempts is not None and max_attempts < 1:
@@ -65,7 +68,8 @@ class PriorityQueue:
         self._attempts_max = "" if max_attempts is None else max_attempts
         self._now_ms = now_ms
         self._claiming = asyncio.Lock()
-        self._expected: list[str] = []
+        self._next: list[str] = []
+        self._fresh: list[str] = []
         self._ahead = AHEAD_MIN
 
     async def enqueue(self, task_id: str, priority: int = TaskPriority.NORMAL) -> bool:
@@ -73,6 +77,7 @@ class PriorityQueue:
         arguments = (check_task_id(task_id), check_priority(priority))
         is_new = bool(await self._run("enqueue", *arguments))
         if is_new:
+            self._remember(task_id)
             _log.info("enqueued task %s with priority %d", task_id, priority)
         else:
             _log.debug("task %s is queued already; priority %d raises it at most", task_id, priority)
@@ -145,6 +150,10 @@ class PriorityQueue:
         """Returns ids of tasks that were delivered `max_attempts` times and not completed. `enqueue` revives one."""
         return [member.decode() for member, _ in await self._members(self.keys.dead, limit)]
 
+    async def is_persistent(self) -> bool:
+        """Says whether Redis writes an append-only file. Without one a crash of Redis loses what was queued."""
+        return bool(await self._run("is_persistent"))
+
     async def close(self) -> None:
         """Closes the connections, if the queue was made from a URL. Locks stay until they expire."""
         await self._connection.close()
@@ -164,7 +173,7 @@ class PriorityQueue:
         except asyncio.CancelledError:
             claimed, _ = await claiming  # the script runs to its end in any case; its task must not be nobody's
             if claimed:
-                await self.release_lock(claimed)
+                await self._as_holder("release", claimed, "", "1")  # undelivered, so that it is no attempt
             raise
 
     async def _claim(self) -> tuple[Claimed | None, float]:
@@ -172,13 +181,15 @@ class PriorityQueue:
         options = (self.worker, self._lock_ms, self._age_ms, self._attempts_max)
         async with self._claiming:  # one call at a time knows what is next
             while True:
-                expected = self._expected
+                expected = [*self._next, *self._fresh]
+                self._fresh = []
                 kind, *answer = await self._run("dequeue", *options, self._ahead, *expected, locks=expected)
                 _report(answer[-1])
                 if kind == b"empty":
                     _log.debug("nothing to dequeue")
+                    self._next = []
                     return None, answer[0] / 1000 if answer[0] >= 0 else math.inf
-                self._expected = [task_id.decode(errors="replace") for task_id in answer[-2]]
+                self._next = [task_id.decode(errors="replace") for task_id in answer[-2]]
                 if kind == b"claimed":
                     self._ahead = max(AHEAD_MIN, self._ahead - 1)
                     return self._claimed(*answer[:4]), 0.0
@@ -198,7 +209,11 @@ class PriorityQueue:
     async def _wait_for_wake(self, seconds: float) -> None:
         woken = await self._connection.pop_or_wait(self.keys.wake, min(seconds, LOOK_EVERY_S))
         if woken:
-            self._expected = [woken.decode(errors="replace"), *self._expected[: AHEAD_MIN - 1]]
+            self._remember(woken.decode(errors="replace"))
+
+    def _remember(self, task_id: str) -> None:
+        """Has the next dequeue declare the lock of a task that is new, and so may be the best one."""
+        self._fresh = [*self._fresh[1 - AHEAD_MAX :], task_id]
 
     async def _as_holder(self, script: str, task: str | Claimed, *arguments: str | int) -> bool:
         """Runs a script of the lock's holder, known by its fencing number if the task itself is given."""

@@ -43,8 +43,8 @@ end
 local function move_due(times, now)
   local due = redis.call('ZRANGEBYSCORE', times, '-inf', now, 'LIMIT', 0, MOVED_MAX)
   for _, id in ipairs(due) do
+    redis.call('ZADD', queue, load(id, now).score, id) -- first, so that an error cannot lose the task
     redis.call('ZREM', times, id)
-    redis.call('ZADD', queue, load(id, now).score, id)
     ring(id)
   end
   return due
@@ -56,9 +56,11 @@ local function is_in_flight(id, now)
   return until_ms and tonumber(until_ms) > now
 end
 
--- The value of the lock if somebody holds it. A lock that outlived its flight by a moment is nobody's.
+-- The value of the lock if somebody holds it. A lock that outlived its flight by a moment is nobody's, and a key that is
+-- no string is somebody's: it must not stop the queue.
 local function holder(lock, id, now)
-  local value = redis.call('GET', lock)
+  local value = redis.pcall('GET', lock)
+  if type(value) == 'table' then return 'not a string' end
   if not value or is_in_flight(id, now) then return value end
   local fencing = load(id, now).fencing
   if fencing ~= '0' and string.sub(value, -#fencing - 1) == ':' .. fencing then return false end

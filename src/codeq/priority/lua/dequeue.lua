@@ -78,6 +78,7 @@ local function claim(id, score, record)
   redis.call('ZADD', in_flight, now + lock_ms, id)
   redis.call('SET', locks[id], worker .. ':' .. record.fencing, 'PX', lock_ms)
   save(id, record)
+  redis.call('ZREM', queue, id)
 end
 
 -- Sets a task that cannot be served aside, so that it never stands before the others.
@@ -97,6 +98,7 @@ local function set_aside(id, score, record, held)
     redis.call('ZADD', dead, score, id)
     note('dead', id)
   end
+  redis.call('ZREM', queue, id)
 end
 
 move_due(retry, now)
@@ -109,7 +111,6 @@ for _ = 1, EXAMINED_MAX do
   local is_task = is_well_formed(id, score)
   if is_task and not locks[id] then return {'again', next_ids(ids, 1, after), notes} end
   local held = is_task and holder(locks[id], id, now)
-  redis.call('ZREM', queue, id)
   if is_task and not held and not (attempts_max and tonumber(record.attempts) >= attempts_max) then
     claim(id, score, record)
     return {'claimed', id, text, record.attempts, record.fencing, next_ids(ids, 2, after), notes}
