@@ -28,7 +28,7 @@ def list_page(reviews: Sequence[Review], counts: Mapping[str, int], *, trouble: 
     rows = "".join(_row(review, now_ms) for review in reviews)
     table = (
         '<div class="card"><table><thead><tr><th>Change<th>Kind<th>Status<th class="number">Findings'
-        f'<th class="number">Received</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'<th class="number received">Received</tr></thead><tbody>{rows}</tbody></table></div>'
     )
     body = (
         '<h1>Code reviews</h1><p class="lead soft">Pull requests are reviewed before pushes.</p>'
@@ -48,7 +48,7 @@ def review_page(review: Review, findings: Sequence[Finding], now_ms: int) -> str
     error = f'<p class="card error">{_text(review.error)}</p>' if review.error else ""
     files = "".join(
         f'<section class="card"><h2>{_text(path or "The whole change")}</h2>'
-        f"<table>{''.join(map(_finding, group))}</table></section>"
+        f'<table class="findings">{"".join(map(_finding, group))}</table></section>'
         for path, group in groupby(findings, key=lambda finding: finding.file)
     )
     nothing = '<p class="card empty soft">No findings.</p>' if review.status is Status.DONE and not findings else ""
@@ -84,14 +84,14 @@ def _row(review: Review, now_ms: int) -> str:
         f'<tr><td class="title"><a href="/reviews/{review.id}">{_text(review.title)}</a>'
         f'<br><span class="soft">{_text(review.repository)} · {_text(review.author)} · {_text(review.provider)}</span>'
         f'<td><span class="chip {review.kind}">{_KINDS[review.kind]}</span><td>{_status(review)}{tries}'
-        f'<td class="number">{findings}<td class="number soft">{_age(now_ms - review.received_ms)}</tr>'
+        f'<td class="number">{findings}<td class="number received soft">{_age(now_ms - review.received_ms)}</tr>'
     )
 
 
 def _finding(finding: Finding) -> str:
     place = f"line {finding.line}" if finding.line else ""
     return (
-        f'<tr><td class="number soft">{place}<td class="rule">{_text(finding.rule)}'
+        f'<tr><td class="place soft">{place}<td class="rule">{_text(finding.rule)}'
         f'<td class="message">{_text(finding.message)}</tr>'
     )
 

@@ -108,9 +108,9 @@ class RedisQueue:
 class CodeqQueue:
     """The codeQ service, through its SDK."""
 
-    def __init__(self, url: str, *, lock_s: float) -> None:
-        # Seldom more than one try per call: the relay and the worker repeat by themselves, and say so.
-        self._client = codeq.AsyncClient(url, retry_for=2)
+    def __init__(self, url: str, *, lock_s: float, token: str | None = None) -> None:
+        # Few tries per call: the relay and the worker repeat by themselves, and say so.
+        self._client = codeq.AsyncClient(url, token, retry_for=2)
         self._lock_s = lock_s
 
     async def offer(self, review_id: int, priority: Priority) -> bool:

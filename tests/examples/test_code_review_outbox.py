@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from examples.code_review.database import ATTEMPTS_MAX, Database
 from examples.code_review.git_changes import Change
-from examples.code_review.queues import Claim, ClaimLost, QueueDown, RedisQueue
+from examples.code_review.queues import Claim, ClaimLost, CodeqQueue, QueueDown, RedisQueue
 from examples.code_review.relay import Relay
 from examples.code_review.reviewers import Reviewer
 from examples.code_review.reviews import Due, Finding, Kind, Priority, Review, ReviewRequest, Status, now_ms
@@ -17,6 +17,10 @@ from examples.code_review.settings import read_settings
 from examples.code_review.worker import Worker
 from tests.examples.review_application import REPOSITORY, Changes, expected_finding
 from tests.redis_servers import RedisNode, start_node
+from tests.server.server_process import start_server
+
+import codeq
+from codeq.wire.local_server import DEV_TOKEN
 
 LOCK_S = 1.0
 
@@ -346,3 +350,39 @@ def test_a_review_that_takes_longer_than_the_lock_keeps_it(
     found = database.review(1)
     assert found is not None
     assert (found[0].status, found[0].attempts) == (Status.DONE, 1)
+
+
+def test_a_review_that_codeq_gave_up_is_offered_again_and_keeps_counting_its_claims(tmp_path: Path) -> None:
+    """Dead letters of the queue are not the end of a review: the database alone decides that."""
+
+    async def steps(url: str) -> None:
+        async with codeq.AsyncClient(url, DEV_TOKEN) as client:
+            queue = CodeqQueue(url, lock_s=30, token=DEV_TOKEN)
+            assert await queue.offer(1, Priority.HIGH)
+            assert not await queue.offer(1, Priority.HIGH)
+            first = await queue.claim(10)
+            assert first is not None
+            await client.nack(first.handle, "an operator did this", dead=True)
+            assert await queue.claim(0) is None
+            assert not await queue.offer(1, Priority.HIGH)
+            second = await queue.claim(10)
+            assert second is not None
+            assert (second.review_id, second.fencing) == (1, first.fencing + 1)
+            await queue.finish(second)
+            await queue.close()
+
+    with start_server(tmp_path) as server:
+        asyncio.run(steps(server.base))
+
+
+def test_codeq_delivers_pull_requests_before_pushes(tmp_path: Path) -> None:
+    async def steps(url: str) -> list[int]:
+        queue = CodeqQueue(url, lock_s=30, token=DEV_TOKEN)
+        for number, priority in enumerate([Priority.NORMAL, Priority.HIGH, Priority.NORMAL, Priority.HIGH]):
+            await queue.offer(number, priority)
+        claims = [await queue.claim(10) for _ in range(4)]
+        await queue.close()
+        return [claim.review_id for claim in claims if claim]
+
+    with start_server(tmp_path) as server:
+        assert asyncio.run(steps(server.base)) == [1, 3, 0, 2]
