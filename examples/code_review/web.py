@@ -167,6 +167,7 @@ async def run_web(settings: Settings) -> None:
         config = uvicorn.Config(
             App(settings, database, relay),
             lifespan="off",
+            ws="none",
             log_level="warning",
             server_header=False,
             limit_concurrency=CONNECTIONS_MAX,
