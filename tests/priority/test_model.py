@@ -20,6 +20,8 @@ PRIORITIES = st.sampled_from([0, 50, 50, 100, 99])
 WORKERS: dict[str, dict[str, Any]] = {"ann": {}, "bob": {"age_after_s": 120}, "eve": {"max_attempts": 3}}
 NAMES = st.sampled_from(sorted(WORKERS))
 HAVE_CLAIM = st.booleans()
+IN_FLIGHT = st.none() | st.integers(0, 4)
+"""Which of the tasks in flight to name together with its worker; None to name any task and any worker."""
 
 
 class PriorityQueueAgainstModel(RuleBasedStateMachine):
@@ -54,8 +56,15 @@ class PriorityQueueAgainstModel(RuleBasedStateMachine):
             self.fencing = task.fencing
             self.claims[task.task_id] = (task, entry.delivery)
 
-    @rule(worker=NAMES, task_id=IDS, by_claim=HAVE_CLAIM, verb=st.sampled_from(["renew", "complete", "release"]))
-    def finish(self, worker: str, task_id: str, *, by_claim: bool, verb: str) -> None:
+    @rule(
+        worker=NAMES,
+        task_id=IDS,
+        flight=IN_FLIGHT,
+        by_claim=HAVE_CLAIM,
+        verb=st.sampled_from(["renew", "complete", "release"]),
+    )
+    def finish(self, worker: str, task_id: str, *, flight: int | None, by_claim: bool, verb: str) -> None:
+        worker, task_id = self._pick(worker, task_id, flight)
         queue = self.queues[worker]
         calls: dict[str, Callable[[str | Claimed], object]] = {
             "renew": queue.renew,
@@ -80,11 +89,15 @@ class PriorityQueueAgainstModel(RuleBasedStateMachine):
     @rule(
         worker=NAMES,
         task_id=IDS,
+        flight=IN_FLIGHT,
         by_claim=HAVE_CLAIM,
         delay_s=st.sampled_from([0, 1, 60]),
         priority=st.none() | PRIORITIES,
     )
-    def requeue(self, worker: str, task_id: str, *, by_claim: bool, delay_s: int, priority: int | None) -> None:
+    def requeue(
+        self, worker: str, task_id: str, *, flight: int | None, by_claim: bool, delay_s: int, priority: int | None
+    ) -> None:
+        worker, task_id = self._pick(worker, task_id, flight)
         task, is_holder = self._task(worker, task_id, by_claim=by_claim)
         if is_holder:
             self.queues[worker].requeue_with_delay(task, delay_s, priority)
@@ -133,6 +146,11 @@ class PriorityQueueAgainstModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.site.close()
 
+    def _pick(self, worker: str, task_id: str, flight: int | None) -> tuple[str, str]:
+        """Returns a worker and a task in its hands, so that walks get far; or what was given."""
+        flights = [(entry.worker, id_) for id_, entry in self.model.entries.items() if entry.place is Place.FLIGHT]
+        return flights[flight % len(flights)] if flights and flight is not None else (worker, task_id)
+
     def _task(self, worker: str, task_id: str, *, by_claim: bool) -> tuple[str | Claimed, bool]:
         """Returns the id, or the newest claim of it by anybody, and whether the worker holds that."""
         if by_claim and task_id in self.claims:
@@ -146,6 +164,6 @@ def test_the_queue_agrees_with_the_model(node: RedisNode) -> None:
     run_state_machine_as_test(
         PriorityQueueAgainstModel,
         settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
