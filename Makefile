@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo serve check format reference test test-cluster test-fast kills bench lock clean
+.PHONY: help setup demo serve code-review check format reference test test-cluster test-fast kills bench lock clean
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -23,6 +23,9 @@ demo: setup ## See the whole product at work, with kills, and have it audited, a
 
 serve: setup ## Keep a server running on ./data, on loopback; Ctrl-C stops it
 	$(BIN)/codeq serve --dev --data ./data
+
+code-review: setup ## Run examples/code_review with samples, on a Redis of its own (QUEUE=codeq: on codeQ); Ctrl-C stops it
+	$(BIN)/python -m examples.code_review all $(QUEUE)
 
 check: setup ## Format, lint, types, imports, style
 	$(BIN)/ruff format --check .

@@ -19,9 +19,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_link_between_the_pages_leads_somewhere() -> None:
-    pages = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "examples/README.md")] + list(
-        ROOT.glob("docs/**/*.md")
-    )
+    pages = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
+    pages += [*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
     for page in pages:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if "://" not in target:
