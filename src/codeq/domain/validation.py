@@ -108,13 +108,14 @@ def etag(value: str) -> str:
     return value
 
 
-def batch(bodies: Sequence[bytes], items: str, content: str) -> None:
-    """Checks how many items one batch has, and how many bytes of content."""
+def batch(bodies: Sequence[bytes], items: str, content: str) -> int:
+    """Checks how many items one batch has, and how many bytes of content. Returns the bytes."""
     if len(bodies) > limits.BATCH_TASKS_MAX:
         raise InvalidRequest(f"a batch has at most {limits.BATCH_TASKS_MAX} {items}, not {len(bodies)}")
     size = sum([len(body) for body in bodies])
     if size > limits.BATCH_BYTES_MAX:
         raise InvalidRequest(f"a batch has at most {limits.BATCH_BYTES_MAX} bytes of {content}, not {size}")
+    return size
 
 
 def name(value: str, what: str) -> str:

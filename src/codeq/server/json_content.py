@@ -47,6 +47,7 @@ class Content(NamedTuple):
     async def check_in_pieces(self, message: Any, budget: LoopBudget) -> None:
         """As `check`, and other calls run in between."""
         content = self.of(message)
+        await budget.yield_if_spent()
         if content:
             for _ in self._pieces(self.check_size(bytes(content))):
                 await budget.yield_if_spent()

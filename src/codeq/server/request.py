@@ -24,6 +24,8 @@ LARGE_BYTES = 256 * 1024
 """Longer requests and responses are processed in pieces; a shorter one takes a millisecond or two."""
 WHOLE_BYTES = 1 << 20
 """A longer batch is not decoded in one call: the decoder reads a megabyte in up to four milliseconds."""
+SHORT_BYTES = 16 * 1024
+"""A longer batch waits for its turn before it is decoded: even this much takes a few milliseconds at worst."""
 ITEM_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
 """As for the body of one task: escapes may double a payload's length."""
 
@@ -61,6 +63,7 @@ class Parser:
 
     async def parse_in_pieces(self, body: bytes, budget: LoopBudget, *, packed: bool) -> Any:
         """As `parse`, and other calls run in between."""
+        await budget.yield_if_spent()
         message = self.decode(body, packed=packed)
         if self.content is not None:
             await self.content.check_in_pieces(message, budget)
@@ -85,11 +88,15 @@ class BatchParser:
         self._items = items
         self._item = item
         self._whole = whole
+        assert item.content is not None  # noqa: S101 - the items of every batch have content
+        self._content = item.content
 
     async def parse(self, request: "HttpRequest", budget: LoopBudget) -> list[Any]:
         """Returns per item the message, or the refusal."""
         packed = request.is_packed
         body = request.body or (b"\x80" if packed else b"{}")
+        if len(body) > SHORT_BYTES:
+            await budget.yield_if_spent()
         if len(body) > WHOLE_BYTES and not packed:
             return await self._parse_split(body, budget)
         try:
@@ -99,7 +106,9 @@ class BatchParser:
                 raise
             [items] = msgspec.structs.astuple(self._items.decode(body, packed=packed))
             return [await self._parse_item(item, budget, packed=packed) for item in items]
-        return [await self._checked(message, budget) for message in messages]
+        if len(body) <= SHORT_BYTES:
+            return [self._checked(message) for message in messages]
+        return [await self._check_in_pieces(message, budget) for message in messages]
 
     async def _parse_split(self, body: bytes, budget: LoopBudget) -> list[Any]:
         [field] = self._items.message.__struct_fields__
@@ -121,11 +130,16 @@ class BatchParser:
         except InvalidRequest as refusal:
             return refusal
 
-    async def _checked(self, message: Any, budget: LoopBudget) -> Any:
-        content = self._item.content
-        assert content is not None  # noqa: S101 - the items of every batch have content
+    def _checked(self, message: Any) -> Any:
         try:
-            await content.check_in_pieces(message, budget)
+            self._content.check(message)
+        except InvalidRequest as refusal:
+            return refusal
+        return message
+
+    async def _check_in_pieces(self, message: Any, budget: LoopBudget) -> Any:
+        try:
+            await self._content.check_in_pieces(message, budget)
         except InvalidRequest as refusal:
             return refusal
         return message
@@ -203,6 +217,7 @@ class HttpRequest:
         """Responds with `whole` of the items, each encoded on its own, and other calls run in between."""
         encode = self.encoder
         encoded: list[bytes] = []
+        await budget.yield_if_spent()
         for item in items:
             encoded.append(encode(item))
             await budget.yield_if_spent()
@@ -213,7 +228,8 @@ class HttpRequest:
         if self.wants_packed:
             return self.respond(status, whole([msgspec.Raw(item) for item in items]))
         before, _, after = _json_encode(whole([])).partition(b"[]")
-        return HttpResponse(status, b"".join([before, b"[", b",".join(items), b"]", after]))
+        parts = [part for item in items for part in (b",", item)]
+        return HttpResponse(status, b"".join([before, b"[", *parts[1:], b"]", after]))  # one copy of a long answer
 
     def query(self, allowed: tuple[str, ...], *, repeated: tuple[str, ...] = ()) -> dict[str, str]:
         """Returns the query parameters. An unknown or repeated one is refused; those of `repeated` may be repeated, and

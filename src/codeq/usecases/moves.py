@@ -3,15 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound, StaleTask, StoreError
-from codeq.domain.limits import BATCH_TASKS_MAX
+from codeq.domain.limits import BATCH_PIECE_MAX, BATCH_TASKS_MAX
 from codeq.domain.task import Change, Task
 from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core
 
 _TRIES = 4
-MOVES_AT_ONCE = 128
-"""Tasks of a batch that are moved before other calls may run."""
-
 Decide = Callable[[int, Task], Change | None]
 """Maps an item's index and its task to a change, or to None to leave the task as it is. May raise CodeqError."""
 
@@ -21,13 +18,13 @@ async def move_each(core: Core, tenant: str, ids: Sequence[str], decide: Decide)
     if len(ids) > BATCH_TASKS_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_TASKS_MAX} items, not {len(ids)}")
     answers: list[Task | CodeqError] = [StaleTask("the task kept changing; try again")] * len(ids)
-    if len(ids) <= MOVES_AT_ONCE:
+    if len(ids) <= BATCH_PIECE_MAX:
         await _move(core, tenant, ids, decide, places=range(len(ids)), answers=answers)
         return answers
-    budget = LoopBudget(core)
-    for start in range(0, len(ids), MOVES_AT_ONCE):
-        await _move(core, tenant, ids, decide, places=range(len(ids))[start : start + MOVES_AT_ONCE], answers=answers)
+    budget = LoopBudget(core, tenant)
+    for start in range(0, len(ids), BATCH_PIECE_MAX):
         await budget.yield_if_spent()
+        await _move(core, tenant, ids, decide, places=range(len(ids))[start : start + BATCH_PIECE_MAX], answers=answers)
     return answers
 
 

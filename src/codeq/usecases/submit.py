@@ -6,10 +6,10 @@ from msgspec import Struct
 
 from codeq.domain import lifecycle, validation
 from codeq.domain.errors import CodeqError, InvalidRequest
-from codeq.domain.limits import BATCH_BYTES_MAX, WRITE_BYTES_MAX, WRITE_TASKS_MAX
+from codeq.domain.limits import BATCH_BYTES_MAX, PIECE_BYTES_MAX
 from codeq.domain.requests import Outcome
 from codeq.domain.task import Change, Status, Task
-from codeq.usecases.budget import LoopBudget
+from codeq.usecases.budget import LoopBudget, pieces
 from codeq.usecases.core import Core, durable
 from codeq.usecases.moves import Decide, move_each
 
@@ -39,10 +39,10 @@ async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[S
         return _change(core, task, outcome, now_ms)
 
     ids = [outcome.task_id for outcome in outcomes]
-    if size <= WRITE_BYTES_MAX:
+    if size <= PIECE_BYTES_MAX:
         moved = await move_each(core, tenant, ids, decide)
     else:
-        moved = await _move_in_parts(core, tenant, ids, decide)
+        moved = await _move_in_pieces(core, tenant, outcomes, decide)
     answers: list[Submitted | CodeqError] = []
     for task, outcome in zip(moved, outcomes, strict=True):
         if isinstance(task, CodeqError):
@@ -55,14 +55,16 @@ async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[S
     return answers
 
 
-async def _move_in_parts(core: Core, tenant: str, ids: Sequence[str], decide: Decide) -> list[Task | CodeqError]:
+async def _move_in_pieces(
+    core: Core, tenant: str, outcomes: Sequence[Outcome], decide: Decide
+) -> list[Task | CodeqError]:
     """Moves tasks with many bytes of results, and other calls run in between."""
-    budget = LoopBudget(core)
+    budget = LoopBudget(core, tenant)
     moved: list[Task | CodeqError] = []
-    for start in range(0, len(ids), WRITE_TASKS_MAX):
-        part = ids[start : start + WRITE_TASKS_MAX]
-        moved += await move_each(core, tenant, part, lambda place, task, first=start: decide(first + place, task))  # type: ignore[misc]
+    for piece in pieces(outcomes, [len(outcome.result or b"") for outcome in outcomes]):
         await budget.yield_if_spent()
+        ids, first = [outcome.task_id for outcome in piece], len(moved)
+        moved += await move_each(core, tenant, ids, lambda place, task, first=first: decide(first + place, task))  # type: ignore[misc]
     return moved
 
 
@@ -70,9 +72,11 @@ async def _answer_repeats(
     core: Core, tenant: str, repeats: Sequence[int], answers: list[Submitted | CodeqError]
 ) -> None:
     """Puts the stored results into the answers, up to BATCH_BYTES_MAX; the rest keeps what was sent again."""
-    budget = LoopBudget(core)
+    budget = LoopBudget(core, tenant)
     size = 0
     for place in repeats:
+        if len(repeats) > 1:
+            await budget.yield_if_spent()
         answer = answers[place]
         if isinstance(answer, CodeqError) or size > BATCH_BYTES_MAX:
             continue
@@ -80,7 +84,6 @@ async def _answer_repeats(
         if record is not None:
             answers[place] = Submitted(record.task, record.result)
             size += len(record.result or b"")
-        await budget.yield_if_spent()
 
 
 def _change(core: Core, task: Task, outcome: Outcome, now_ms: int) -> Change:

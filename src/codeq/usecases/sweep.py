@@ -12,10 +12,11 @@ from typing import NamedTuple, Protocol
 
 from codeq.domain import lifecycle
 from codeq.domain.errors import StoreBusy, StoreFull
-from codeq.domain.limits import SWEEP_TASKS_MAX
+from codeq.domain.limits import BATCH_PIECE_MAX, SWEEP_TASKS_MAX
 from codeq.domain.queue import Index
 from codeq.domain.task import Change
 from codeq.store.interface import ALL, Scope
+from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core
 from codeq.usecases.probe import probe
 from codeq.usecases.traces import created_in
@@ -23,6 +24,8 @@ from codeq.usecases.traces import created_in
 EXPIRE_EVERY_S, PURGE_EVERY_S, TRIM_EVERY_S = 1.0, 1.0, 60.0
 PROBE_EVERY_S = 5.0
 """How long a failed disk may stay unnoticed while nothing is written."""
+SWEEPER = ""
+"""Stands for the sweepers among the tenants that take turns. No tenant can have this name."""
 RETRY_S = 0.2
 """Pause after StoreBusy: a flush of a slow disk takes longer, and after each there is room for a while."""
 
@@ -83,8 +86,23 @@ async def before_claim(core: Core, tenant: str, commands: Sequence[str] | None) 
     """Promotes and expires what a claim of these commands must not overlook, and nothing else. Costs two look-ups per
     command when nothing is due."""
     scope = Scope(tenant=tenant, commands=commands)
-    await promote_due(core, core.sweeping.inspect_limit, scope)
-    await expire_leases(core, core.sweeping.inspect_limit, scope)
+    limit = core.sweeping.inspect_limit
+    piece = min(BATCH_PIECE_MAX, limit)
+    roles = [role for role in (promote_due, expire_leases) if await role(core, piece, scope) == piece]
+    if roles and piece < limit:
+        await _sweep_more(core, roles, scope, limit - piece)
+
+
+async def _sweep_more(core: Core, roles: Sequence[Role], scope: Scope, limit: int) -> None:
+    """Does the rest of `before_claim` where much is due, and other calls run in between."""
+    budget = LoopBudget(core, scope.tenant or "")
+    for role in roles:
+        left, found, piece = limit, 0, 0
+        while left and found == piece:
+            await budget.yield_if_spent()
+            piece = min(left, BATCH_PIECE_MAX)
+            found = await role(core, piece, scope)
+            left -= piece
 
 
 async def run(
@@ -149,5 +167,7 @@ class _Sweeper(NamedTuple):
             if failures:
                 log.warning("%s works again after %d failures", name, failures)
                 failures = 0
-            # A full batch means there is more: continue at once, but let waiting calls run in between.
-            await asyncio.sleep(0 if found >= self.limit else self.period_s)
+            if found < self.limit:
+                await asyncio.sleep(self.period_s)
+            else:  # there is more
+                await self.core.turns.wait(SWEEPER)

@@ -11,17 +11,17 @@ from msgspec.structs import replace
 
 from codeq.domain import validation
 from codeq.domain.errors import CodeqError, InvalidRequest
-from codeq.domain.limits import BACKOFF_MS_MAX, CLAIM_BYTES_MAX, CLAIM_WAIT_MS_MAX, LEASE_MS_MIN
+from codeq.domain.limits import BACKOFF_MS_MAX, BATCH_PIECE_MAX, CLAIM_BYTES_MAX, CLAIM_WAIT_MS_MAX, LEASE_MS_MIN
 from codeq.domain.requests import Claim, Delivery, Outcome
 from codeq.domain.task import Holder, Status, Task
 from codeq.server.auth.principal import EVERY_COMMAND
 from codeq.server.json_content import Content
 from codeq.server.microbatch import BatchedHandler
-from codeq.server.request import LARGE_BYTES, BatchParser, HttpRequest, HttpResponse, Parser
+from codeq.server.request import BatchParser, HttpRequest, HttpResponse, Parser
 from codeq.server.state import AppState
 from codeq.usecases import queries
 from codeq.usecases.abandon import abandon as abandon_task
-from codeq.usecases.budget import LoopBudget
+from codeq.usecases.budget import LoopBudget, is_short
 from codeq.usecases.claim import claim
 from codeq.usecases.core import Core
 from codeq.usecases.heartbeat import heartbeat as extend_lease
@@ -56,18 +56,19 @@ async def claim_one(state: AppState, request: HttpRequest) -> HttpResponse:
 
 async def claim_many(state: AppState, request: HttpRequest) -> HttpResponse:
     message = request.parse(CLAIM_MANY)
+    state.takes_turns(request.tenant, message.count, 0)
     deliveries = await _claim(state, request, message, message.count)
     if not deliveries:
         return _NOTHING
     views = (wire.view(delivery.task, delivery.body) for delivery in deliveries)
     size = sum([delivery.task.payload_bytes for delivery in deliveries])
-    if size > LARGE_BYTES:
+    if not is_short(len(deliveries), size):
         is_cut = size >= CLAIM_BYTES_MAX and len(deliveries) < message.count
         return await request.respond_in_pieces(
             200,
             views,
             lambda parts: wire.ClaimedTasks(tasks=parts, bytes_limited=is_cut),
-            LoopBudget(state.core),
+            LoopBudget(state.core, request.tenant),
         )
     return request.respond(200, wire.ClaimedTasks(tasks=list(views)))
 
@@ -133,12 +134,15 @@ submit_one = BatchedHandler(
 
 
 async def submit_many(state: AppState, request: HttpRequest) -> HttpResponse:
-    budget = LoopBudget(state.core)
+    budget = LoopBudget(state.core, request.tenant)
     answers: list[wire.SubmitAnswer | None] = []
     outcomes: list[Outcome] = []
     messages = await SUBMIT_MANY.parse(request, budget)
     state.limiter.spend_for_batch(request.route.charge, request.principal, len(messages))
+    is_long = state.takes_turns(request.tenant, len(messages), len(request.body))
     for message in messages:
+        if is_long:
+            await budget.yield_if_spent()
         if isinstance(message, CodeqError):
             raise message
         try:
@@ -153,7 +157,7 @@ async def submit_many(state: AppState, request: HttpRequest) -> HttpResponse:
         submitted = await submit(state.core, request.tenant, outcomes)
     done = _submit_answers(outcomes, submitted, packed=request.wants_packed)
     results = (answer or next(done) for answer in answers)
-    if len(request.body) > LARGE_BYTES:
+    if is_long:
         return await request.respond_in_pieces(200, results, lambda parts: wire.SubmitAnswers(results=parts), budget)
     return request.respond(200, wire.SubmitAnswers(results=list(results)))
 
@@ -194,10 +198,14 @@ async def _claim(state: AppState, request: HttpRequest, message: Any, count: int
 
 async def _return_tasks(core: Core, tenant: str, worker: str, leases: Sequence[tuple[str, int]]) -> None:
     """Returns tasks to their queues whose claim was answered, but not received. Leases that ended are left alone."""
-    await asyncio.gather(
-        *[abandon_task(core, tenant, task_id, Holder(worker, token)) for task_id, token in leases],
-        return_exceptions=True,
-    )
+    budget = LoopBudget(core, tenant)
+    for start in range(0, len(leases), BATCH_PIECE_MAX):
+        await budget.yield_if_spent()
+        piece = leases[start : start + BATCH_PIECE_MAX]
+        await asyncio.gather(
+            *[abandon_task(core, tenant, task_id, Holder(worker, token)) for task_id, token in piece],
+            return_exceptions=True,
+        )
 
 
 def _commands(request: HttpRequest, wanted: list[str] | None) -> Sequence[str] | None:
