@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 from tests.server.in_process_server import InProcessServer
 
 from codeq.domain.requests import Claim, NewTask, Outcome
@@ -31,8 +32,8 @@ from codeq.wire import paths
 pytestmark = pytest.mark.slow
 
 LIMIT_S = 280
-HOLD_S_MAX = 0.15
-"""Of CPU, as other processes may keep this one waiting; three times what is promised, as they slow it down too."""
+HOLD_S_MAX = 0.05
+"""Of CPU, as other processes may keep this one waiting."""
 TRIES = 4
 MEGABYTE = 1 << 20
 TENANT = "acme"
@@ -253,7 +254,7 @@ async def measure(folder: Path) -> dict[str, tuple[float, float]]:
                     assert status < 500, name
                     hold = (watch.longest_s, watch.longest_wall_s)
                     holds[name] = min(hold, holds.get(name, hold))
-                    if watch.longest_s < HOLD_S_MAX / 3:
+                    if watch.longest_s < HOLD_S_MAX / 2:
                         break
     gc.unfreeze()
     return holds
@@ -261,7 +262,8 @@ async def measure(folder: Path) -> dict[str, tuple[float, float]]:
 
 def test_no_call_holds_the_event_loop(tmp_path: Path) -> None:
     """(13.16)"""
-    holds = asyncio.run(measure(tmp_path))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the server does
+        holds = runner.run(measure(tmp_path))
     for name, (hold_s, wall_s) in sorted(holds.items(), key=lambda item: -item[1][0]):
         sys.stdout.write(f"{hold_s * 1000:8.1f} ms {wall_s * 1000:8.1f} ms real  {name}\n")
     assert not {name: hold_s for name, (hold_s, _) in holds.items() if hold_s > HOLD_S_MAX}

@@ -19,8 +19,8 @@ whenever a state is."""
 WRITE_BYTES_MAX = 2 << 20
 """Bytes of large payloads and results that are written to RocksDB at once: about five milliseconds."""
 
-WRITE_TASKS_MAX = WRITE_BYTES_MAX // PAYLOAD_BYTES_MAX
-"""Tasks of a batch with more bytes than that which are stored before other calls run."""
+WRITE_KEYS_MAX = 2048
+"""Keys that are written to RocksDB at once: about three milliseconds."""
 
 CLAIM_BYTES_MAX = 8 << 20
 """Payload bytes after which a claim takes no further task: read in about twenty milliseconds, and bounds the answer."""
@@ -136,9 +136,11 @@ LOOP_PAUSE_MS_MAX = 50
 SHORT_CALL_MS = 10
 """For how long after its beginning a short call counts as running: most take one or two milliseconds."""
 
-BATCH_PIECE_MAX = 64
-"""Tasks of a batch that are stored, claimed or moved before other calls may run: about a millisecond. A call with no
-more than these is short."""
+BATCH_PIECE_MAX = 128
+"""Tasks of a batch that are stored, claimed or moved before other calls may run: about a millisecond."""
+
+SHORT_BATCH_MAX = 32
+"""Tasks of a batch that count as a short call: even the batches of eight connections take a few milliseconds."""
 
 PIECE_BYTES_MAX = 256 << 10
 """Payload bytes after which such a piece ends: they are checked, copied and written in about a millisecond."""

@@ -121,12 +121,12 @@ class BatchParser:
             raise InvalidRequest("a batch has at least one item")
         return messages
 
-    async def _parse_item(self, item: bytes | msgspec.Raw, budget: LoopBudget, *, packed: bool) -> Any:
-        raw = bytes(item)
-        if len(raw) > ITEM_BYTES_MAX:
-            return InvalidRequest(f"one item of a batch has at most {ITEM_BYTES_MAX} bytes, not {len(raw)}")
+    async def _parse_item(self, item: msgspec.Raw | memoryview, budget: LoopBudget, *, packed: bool) -> Any:
+        view = memoryview(item)
+        if len(view) > ITEM_BYTES_MAX:
+            return InvalidRequest(f"one item of a batch has at most {ITEM_BYTES_MAX} bytes, not {len(view)}")
         try:
-            return await self._item.parse_in_pieces(raw, budget, packed=packed)
+            return await self._item.parse_in_pieces(bytes(view), budget, packed=packed)
         except InvalidRequest as refusal:
             return refusal
 

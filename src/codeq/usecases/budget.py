@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import TypeVar
 
-from codeq.domain.limits import BATCH_PIECE_MAX, PIECE_BYTES_MAX
+from codeq.domain.limits import BATCH_PIECE_MAX, PIECE_BYTES_MAX, SHORT_BATCH_MAX
 from codeq.usecases.core import Core
 
 Item = TypeVar("Item")
@@ -31,7 +31,7 @@ class LoopBudget:
 
 def is_short(items: int, size: int = 0) -> bool:
     """Returns whether a call with this many items and bytes is done so soon that it needs no turn."""
-    return items <= BATCH_PIECE_MAX and size <= PIECE_BYTES_MAX
+    return items <= SHORT_BATCH_MAX and size <= PIECE_BYTES_MAX
 
 
 def pieces(items: Sequence[Item], sizes: Sequence[int]) -> Iterator[Sequence[Item]]:

@@ -19,7 +19,7 @@ from codeq.domain.requests import Claim, Delivery
 from codeq.domain.task import Holder, Task
 from codeq.store.interface import ClaimRequest
 from codeq.usecases import sweep
-from codeq.usecases.budget import LoopBudget
+from codeq.usecases.budget import LoopBudget, is_short
 from codeq.usecases.core import Core
 from codeq.usecases.waiters import EVERY
 
@@ -34,6 +34,8 @@ async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
     attempt = _ClaimAttempt(core, tenant, wanted)
     await sweep.before_claim(core, tenant, wanted.commands)
     await core.waiters.serve_first()
+    if not is_short(wanted.limit):
+        await core.turns.wait(tenant)
     deliveries = await attempt.take()
     if not deliveries and wanted.wait_ms:
         deliveries = await core.waiters.wait_for_tasks(attempt, wanted.wait_ms)

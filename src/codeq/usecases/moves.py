@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound, StaleTask, StoreError
 from codeq.domain.limits import BATCH_PIECE_MAX, BATCH_TASKS_MAX
 from codeq.domain.task import Change, Task
-from codeq.usecases.budget import LoopBudget
+from codeq.usecases.budget import LoopBudget, is_short
 from codeq.usecases.core import Core
 
 _TRIES = 4
@@ -18,7 +18,7 @@ async def move_each(core: Core, tenant: str, ids: Sequence[str], decide: Decide)
     if len(ids) > BATCH_TASKS_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_TASKS_MAX} items, not {len(ids)}")
     answers: list[Task | CodeqError] = [StaleTask("the task kept changing; try again")] * len(ids)
-    if len(ids) <= BATCH_PIECE_MAX:
+    if is_short(len(ids)):
         await _move(core, tenant, ids, decide, places=range(len(ids)), answers=answers)
         return answers
     budget = LoopBudget(core, tenant)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from codeq.domain import lifecycle
 from codeq.domain.errors import StoreBusy, StoreFull
-from codeq.domain.limits import BATCH_PIECE_MAX, SWEEP_TASKS_MAX
+from codeq.domain.limits import BATCH_PIECE_MAX, SHORT_BATCH_MAX, SWEEP_TASKS_MAX
 from codeq.domain.queue import Index
 from codeq.domain.task import Change
 from codeq.store.interface import ALL, Scope
@@ -87,7 +87,7 @@ async def before_claim(core: Core, tenant: str, commands: Sequence[str] | None) 
     command when nothing is due."""
     scope = Scope(tenant=tenant, commands=commands)
     limit = core.sweeping.inspect_limit
-    piece = min(BATCH_PIECE_MAX, limit)
+    piece = min(SHORT_BATCH_MAX, limit)
     roles = [role for role in (promote_due, expire_leases) if await role(core, piece, scope) == piece]
     if roles and piece < limit:
         await _sweep_more(core, roles, scope, limit - piece)

@@ -23,8 +23,10 @@ class Turns:
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self._is_granting = False
-        """Whether `_grant` is scheduled, or a piece runs."""
+        """Whether `_grant` is scheduled, or a piece runs in this iteration or the next."""
         self._granted_s = _LONG_AGO_S
+        self._until_s = _LONG_AGO_S
+        """When the piece that runs now must end."""
         self._next_s = _LONG_AGO_S
         """When the next piece may begin, if other tenants make short calls."""
         self._last_tenant = ""
@@ -41,24 +43,34 @@ class Turns:
 
     async def wait(self, tenant: str) -> float:
         """Returns at this tenant's turn: the time of `perf_counter` until which the call may use the event loop."""
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(turn)
-        if not self._is_granting:
-            self._schedule()
-        await turn
         now_s = perf_counter()
-        return now_s + (LOOP_SHARED_HOLD_MS if self._is_shared(tenant, now_s) else LOOP_HOLD_MS) / 1000
+        if now_s < self._until_s and not self._waiting:
+            return self._until_s  # several calls share a piece
+        if self._is_granting or self._must_pause(tenant, now_s):
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(tenant, deque()).append(turn)
+            if not self._is_granting:
+                self._schedule()
+            await turn
+            now_s = perf_counter()
+        else:  # no other long call has run in this iteration
+            self._begin_piece(now_s)
+        self._until_s = now_s + (LOOP_SHARED_HOLD_MS if self._is_shared(tenant, now_s) else LOOP_HOLD_MS) / 1000
+        return self._until_s
 
     def _is_shared(self, tenant: str, now_s: float) -> bool:
         """Returns whether another tenant has made a short call just now."""
         others_s = self._others_s if tenant == self._last_tenant else self._last_s
         return now_s - others_s < SHORT_CALL_MS / 1000
 
+    def _must_pause(self, tenant: str, now_s: float) -> bool:
+        return now_s < self._next_s and self._is_shared(tenant, now_s)
+
     def _schedule(self) -> None:
         """Schedules the next piece: at once, or after the pause."""
         self._is_granting = True
         loop, now_s = asyncio.get_running_loop(), perf_counter()
-        if now_s < self._next_s and self._is_shared(next(iter(self._waiting)), now_s):
+        if self._must_pause(next(iter(self._waiting)), now_s):
             loop.call_later(self._next_s - now_s, self._grant)
         else:
             loop.call_soon(self._grant)
@@ -74,12 +86,17 @@ class Turns:
                 del self._waiting[tenant]
             if not turn.done():  # else the call was cancelled
                 turn.set_result(None)
-                self._granted_s = perf_counter()
-                asyncio.get_running_loop().call_soon(self._piece_ended)  # runs right after the piece
+                self._begin_piece(perf_counter())
                 return
         self._is_granting = False
 
+    def _begin_piece(self, now_s: float) -> None:
+        self._is_granting = True
+        self._granted_s = now_s
+        asyncio.get_running_loop().call_soon(self._piece_ended)  # which runs after the piece
+
     def _piece_ended(self) -> None:
+        self._until_s = _LONG_AGO_S
         now_s = perf_counter()
         pause_s = min(LOOP_SHARED_PAUSES * (now_s - self._granted_s), LOOP_PAUSE_MS_MAX / 1000)
         self._next_s = now_s + pause_s

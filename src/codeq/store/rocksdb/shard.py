@@ -110,6 +110,7 @@ class RocksShard:
             for _ in range(_SELECTIONS_MAX):
                 selected = select(self._buffer, self._queues, request)
                 deliveries = self._lease(request, selected) if selected else []
+                self._records.write_if_large()
                 if deliveries or not selected:  # else none of their bodies can be read
                     return deliveries
             return []
