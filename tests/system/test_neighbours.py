@@ -14,13 +14,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.server.server_process import Server, start_server
+from tests.server.server_process import Latency, Server, loop_cpu_s, start_server
 
 from codeq.server.routes import ROUTES, Route
 from codeq.wire import paths
@@ -94,17 +94,6 @@ def check(servers: tuple[Server, Server], route: Route, folder: Path, *, by_stra
     raise AssertionError("\n".join(figures))
 
 
-class Latency(NamedTuple):
-    """99th percentiles of a call."""
-
-    clock_s: float
-    loop_s: float
-    """What the event loop's thread computed from the request to the response."""
-
-    def __str__(self) -> str:
-        return f"{self.clock_s * 1000:.1f} ms ({self.loop_s * 1000:.1f} ms of the loop)"
-
-
 def within(alone_s: float, beside_s: float) -> bool:
     return beside_s <= max(SLOWER * alone_s, alone_s + SLOWER_S)
 
@@ -164,11 +153,6 @@ def requests(route: Route, token: str | None) -> Iterator[bytes]:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         head = f"{route.method} {path} HTTP/1.1\r\nHost: codeq\r\n{authorization}Content-Length: {len(content)}\r\n\r\n"
         yield head.encode() + content
-
-
-def loop_cpu_s(server: Server) -> float:
-    """Returns what the server's main thread, which runs the event loop, has computed so far."""
-    return int(Path(f"/proc/{server.pid}/task/{server.pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def resident_mb(server: Server) -> float:

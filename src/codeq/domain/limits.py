@@ -126,9 +126,9 @@ LOOP_HOLD_MS = 5
 LOOP_SHARED_HOLD_MS = 1
 """The same while other tenants make short calls, each of which passes the loop about five times."""
 
-LOOP_SHARED_PAUSES = 3
-"""How many times as long as a piece the pause after it is, while other tenants make short calls: they have three
-quarters of the time, and long calls a quarter."""
+LOOP_SHARED_PAUSES = 4
+"""How many times as long as a piece the pause after it is, while other tenants make short calls: those have four fifths
+of the time, so that their slowest calls take at most half as long again, and long calls have a fifth."""
 
 LOOP_PAUSE_MS_MAX = 50
 """The longest such pause, also where the machine was asleep during a piece."""

@@ -1,7 +1,7 @@
 """Which long call continues: one piece in each iteration of the event loop, tenants in turn, short calls first.
 
     wait ─▶ _waiting ─ _grant ─▶ the call runs a piece ─▶ _piece_ended ─ no other tenant makes short calls ─▶ _grant
-                         ▲                                     └──── else a pause of three pieces ──────────────┘
+                         ▲                                     └──── else a pause of four pieces ───────────────┘
 
 A tenant with many connections gets no more pieces than one with a single connection. While other tenants make short
 calls, pieces are short, and between two of them there is a pause: a short call passes the loop several times (it is
