@@ -11,7 +11,7 @@ from msgspec import Struct
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import PAYLOAD_BYTES_MAX
 from codeq.server.auth.principal import Principal
-from codeq.server.json_content import Content
+from codeq.server.json_content import PIECEWISE_BYTES, Content
 from codeq.server.json_items import split_items
 from codeq.usecases.budget import LoopBudget
 from codeq.wire.errors import WrongMedia
@@ -108,7 +108,12 @@ class BatchParser:
             return [await self._parse_item(item, budget, packed=packed) for item in items]
         if len(body) <= SHORT_BYTES:
             return [self._checked(message) for message in messages]
-        return [await self._check_in_pieces(message, budget) for message in messages]
+        return [
+            await self._check_in_pieces(message, budget)
+            if budget.is_spent or len(self._content.of(message) or b"") > PIECEWISE_BYTES
+            else self._checked(message)
+            for message in messages
+        ]
 
     async def _parse_split(self, body: bytes, budget: LoopBudget) -> list[Any]:
         [field] = self._items.message.__struct_fields__
@@ -220,7 +225,8 @@ class HttpRequest:
         await budget.yield_if_spent()
         for item in items:
             encoded.append(encode(item))
-            await budget.yield_if_spent()
+            if budget.is_spent:
+                await budget.yield_if_spent()
         return self.respond_encoded(status, encoded, whole)
 
     def respond_encoded(self, status: int, items: Sequence[bytes], whole: Callable[[list[Any]], Any]) -> HttpResponse:

@@ -23,6 +23,11 @@ class LoopBudget:
         self._tenant = tenant
         self._until_s = 0.0
 
+    @property
+    def is_spent(self) -> bool:
+        """For loops over many small items, where a coroutine for each would cost as much as the item."""
+        return perf_counter() >= self._until_s
+
     async def yield_if_spent(self) -> None:
         """Lets other calls run if this one has used its time, or none yet, and returns at its next turn."""
         if perf_counter() >= self._until_s:

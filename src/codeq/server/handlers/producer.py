@@ -65,7 +65,7 @@ async def create_many(state: AppState, request: HttpRequest) -> HttpResponse:
     answers: list[wire.TaskAnswer | None] = []
     is_long = state.takes_turns(request.tenant, len(items), len(request.body))
     for message in items:
-        if is_long:
+        if is_long and budget.is_spent:
             await budget.yield_if_spent()
         try:
             if isinstance(message, CodeqError):

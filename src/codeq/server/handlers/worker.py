@@ -141,7 +141,7 @@ async def submit_many(state: AppState, request: HttpRequest) -> HttpResponse:
     state.limiter.spend_for_batch(request.route.charge, request.principal, len(messages))
     is_long = state.takes_turns(request.tenant, len(messages), len(request.body))
     for message in messages:
-        if is_long:
+        if is_long and budget.is_spent:
             await budget.yield_if_spent()
         if isinstance(message, CodeqError):
             raise message
