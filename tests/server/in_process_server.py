@@ -58,7 +58,14 @@ class AcceptAll:
 class InProcessServer:
     """A server on a free port. `failures` counts how often its store reported a failure."""
 
-    def __init__(self, folder: Path, *, tracing: Tracing | None = None, limiter: RateLimiter | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tracing: Tracing | None = None,
+        limiter: RateLimiter | None = None,
+        connections_max: int = 1000,
+    ) -> None:
         waiters = Waiters()
         metrics = Metrics()
         self.store = open_rocksdb(
@@ -82,7 +89,12 @@ class InProcessServer:
         )
         app = App(self.state, ROUTES, tasks=self.tasks, on_failure=self._failed)
         self._context = ServerContext(
-            app.begin, Settings().http, ResponseHeads(list), set(), ConnectionLimit(1000), lost=app.connection_lost
+            app.begin,
+            Settings().http,
+            ResponseHeads(list),
+            set(),
+            ConnectionLimit(connections_max),
+            lost=app.connection_lost,
         )
         self._callers: list[Caller] = []
         self._address: Any = None

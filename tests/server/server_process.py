@@ -23,7 +23,7 @@ from functools import cached_property
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import httpx
 import yaml
@@ -318,6 +318,22 @@ def _limited(open_files: int | None, hard: int | None) -> list[str]:
 def command_line(*arguments: str) -> list[str]:
     """Returns the command line of the `codeq` command of the code under test."""
     return [sys.executable, "-c", "from codeq.cli.main import app; app()", *arguments]
+
+
+class Latency(NamedTuple):
+    """How long a call takes, or the 99th percentile of several."""
+
+    clock_s: float
+    loop_s: float
+    """What the event loop's thread computed from the request to the response."""
+
+    def __str__(self) -> str:
+        return f"{self.clock_s * 1000:.1f} ms ({self.loop_s * 1000:.1f} ms of the loop)"
+
+
+def loop_cpu_s(server: Server) -> float:
+    """Returns what the server's main thread, which runs the event loop, has computed so far."""
+    return int(Path(f"/proc/{server.pid}/task/{server.pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -16,13 +16,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.server.in_process_server import InProcessServer
+import uvloop
+from tests.server.in_process_server import InProcessServer, until
 
 from codeq.domain.requests import Claim, NewTask, Outcome
 from codeq.domain.task import Holder, Status
 from codeq.embedded import AsyncQueue, open_async
 from codeq.server.auth.claims import Claims
 from codeq.server.auth.principal import WORKER_SCOPES, Authenticator
+from codeq.server.connection_limit import raise_file_limit
 from codeq.server.routes import ROUTES
 from codeq.usecases import abandon, claim, enqueue, nack, submit
 from codeq.usecases.core import Core
@@ -31,8 +33,8 @@ from codeq.wire import paths
 pytestmark = pytest.mark.slow
 
 LIMIT_S = 280
-HOLD_S_MAX = 0.15
-"""Of CPU, as other processes may keep this one waiting; three times what is promised, as they slow it down too."""
+HOLD_S_MAX = 0.05
+"""Of CPU, as other processes may keep this one waiting."""
 TRIES = 4
 MEGABYTE = 1 << 20
 TENANT = "acme"
@@ -253,7 +255,7 @@ async def measure(folder: Path) -> dict[str, tuple[float, float]]:
                     assert status < 500, name
                     hold = (watch.longest_s, watch.longest_wall_s)
                     holds[name] = min(hold, holds.get(name, hold))
-                    if watch.longest_s < HOLD_S_MAX / 3:
+                    if watch.longest_s < HOLD_S_MAX / 2:
                         break
     gc.unfreeze()
     return holds
@@ -261,7 +263,51 @@ async def measure(folder: Path) -> dict[str, tuple[float, float]]:
 
 def test_no_call_holds_the_event_loop(tmp_path: Path) -> None:
     """(13.16)"""
-    holds = asyncio.run(measure(tmp_path))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the server does
+        holds = runner.run(measure(tmp_path))
     for name, (hold_s, wall_s) in sorted(holds.items(), key=lambda item: -item[1][0]):
         sys.stdout.write(f"{hold_s * 1000:8.1f} ms {wall_s * 1000:8.1f} ms real  {name}\n")
     assert not {name: hold_s for name, (hold_s, _) in holds.items() if hold_s > HOLD_S_MAX}
+
+
+def poll(address: Any, number: int) -> list[socket.socket]:
+    """Returns connections whose claims wait."""
+    body = '{"commands":["none"],"waitSeconds":30}'
+    head = f"POST {paths.CLAIM} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer token\r\n"
+    polls: list[socket.socket] = []
+    for _ in range(number):
+        polls.append(one := socket.create_connection(address, timeout=60))
+        one.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+    return polls
+
+
+async def measure_leaving(folder: Path) -> float:
+    """Returns the longest hold while all callers of long polls leave at once: the best of several tries."""
+    number = min(2000, (raise_file_limit() - 200) // 2)
+    server = InProcessServer(folder, connections_max=10_000)
+    server.state.authenticator = Authenticator(AdminOfAll(), AdminOfAll(), producers_may_work=True)
+    longest_s: list[float] = []
+    async with server.running():
+        for _ in range(2):
+            polls = await asyncio.to_thread(poll, server._address, number)
+            await until(lambda: server.state.long_polls.taken[TENANT] == number)
+            for one in polls:
+                one.close()
+            longest_s.append(max([hold_s async for hold_s in iterations(lambda: server.open_connections)]))
+    return min(longest_s)
+
+
+async def iterations(condition: Callable[[], object]) -> AsyncIterator[float]:
+    """Yields how long each iteration of the event loop takes, in CPU time, while the condition holds."""
+    while condition():
+        before_s = time.thread_time()
+        await asyncio.sleep(0)
+        yield time.thread_time() - before_s
+
+
+def test_thousands_of_callers_that_leave_at_once_do_not_hold_the_event_loop(tmp_path: Path) -> None:
+    """(13.16)"""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        hold_s = runner.run(measure_leaving(tmp_path))
+    sys.stdout.write(f"{hold_s * 1000:8.1f} ms while the callers of long polls leave\n")
+    assert hold_s <= HOLD_S_MAX

@@ -1,8 +1,10 @@
 """A quiet tenant is served while another tenant, or a stranger without a token, abuses every route in turn.
 
 Each abuse is measured twice: on a second server, which costs the machine as much, and on the quiet tenant's own. The
-quiet tenant's slowest calls may be slower by half, or by 20 ms; the test allows more, because machines are shared and
-short measurements vary, and prints what it has seen (`pytest -s`).
+99th percentile of the quiet tenant's calls may be slower by half, or by 20 ms, whichever is more. It is measured in
+real time, and in what the server's event loop computed meanwhile, for itself and for others: other processes of a
+machine change the first but not the second. One of them, in one of several rounds, has to be within the bounds.
+`pytest -s` prints all.
 """
 
 import json
@@ -18,14 +20,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.server.server_process import Server, Tenant, start_server
+from tests.server.server_process import Latency, Server, loop_cpu_s, start_server
 
 from codeq.server.routes import ROUTES, Route
 from codeq.wire import paths
 
 SECONDS = 0.6
-SLOWER, SLOWER_S = 3.0, 0.6
-"""What is asserted; see above for what is meant."""
+ROUNDS = 6
+SLOWER, SLOWER_S = 1.5, 0.020
 
 TASK_ID = "018bcfe5-6800-7000-8000-000000000000"
 DEEP = b"[" * 20_000
@@ -34,7 +36,7 @@ BODIES: dict[str, list[Any]] = {
     paths.TASKS: [{"command": f"c{i}", "payload": "x" * 1000} for i in range(50)] + [DEEP],
     paths.TASKS_BATCH: [{"tasks": [{"command": f"c{i % 50}", "payload": i} for i in range(1000)]}, NESTED, DEEP],
     paths.CLAIM: [{"leaseSeconds": 1}, {"commands": [f"c{i}" for i in range(50)], "leaseSeconds": 1}],
-    paths.CLAIM_BATCH: [{"limit": 1000, "leaseSeconds": 1}],
+    paths.CLAIM_BATCH: [{"count": 1000, "leaseSeconds": 1}],
     paths.RESULTS_BATCH: [{"results": [{"taskId": TASK_ID, "status": "COMPLETED"}] * 1000}],
     paths.CLEANUP: [{"limit": 1000}],
     paths.DLQ_REPLAY: [{"error": "no such error", "limit": 1000}],
@@ -80,19 +82,24 @@ def test_a_quiet_tenant_is_served_whatever_a_stranger_does(
 
 
 def check(servers: tuple[Server, Server], route: Route, folder: Path, *, by_stranger: bool) -> None:
-    quiet = servers[0].tenant("quiet")
-    for _ in range(3):  # a slow moment of the machine is no finding
-        alone_s, abused_s = (
-            measure(quiet, server, route, folder, by_stranger=by_stranger) for server in reversed(servers)
+    figures: list[str] = []
+    for _ in range(ROUNDS):  # a slow moment of the machine is no finding
+        alone, beside = (
+            measure(servers[0], server, route, folder, by_stranger=by_stranger) for server in servers[::-1]
         )
-        print(f"p99 {alone_s * 1000:.0f} ms, while its own server is abused {abused_s * 1000:.0f} ms")  # noqa: T201
-        if abused_s <= max(SLOWER * alone_s, alone_s + SLOWER_S):
+        figures.append(f"p99 {alone} alone, {beside} while its own server is abused: {route.method} {route.path}")
+        sys.stdout.write(f"{figures[-1]}\n")
+        if within(alone.clock_s, beside.clock_s) or within(alone.loop_s, beside.loop_s):
             return
-    raise AssertionError(f"{route.method} {route.path} slows others: p99 {alone_s} -> {abused_s} s")
+    raise AssertionError("\n".join(figures))
 
 
-def measure(quiet: Tenant, attacked: Server, route: Route, folder: Path, *, by_stranger: bool) -> float:
-    """Returns the quiet tenant's 99th percentile of a call, while the route is abused on one of the servers."""
+def within(alone_s: float, beside_s: float) -> bool:
+    return beside_s <= max(SLOWER * alone_s, alone_s + SLOWER_S)
+
+
+def measure(server: Server, attacked: Server, route: Route, folder: Path, *, by_stranger: bool) -> Latency:
+    """Returns how long calls of the quiet tenant of a server take, while the route is abused on one of the servers."""
     token = attacked.token("loud", "admin" if route.kind == "admin" else role_of(route), commands=["*"])
     file = folder / "requests"
     file.write_bytes(pickle.dumps(list(requests(route, None if by_stranger else token))))
@@ -101,20 +108,21 @@ def measure(quiet: Tenant, attacked: Server, route: Route, folder: Path, *, by_s
         [sys.executable, script, str(attacked.port), str(SECONDS), str(file)], stdout=subprocess.PIPE
     )
     try:
-        times_s = list(work(quiet, SECONDS + 0.2))
+        calls = list(work(server, SECONDS + 0.2))
         sent, _ = abuse.communicate(timeout=30)
     finally:
         abuse.kill()
     assert int(sent) > 0, f"{route.path} was not called"
-    return sorted(times_s)[int(len(times_s) * 0.99)]
+    return Latency(*[sorted(times)[int(len(calls) * 0.99)] for times in zip(*calls, strict=True)])
 
 
 def role_of(route: Route) -> str:
     return "worker" if route.kind == "worker" else "producer"
 
 
-def work(tenant: Tenant, seconds: float) -> Iterator[float]:
-    """Creates, claims and completes tasks one by one. Yields the time of each call."""
+def work(server: Server, seconds: float) -> Iterator[Latency]:
+    """Creates, claims and completes tasks one by one. Yields how long each call took."""
+    tenant = server.tenant("quiet")
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
         calls: Sequence[tuple[Any, str, Any]] = (
@@ -123,15 +131,15 @@ def work(tenant: Tenant, seconds: float) -> Iterator[float]:
         )
         answer = None
         for caller, path, body in calls:
-            begun_s = time.perf_counter()
+            begun_s, loop_s = time.perf_counter(), loop_cpu_s(server)
             answer = caller.post(path, body)
-            yield time.perf_counter() - begun_s
+            yield Latency(time.perf_counter() - begun_s, loop_cpu_s(server) - loop_s)
             assert answer.is_success, answer.text
         assert answer is not None
         task_id = answer.json()["id"]
-        begun_s = time.perf_counter()
+        begun_s, loop_s = time.perf_counter(), loop_cpu_s(server)
         done = tenant.worker.post(paths.RESULT.replace("{id}", task_id), {"status": "COMPLETED", "result": 1})
-        yield time.perf_counter() - begun_s
+        yield Latency(time.perf_counter() - begun_s, loop_cpu_s(server) - loop_s)
         assert done.status_code == 200
 
 

@@ -1,6 +1,8 @@
-"""A tenant at its limits, which goes on calling as fast as it can, is refused, and another tenant's calls all succeed.
+"""A tenant at its limits, which goes on calling as fast as it can, is refused, and another is served almost as fast.
 
-Prints the latencies of the other tenant, alone and beside it: `pytest -s`. They are not asserted.
+The other tenant is measured twice in each round: while a second server is called like that, which costs the machine as
+much, and while its own is. The 99th percentile of a cycle may grow by half: in real time, or by what the event loop
+computed in addition, which other processes of the machine do not change. `pytest -s` prints all.
 """
 
 import ast
@@ -12,12 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.server.server_process import Server, Tenant, answered, at, environment, start_server
+from tests.server.server_process import Latency, Server, Tenant, answered, at, environment, loop_cpu_s, start_server
 
 from codeq.wire import paths
 
 ROOT = Path(__file__).parents[2]
-CYCLES, ROUNDS = 40, 3
+CYCLES, ROUNDS = 100, 5
+SLOWER = 1.5
 CONNECTIONS = 8
 LIMITS = {"connections_max": 4, "long_polls_max": 1, "queues_max": 5, "policies_max": 1, "tasks_max": 6}
 TASK, OTHER = '{"command":"c0","payload":1}', '{"command":"other","payload":1}'
@@ -30,50 +33,57 @@ ABUSES = {
 }
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with start_server(tmp_path, settings={"limits": {"tenant": LIMITS}}) as running:
-        yield running
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """The other tenant's server, and a second one."""
+    settings = {"limits": {"tenant": LIMITS}}
+    with start_server(tmp_path_factory.mktemp("a"), settings=settings) as a:  # noqa: SIM117 - shorter lines
+        with start_server(tmp_path_factory.mktemp("b"), settings=settings) as b:
+            for server in (a, b):
+                greedy = server.tenant("greedy")
+                for number in range(5):
+                    greedy.create(f"c{number}")
+                answered(greedy.admin.put(at(paths.TOPIC, "work"), {"policy": {}}), 201)
+            yield a, b
 
 
-def test_a_tenant_at_its_limit_is_refused_and_another_is_served(server: Server) -> None:
+@pytest.mark.parametrize("abuse", ABUSES)
+def test_a_tenant_at_its_limit_is_refused_and_another_is_served(servers: tuple[Server, Server], abuse: str) -> None:
     """(13.21)"""
-    quiet, greedy = server.tenant("quiet"), server.tenant("greedy")
-    for number in range(5):
-        greedy.create(f"c{number}")
-    answered(greedy.admin.put(at(paths.TOPIC, "work"), {"policy": {}}), 201)
-    cycles_ms(quiet, CYCLES)
-    for abuse in ABUSES:
-        alone, beside = [], []
-        for _ in range(ROUNDS):  # in turn, because the machine has other work too
-            alone += cycles_ms(quiet, CYCLES)
-            with abused(server, greedy, abuse) as statuses:
-                beside += cycles_ms(quiet, CYCLES)
-            assert statuses[refusal(abuse)]
-        before, after = p99(alone), p99(beside)
-        figures = f"p99 {before:.1f} ms alone, {after:.1f} ms beside it, {after / before:.2f}x"
-        sys.stdout.write(f"limit of {abuse}: {figures}\n")
+    list(cycles(servers[0]))
+    seen: list[str] = []
+    for _ in range(ROUNDS):  # a slow moment of the machine is no finding
+        alone, beside = (measure(servers[0], called, abuse) for called in servers[::-1])
+        clock, loop = beside.clock_s / alone.clock_s, 1 + (beside.loop_s - alone.loop_s) / alone.clock_s
+        seen.append(f"limit of {abuse}: p99 {alone} alone, {beside} beside it, {clock:.2f}x, by the loop {loop:.2f}x")
+        sys.stdout.write(f"{seen[-1]}\n")
+        if min(clock, loop) <= SLOWER:
+            return
+    raise AssertionError("\n".join(seen))
 
 
-def cycles_ms(tenant: Tenant, number: int) -> list[float]:
-    """Enqueues, claims and completes one task after the other; returns how long each took."""
-    took = []
-    for _ in range(number):
-        began_s = time.perf_counter()
+def measure(server: Server, called: Server, abuse: str) -> Latency:
+    """Returns how long cycles of the other tenant of a server take, while one of the servers is called."""
+    with abused(called, called.tenant("greedy"), abuse) as statuses:
+        found = list(cycles(server))
+    assert statuses[refusal(abuse)]
+    return Latency(*[sorted(times)[len(found) * 99 // 100] for times in zip(*found, strict=True)])
+
+
+def cycles(server: Server) -> Iterator[Latency]:
+    """Enqueues, claims and completes one task after the other; yields how long each took."""
+    tenant = server.tenant("quiet")
+    for _ in range(CYCLES):
+        began_s, loop_s = time.perf_counter(), loop_cpu_s(server)
         tenant.create()
         held = tenant.claim()
         answered(tenant.worker.post(at(paths.RESULT, held["id"]), {"status": "COMPLETED"}), 200)
-        took.append((time.perf_counter() - began_s) * 1000)
-    return took
+        yield Latency(time.perf_counter() - began_s, loop_cpu_s(server) - loop_s)
 
 
 def refusal(abuse: str) -> str:
     """The status of a refused call: a batch is answered with 200, and its items are refused."""
     return "200" if "batches" in abuse else "429"
-
-
-def p99(took_ms: list[float]) -> float:
-    return sorted(took_ms)[len(took_ms) * 99 // 100]
 
 
 @contextmanager

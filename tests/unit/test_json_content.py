@@ -9,6 +9,7 @@ import pytest
 
 from codeq.domain import validation
 from codeq.domain.errors import InvalidRequest
+from codeq.server import json_content
 from codeq.server.json_content import DEPTH_MAX, PIECEWISE_BYTES, Content
 from codeq.server.json_items import split_items
 
@@ -48,6 +49,15 @@ def test_a_value_is_accepted_exactly_if_the_decoder_accepts_it(sample: bytes) ->
     assert accepts(sample) == decodes(sample)
     large = b"[" + PADDING + b"," + sample + b"]"
     assert accepts(large) == decodes(large)
+
+
+@pytest.mark.parametrize("piece", range(2, 30))
+def test_it_does_not_matter_where_a_large_value_is_cut(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """(13.16)"""
+    monkeypatch.setattr(json_content, "_PIECE", piece)
+    for sample in SAMPLES:
+        large = b'{"\\\\k\\"ey" : [true, -1.25e-7 ,' + PADDING + b',"\\\\",' + sample + b',null,"a\\"b",1]}'
+        assert accepts(large) == decodes(large), sample
 
 
 @pytest.mark.parametrize("before", [b"1", PADDING], ids=["small", "large"])

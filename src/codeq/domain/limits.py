@@ -19,8 +19,8 @@ whenever a state is."""
 WRITE_BYTES_MAX = 2 << 20
 """Bytes of large payloads and results that are written to RocksDB at once: about five milliseconds."""
 
-WRITE_TASKS_MAX = WRITE_BYTES_MAX // PAYLOAD_BYTES_MAX
-"""Tasks of a batch with more bytes than that which are stored before other calls run."""
+WRITE_KEYS_MAX = 2048
+"""Keys that are written to RocksDB at once: about three milliseconds."""
 
 CLAIM_BYTES_MAX = 8 << 20
 """Payload bytes after which a claim takes no further task: read in about twenty milliseconds, and bounds the answer."""
@@ -108,8 +108,8 @@ INSPECT_TASKS_MAX = 200
 PROMOTE_TASKS_MAX = 200
 """How many delayed tasks are promoted in the background before other calls run; more follow at once."""
 
-SWEEP_TASKS_MAX = 1000
-"""How many tasks one background sweep moves before other calls run."""
+SWEEP_TASKS_MAX = 200
+"""How many tasks one background sweep moves before other calls run: about five milliseconds."""
 
 LIST_TASKS_MAX = 1000
 """Tasks in one page."""
@@ -117,14 +117,36 @@ LIST_TASKS_MAX = 1000
 LIST_SCAN_MAX = 5000
 """How many records one page may read; a page that finds few has a cursor to continue from."""
 
-FIND_SCAN_MAX = 250
-"""How many of them the store reads before other calls run: about three milliseconds."""
+FIND_SCAN_MAX = 100
+"""How many of them the store reads before other calls run: about a millisecond."""
 
 MOVE_TASKS_MAX = 200
 """How many tasks a bulk operation moves before other calls run: about five milliseconds."""
 
 LOOP_HOLD_MS = 5
 """How long a long call uses the event loop before others run: a tenth of what a caller notices."""
+
+LOOP_SHARED_HOLD_MS = 1
+"""The same while other tenants make short calls, each of which passes the loop about five times."""
+
+LOOP_SHARED_PAUSES = 4
+"""How many times as long as a piece the pause after it is, while other tenants make short calls: those have four fifths
+of the time, so that their slowest calls take at most half as long again, and long calls have a fifth."""
+
+LOOP_PAUSE_MS_MAX = 50
+"""The longest such pause, also where the machine was asleep during a piece."""
+
+SHORT_CALL_MS = 10
+"""For how long after its beginning a short call counts as running: most take one or two milliseconds."""
+
+BATCH_PIECE_MAX = 128
+"""Tasks of a batch that are stored, claimed or moved before other calls may run: about a millisecond."""
+
+SHORT_BATCH_MAX = 32
+"""Tasks of a batch that count as a short call: even the batches of eight connections take a few milliseconds."""
+
+PIECE_BYTES_MAX = 256 << 10
+"""Payload bytes after which such a piece ends: they are checked, copied and written in about a millisecond."""
 
 EVENTS_READ_MAX = 50_000
 """Events in one read: about seven megabytes."""

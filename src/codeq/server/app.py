@@ -169,6 +169,8 @@ class App:
         """Lets the principal make this request, or refuses it for its scope, its connections or its rate."""
         request.principal = principal
         _check_scope(route, principal)
+        if not route.is_bulk:
+            self._state.core.turns.note_short_call(principal.tenant, request.started_s)
         if request.connection.tenant != principal.tenant:
             self._count_connection(request.connection, principal.tenant)
         self._state.limiter.spend(route.charge, principal)

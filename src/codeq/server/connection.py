@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
         self._reader.close()
         if self.waiting is not None:
-            self.waiting.cancel()
+            self._context.pacer.run(self._end_wait)
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader
@@ -142,7 +142,7 @@ class Connection(asyncio.Protocol):
             return True
         self._refuse_incomplete()
         if self.waiting is not None and self.is_long_poll:
-            self.waiting.cancel()
+            self._context.pacer.run(self._end_wait)
         self._advance()
         return True
 
@@ -324,6 +324,11 @@ class Connection(asyncio.Protocol):
     def _return_undelivered(self) -> None:
         if self.on_undelivered and self._confirming is None:
             self._confirming = self._loop.create_task(self._confirm())
+
+    def _end_wait(self) -> None:
+        """Cancels the call of a client that has left, or the wait of one that may have."""
+        if self.waiting is not None and (self.is_lost or self.is_long_poll):
+            self.waiting.cancel()
 
     def _drop(self, data: bytes) -> None:
         self._dropped_bytes += len(data)

@@ -20,6 +20,8 @@ PIECEWISE_BYTES = 16 * 1024
 """A longer value is checked in pieces; a shorter one takes a few milliseconds at worst."""
 
 _PIECE = 32 * 1024
+_STRING_END = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_WORD_END = re.compile(rb"[^\[\]{},:\"\s]*+")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _WITHOUT_STRUCTURE = bytes.maketrans(b"[]{}:,", b"      ")
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -45,6 +47,7 @@ class Content(NamedTuple):
 
     async def check_in_pieces(self, message: Any, budget: LoopBudget) -> None:
         """As `check`, and other calls run in between."""
+        await budget.yield_if_spent()
         for _ in self.pieces(message):
             await budget.yield_if_spent()
 
@@ -68,16 +71,34 @@ class Content(NamedTuple):
         try:
             msgspec.json.decode(raw, type=msgspec.Raw)  # the structure, without making objects
             yield
-            scalars = _decode_scalars(raw.translate(_WITHOUT_STRUCTURE))
-            yield
-            if b"\\u" in raw and _SURROGATE.search(raw):
-                msgspec.json.encode(scalars)
+            has_surrogates = b"\\u" in raw and _SURROGATE.search(raw)
+            for piece in _scalars(raw):
+                values = _decode_scalars(piece.translate(_WITHOUT_STRUCTURE))
+                if has_surrogates:
+                    msgspec.json.encode(values)
+                yield
         except _FAULTS as fault:
             raise self._refusal(fault) from None
         yield from _check_depth(raw)
 
     def _refusal(self, fault: Exception) -> InvalidRequest:
         return InvalidRequest(f"the {self.name} is not JSON that can be kept: {fault}")
+
+
+def _scalars(raw: bytes) -> Iterator[bytes]:
+    """Yields valid JSON in pieces, each of which ends outside of strings, numbers and words."""
+    start = 0
+    while start < len(raw):
+        piece = raw[start : start + _PIECE]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
+            piece = piece[:-1]  # the escape belongs to the rest of its string
+        end = start + len(piece)
+        text = piece.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in piece else piece
+        rest = _STRING_END if text.count(b'"') % 2 else _WORD_END
+        found = rest.match(raw, end)
+        end = found.end() if found else len(raw)
+        yield raw[start:end]
+        start = end
 
 
 def _check_depth(raw: bytes) -> Iterator[None]:

@@ -14,6 +14,7 @@ from codeq.domain.limits import BATCH_TASKS_MAX
 
 _PIECE = 8 * 1024
 _HEAD = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"(\w+)"[ \t\r\n]*:[ \t\r\n]*\[')
+_BLANK = re.compile(rb"[ \t\r\n]*")
 _TAIL = re.compile(rb"\][ \t\r\n]*\}[ \t\r\n]*")
 _TOKENS = re.compile(rb'\\.|["\[\]{},]', re.DOTALL)
 _TO_SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -21,7 +22,7 @@ _STEPS = bytes.maketrans(b"[]", b"\x01\xff")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
-def split_items(body: bytes, field: str) -> Iterator[bytes | None]:
+def split_items(body: bytes, field: str) -> Iterator[memoryview | None]:
     """Yields the items of `{"<field>": [...]}`, each still to be parsed, and None where other calls may run."""
     head = _HEAD.match(body)
     if head is None or head[1] != field.encode():
@@ -39,7 +40,7 @@ class _ItemSplitter:
         self._in_string = 0
         self._items = 0
 
-    def items(self) -> Iterator[bytes | None]:
+    def items(self) -> Iterator[memoryview | None]:
         body = self._body
         while self._at < len(body):
             piece = body[self._at : self._at + _PIECE]
@@ -70,7 +71,7 @@ class _ItemSplitter:
         self._in_string = (self._in_string + len(parts) - 1) % 2
         return True
 
-    def _read(self, end: int) -> Generator[bytes, None, int | None]:
+    def _read(self, end: int) -> Generator[memoryview, None, int | None]:
         """Yields the items that end before `end`. Returns where the array ends, if it does."""
         for token in _TOKENS.finditer(self._body, self._at, end):
             char = token[0]
@@ -83,16 +84,15 @@ class _ItemSplitter:
             elif char in b"]}":
                 self._depth -= 1
                 if self._depth < 0:
-                    last = self._item(token.start())
-                    if last.strip() or self._items > 1:
-                        yield last
+                    if self._items or not _BLANK.fullmatch(self._body, self._item_start, token.start()):
+                        yield self._item(token.start())
                     return token.start()
             elif not self._depth:
                 yield self._item(token.start())
         return None
 
-    def _item(self, end: int) -> bytes:
-        item = self._body[self._item_start : end]
+    def _item(self, end: int) -> memoryview:
+        item = memoryview(self._body)[self._item_start : end]  # a copy of a large one takes too long
         self._item_start = end + 1
         self._items += 1
         if self._items > BATCH_TASKS_MAX:

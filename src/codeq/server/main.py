@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -201,6 +202,8 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
     description = openapi.describe(public_routes(settings.metrics.host), codeq.__version__)
     state.spec = msgspec.json.encode(description)
     state.docs = openapi.page(description).encode()
+    gc.collect()
+    gc.freeze()  # a full collection would hold the event loop for tens of milliseconds, most of it for imported modules
     return state
 
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from codeq.domain.errors import CodeqError
 from codeq.domain.limits import BATCH_BYTES_MAX, BATCH_TASKS_MAX
-from codeq.server.request import HttpRequest, HttpResponse, Parser
+from codeq.server.request import LARGE_BYTES, HttpRequest, HttpResponse, Parser
 from codeq.server.state import AppState
 from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core
@@ -44,7 +44,9 @@ class BatchedHandler(Struct, frozen=True, kw_only=True):
         return self.name
 
     async def __call__(self, state: AppState, request: HttpRequest) -> HttpResponse:
-        message = await request.parse_in_pieces(self.parser, LoopBudget(state.core))
+        budget = LoopBudget(state.core, request.tenant)
+        is_large = len(request.body) > LARGE_BYTES
+        message = await request.parse_in_pieces(self.parser, budget) if is_large else request.parse(self.parser)
         if self.authorize is not None and self.needs_authorizing(request):
             await self.authorize(state, request)
         item = self.to_item(state, request, message)
@@ -53,6 +55,8 @@ class BatchedHandler(Struct, frozen=True, kw_only=True):
             [answer] = await self.execute(state.core, request.tenant, [item])
         if isinstance(answer, CodeqError):
             raise answer
+        if is_large:
+            await budget.yield_if_spent()
         return self.respond(request, answer)
 
 

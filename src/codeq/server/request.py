@@ -24,6 +24,8 @@ LARGE_BYTES = 256 * 1024
 """Longer requests and responses are processed in pieces; a shorter one takes a millisecond or two."""
 WHOLE_BYTES = 1 << 20
 """A longer batch is not decoded in one call: the decoder reads a megabyte in up to four milliseconds."""
+SHORT_BYTES = 16 * 1024
+"""A longer batch waits for its turn before it is decoded: even this much takes a few milliseconds at worst."""
 ITEM_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
 """As for the body of one task: escapes may double a payload's length."""
 
@@ -61,6 +63,7 @@ class Parser:
 
     async def parse_in_pieces(self, body: bytes, budget: LoopBudget, *, packed: bool) -> Any:
         """As `parse`, and other calls run in between."""
+        await budget.yield_if_spent()
         message = self.decode(body, packed=packed)
         if self.content is not None:
             await self.content.check_in_pieces(message, budget)
@@ -85,11 +88,15 @@ class BatchParser:
         self._items = items
         self._item = item
         self._whole = whole
+        assert item.content is not None  # noqa: S101 - the items of every batch have content
+        self._content = item.content
 
     async def parse(self, request: "HttpRequest", budget: LoopBudget) -> list[Any]:
         """Returns per item the message, or the refusal."""
         packed = request.is_packed
         body = request.body or (b"\x80" if packed else b"{}")
+        if len(body) > SHORT_BYTES:
+            await budget.yield_if_spent()
         if len(body) > WHOLE_BYTES and not packed:
             return await self._parse_split(body, budget)
         try:
@@ -99,7 +106,7 @@ class BatchParser:
                 raise
             [items] = msgspec.structs.astuple(self._items.decode(body, packed=packed))
             return [await self._parse_item(item, budget, packed=packed) for item in items]
-        return await self._checked(messages, budget)
+        return await self._checked(messages, budget if len(body) > SHORT_BYTES else None)
 
     async def _parse_split(self, body: bytes, budget: LoopBudget) -> list[Any]:
         [field] = self._items.message.__struct_fields__
@@ -112,24 +119,25 @@ class BatchParser:
             raise InvalidRequest("a batch has at least one item")
         return messages
 
-    async def _parse_item(self, item: bytes | msgspec.Raw, budget: LoopBudget, *, packed: bool) -> Any:
-        raw = bytes(item)
-        if len(raw) > ITEM_BYTES_MAX:
-            return InvalidRequest(f"one item of a batch has at most {ITEM_BYTES_MAX} bytes, not {len(raw)}")
+    async def _parse_item(self, item: msgspec.Raw | memoryview, budget: LoopBudget, *, packed: bool) -> Any:
+        view = memoryview(item)
+        if len(view) > ITEM_BYTES_MAX:
+            return InvalidRequest(f"one item of a batch has at most {ITEM_BYTES_MAX} bytes, not {len(view)}")
         try:
-            return await self._item.parse_in_pieces(raw, budget, packed=packed)
+            return await self._item.parse_in_pieces(bytes(view), budget, packed=packed)
         except InvalidRequest as refusal:
             return refusal
 
-    async def _checked(self, messages: list[Any], budget: LoopBudget) -> list[Any]:
-        content = self._item.content
-        assert content is not None  # noqa: S101 - the items of every batch have content
+    async def _checked(self, messages: list[Any], budget: LoopBudget | None) -> list[Any]:
         for place, message in enumerate(messages):
             try:
-                for _ in content.pieces(message):
-                    await budget.yield_if_spent()
+                for _ in self._content.pieces(message):
+                    if budget is not None and budget.is_spent:
+                        await budget.yield_if_spent()
             except InvalidRequest as refusal:
                 messages[place] = refusal
+            if budget is not None and budget.is_spent:
+                await budget.yield_if_spent()
         return messages
 
 
@@ -205,9 +213,11 @@ class HttpRequest:
         """Responds with `whole` of the items, each encoded on its own, and other calls run in between."""
         encode = self.encoder
         encoded: list[bytes] = []
+        await budget.yield_if_spent()
         for item in items:
             encoded.append(encode(item))
-            await budget.yield_if_spent()
+            if budget.is_spent:
+                await budget.yield_if_spent()
         return self.respond_encoded(status, encoded, whole)
 
     def respond_encoded(self, status: int, items: Sequence[bytes], whole: Callable[[list[Any]], Any]) -> HttpResponse:
@@ -215,7 +225,8 @@ class HttpRequest:
         if self.wants_packed:
             return self.respond(status, whole([msgspec.Raw(item) for item in items]))
         before, _, after = _json_encode(whole([])).partition(b"[]")
-        return HttpResponse(status, b"".join([before, b"[", b",".join(items), b"]", after]))
+        parts = [part for item in items for part in (b",", item)]
+        return HttpResponse(status, b"".join([before, b"[", *parts[1:], b"]", after]))  # one copy of a long answer
 
     def query(self, allowed: tuple[str, ...], *, repeated: tuple[str, ...] = ()) -> dict[str, str]:
         """Returns the query parameters. An unknown or repeated one is refused; those of `repeated` may be repeated, and

@@ -1,10 +1,11 @@
 """What all connections of a server share: who processes their requests, their settings, and how many there are."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from codeq.server.connection_limit import ConnectionLimit
+from codeq.server.pacer import Pacer
 from codeq.server.request import HttpRequest
 from codeq.server.request_reader import Stage
 from codeq.server.response_head import ResponseHeads
@@ -24,6 +25,8 @@ class ServerContext:
     connections: set[Any]
     """The open connections."""
     limit: ConnectionLimit
+    pacer: Pacer = field(default_factory=Pacer)
+    """Ends the long polls of clients that leave: thousands may leave at once."""
     lost: Callable[[Any], None] = lambda _: None
     """Called when a connection is lost, with the connection."""
 

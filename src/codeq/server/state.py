@@ -3,6 +3,7 @@
 import asyncio
 import random
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from codeq.domain.errors import StoreError
 from codeq.server.auth.principal import Authenticator
@@ -13,6 +14,7 @@ from codeq.server.scrape import Scraper
 from codeq.server.settings import Settings
 from codeq.server.tenant_slots import TenantSlots
 from codeq.server.tracing import Tracing
+from codeq.usecases.budget import is_short
 from codeq.usecases.core import Core
 from codeq.usecases.probe import probe
 
@@ -48,6 +50,13 @@ class AppState:
     def wait_ms(self, requested_ms: int) -> int:
         """Returns how long a call may wait: as requested, at most as configured, and 0 once the server stops."""
         return 0 if self.is_stopping else min(requested_ms, round(self.settings.http.wait_max_seconds * 1000))
+
+    def takes_turns(self, tenant: str, items: int, size: int) -> bool:
+        """Returns whether a batch of this size is a long call. If not, it counts as one that others must not delay."""
+        if is_short(items, size):
+            self.core.turns.note_short_call(tenant, perf_counter())
+            return False
+        return True
 
     async def not_ready_because(self) -> str | None:
         """Returns None if a write reaches the disk and tokens can be checked; else the reason."""

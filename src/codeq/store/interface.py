@@ -57,8 +57,10 @@ class ClaimRequest(Struct, frozen=True, kw_only=True, gc=False):
     hand_back: Callable[[list[Delivery]], Awaitable[None]] | None = None
     """Called with the tasks that were leased after the caller of `take` had been cancelled."""
     request_id: str | None = None
-    """See `Store.take`. In a request of one priority, which is a part of a claim, the id is remembered beside the
-    other parts and not looked up: `Shard.repeated` did that before."""
+    """See `Store.take`."""
+    is_part: bool = False
+    """Whether this is a further part of a claim that has begun: its tasks are remembered under the request id beside
+    those of the other parts, and the id is not looked up, as it would find those."""
 
     def of_shard(
         self, level: int, *, limit: int, bytes_max: int, held_elsewhere: Mapping[QueueKey, int]
@@ -76,6 +78,7 @@ class ClaimRequest(Struct, frozen=True, kw_only=True, gc=False):
             priority=level,
             hand_back=self.hand_back,
             request_id=self.request_id,
+            is_part=True,
         )
 
 

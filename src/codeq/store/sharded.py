@@ -70,7 +70,7 @@ class ShardedStore:
     async def take(self, request: ClaimRequest) -> list[Delivery]:
         """Takes the highest priority of all shards first. Of each it visits the shards in rotation, each claim starting
         one further."""
-        if request.request_id is not None:
+        if request.request_id is not None and not request.is_part:
             repeated = await self._visit(shard.repeated(request) for shard in self._shards)
             if any(repeated):
                 self._use([number for number, part in enumerate(repeated) if part])

@@ -2,16 +2,26 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from codeq.domain import lifecycle, validation
 from codeq.domain.errors import InvalidRequest, StoreBusy, StoreUnavailable
-from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, CLAIM_WAIT_MS_MAX
+from codeq.domain.limits import (
+    BATCH_PIECE_MAX,
+    BATCH_TASKS_MAX,
+    CLAIM_BYTES_MAX,
+    CLAIM_COMMANDS_MAX,
+    CLAIM_WAIT_MS_MAX,
+    PIECE_BYTES_MAX,
+    SHORT_BATCH_MAX,
+)
 from codeq.domain.queue import QueueKey
 from codeq.domain.requests import Claim, Delivery
 from codeq.domain.task import Change, Holder, Task
 from codeq.store.interface import ClaimRequest
 from codeq.usecases import sweep
+from codeq.usecases.budget import LoopBudget, is_short
 from codeq.usecases.core import Core
 from codeq.usecases.moves import move_each
 from codeq.usecases.waiters import EVERY
@@ -28,12 +38,16 @@ async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
     attempt = _ClaimAttempt(core, tenant, wanted)
     await sweep.before_claim(core, tenant, wanted.commands)
     await core.waiters.serve_first()
+    if not is_short(wanted.limit):
+        await core.turns.wait(tenant)
     since = core.waiters.signals
     deliveries = await attempt.take()
     if not deliveries and wanted.wait_ms:
         async with core.store.peers.watch(attempt.queues):
             deliveries = await core.waiters.wait_for_tasks(attempt, wanted.wait_ms, since=since)
     try:
+        if len(deliveries) < wanted.limit and attempt.has_filled(deliveries):
+            await attempt.take_more(deliveries)
         await core.store.flush([delivery.task.id for delivery in deliveries])
     except (asyncio.CancelledError, StoreBusy, StoreUnavailable):
         await attempt.hand_back(deliveries)
@@ -53,35 +67,56 @@ class _ClaimAttempt:
     def queues(self) -> Sequence[QueueKey]:
         return [QueueKey(self._tenant, command) for command in self._wanted.commands or [EVERY]]
 
-    async def take(self) -> list[Delivery]:
+    async def take(self, taken: Sequence[Delivery] = ()) -> list[Delivery]:
+        """Takes a piece of the claim; `taken` is what it got before."""
         core, wanted = self._core, self._wanted
-        taken = await core.store.take(
+        piece = await core.store.take(
             ClaimRequest(
                 tenant=self._tenant,
                 commands=wanted.commands,
                 worker=wanted.worker,
                 lease_ms=wanted.lease_ms,
-                limit=wanted.limit,
+                limit=min(wanted.limit - len(taken), BATCH_PIECE_MAX),
                 policy_of=core.policy_of,
+                bytes_max=min(CLAIM_BYTES_MAX - _bytes(taken), PIECE_BYTES_MAX) if taken else PIECE_BYTES_MAX,
                 hand_back=self.hand_back,
                 request_id=wanted.request_id,
+                is_part=bool(taken),
             )
         )
-        return await self._renewed(taken) if taken and taken[0].is_repeat else taken
+        return await self._renewed(piece) if piece and piece[0].is_repeat else piece
+
+    def has_filled(self, piece: Sequence[Delivery]) -> bool:
+        """Returns whether a piece was limited by its own size, so that there may be more tasks. One that was asked for
+        again has all of its claim."""
+        return (len(piece) == BATCH_PIECE_MAX or _bytes(piece) >= PIECE_BYTES_MAX) and not piece[0].is_repeat
+
+    async def take_more(self, deliveries: list[Delivery]) -> None:
+        """Adds the other pieces, and other calls run in between. What it has added must be handed back if it fails."""
+        budget = LoopBudget(self._core, self._tenant)
+        piece: Sequence[Delivery] = deliveries
+        while self.has_filled(piece) and len(deliveries) < self._wanted.limit and _bytes(deliveries) < CLAIM_BYTES_MAX:
+            await budget.yield_if_spent()
+            piece = await self.take(deliveries)
+            deliveries += piece
 
     async def _renewed(self, repeated: Sequence[Delivery]) -> list[Delivery]:
         """Extends the leases of tasks that were asked for again, each by a millisecond at least: so the call that they
         were first leased for, whose caller has gone, does not hand them back. Leaves out those that were moved
         meanwhile, and commands that this call did not ask for."""
         core, wanted, now_ms = self._core, self._wanted, self._core.store.now_ms()
-        found = [each for each in repeated if wanted.commands is None or each.task.command in wanted.commands]
-        changes: list[Change] = []
-        for task in [each.task for each in found]:
+        asked = [each for each in repeated if wanted.commands is None or each.task.command in wanted.commands]
+        found = asked[:BATCH_TASKS_MAX]
+
+        def decide(place: int, task: Task) -> Change:
             lease_ms = wanted.lease_ms or core.policy(task.tenant, task.command).lease_ms
             longer_ms = max(lease_ms, task.lease_until_ms + 1 - now_ms)
-            changes.append(lifecycle.heartbeat(task, _holder(task), now_ms, lease_ms=longer_ms))
-        renewed = await core.store.commit(changes)
-        return [Delivery(task, each.body, True) for task, each in zip(renewed, found, strict=True) if task is not None]
+            return lifecycle.heartbeat(task, _holder(found[place].task), now_ms, lease_ms=longer_ms)
+
+        renewed = await move_each(core, self._tenant, [each.task.id for each in found], decide)
+        return [
+            Delivery(task, each.body, True) for task, each in zip(renewed, found, strict=True) if isinstance(task, Task)
+        ]
 
     async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
         await hand_back(self._core, self._tenant, leases_of(deliveries))
@@ -105,15 +140,24 @@ def leases_of(deliveries: Sequence[Delivery]) -> list[Lease]:
 async def hand_back(core: Core, tenant: str, leases: Sequence[Lease]) -> None:
     """Returns tasks to their queues that were leased for a caller that has gone. Leaves alone those whose lease has
     ended or was extended since: another call with the same request id got them too."""
-    now_ms = core.store.now_ms()
+    budget, now_ms = LoopBudget(core, tenant), core.store.now_ms()
 
     def decide(place: int, task: Task) -> Change | None:
-        lease = leases[place]
+        lease = piece[place]
         if task.lease_until_ms != lease.until_ms:
             return None
         return lifecycle.abandon(task, lease.holder, now_ms, retention_ms=core.dead_retention_ms(task))
 
-    await move_each(core, tenant, [lease.task_id for lease in leases], decide)
+    for start in range(0, len(leases), SHORT_BATCH_MAX):  # so many are moved without waiting for a turn
+        if start:
+            with suppress(asyncio.CancelledError):  # then the next ones are handed back at once
+                await budget.yield_if_spent()
+        piece = leases[start : start + SHORT_BATCH_MAX]
+        await move_each(core, tenant, [lease.task_id for lease in piece], decide)
+
+
+def _bytes(deliveries: Sequence[Delivery]) -> int:
+    return sum([delivery.task.payload_bytes for delivery in deliveries])
 
 
 def _holder(task: Task) -> Holder:

@@ -16,6 +16,7 @@ from codeq.domain.task import Task
 from codeq.domain.tenants import UNLIMITED, TenantLimits
 from codeq.store.interface import Listener, Store
 from codeq.usecases.traces import Spans
+from codeq.usecases.turns import Turns
 from codeq.usecases.waiters import Waiters
 
 P = ParamSpec("P")
@@ -57,8 +58,10 @@ class Core:
     sweeping: Sweeping = field(default_factory=Sweeping)
     spans: Spans | None = None
     """Opens spans for the sweepers' work; None if nothing is traced."""
-    bulk_reads: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held for one piece of a long read: however many calls read, other calls wait for one piece at most."""
+    turns: Turns = field(default_factory=Turns)
+    """Of long calls: however many there are, other calls wait for one piece of one of them at most."""
+    event_reads: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held for one piece of an event log and the pause after it: all who read events share what one may read."""
     effective: dict[QueueKey, EffectivePolicy] = field(default_factory=dict)
     """Of every queue with a policy of its own. Filled by `make_core`, and kept up to date by `_EffectivePolicies`."""
 

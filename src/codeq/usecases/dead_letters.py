@@ -30,12 +30,13 @@ async def move_matching(
     core: Core, tenant: str, wanted: Filter, move: MoveFunction, *, limit: int, dry_run: bool = False
 ) -> BulkResult:
     """Moves up to `limit` tasks that match. Other calls run in between; a thousand moves share an fsync."""
-    budget = LoopBudget(core)
+    budget = LoopBudget(core, tenant)
     now_ms = core.store.now_ms()
     matched: list[str] = []
     changed = unflushed = 0
     cursor: str | None = None
     while len(matched) < limit:
+        await budget.yield_if_spent()
         page = await core.store.find(tenant, wanted, cursor=cursor, limit=min(MOVE_TASKS_MAX, limit - len(matched)))
         ids = [task.id for task in page.tasks]
         matched += ids
@@ -49,7 +50,6 @@ async def move_matching(
         cursor = page.cursor
         if cursor is None:
             break
-        await budget.yield_if_spent()
     return BulkResult(len(matched), changed, matched[:LIST_TASKS_MAX])
 
 
@@ -58,11 +58,12 @@ async def _move_ids(core: Core, tenant: str, ids: Sequence[str], move: MoveFunct
     if dry_run:
         found = [task.id for task in await core.store.get_tasks(tenant, ids) if task is not None and task.is_dead]
         return BulkResult(len(found), 0, found)
-    budget = LoopBudget(core)
+    budget = LoopBudget(core, tenant)
     now_ms = core.store.now_ms()
     moved: list[str] = []
     refused: dict[str, str] = {}
     for start in range(0, len(ids), MOVE_TASKS_MAX):
+        await budget.yield_if_spent()
         part = ids[start : start + MOVE_TASKS_MAX]
         answers = await move_each(core, tenant, part, lambda _, task: move(task, now_ms))
         for task_id, answer in zip(part, answers, strict=True):
@@ -70,5 +71,4 @@ async def _move_ids(core: Core, tenant: str, ids: Sequence[str], move: MoveFunct
                 refused[task_id] = answer.code
             else:
                 moved.append(task_id)
-        await budget.yield_if_spent()
     return BulkResult(len(moved), len(moved), moved, refused)

@@ -1,7 +1,7 @@
 """Stores new tasks. Each is on disk before it is acknowledged; a repeated idempotency key returns the first task."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from msgspec import Struct
 
@@ -9,11 +9,11 @@ from codeq.domain import lifecycle, validation
 from codeq.domain.errors import CodeqError, IdempotencyMismatch, InvalidRequest, StoreCorrupt
 from codeq.domain.ids import shard_of_key
 from codeq.domain.json_values import same_value
-from codeq.domain.limits import BATCH_BYTES_MAX, WRITE_BYTES_MAX, WRITE_TASKS_MAX
+from codeq.domain.limits import BATCH_BYTES_MAX
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Body, Change, Task
 from codeq.domain.tenants import UNLIMITED
-from codeq.usecases.budget import LoopBudget
+from codeq.usecases.budget import LoopBudget, is_short, pieces
 from codeq.usecases.core import Core, durable
 from codeq.usecases.tenant_limits import all_fit, refusals
 
@@ -28,10 +28,31 @@ class Enqueued(Struct, frozen=True, gc=False):
 
 
 @durable
-async def enqueue(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list[Enqueued | CodeqError]:
+def enqueue(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> Awaitable[list[Enqueued | CodeqError]]:
     """Returns per new task: the task, or why it was refused. One refusal does not affect the others."""
     size = validation.batch([new_task.payload for new_task in new_tasks], "tasks", "payload")
     validation.tenant(tenant)
+    if is_short(len(new_tasks), size):
+        return _enqueue_piece(core, tenant, new_tasks, size=size, replays_bytes_max=BATCH_BYTES_MAX)
+    return _enqueue_in_pieces(core, tenant, new_tasks)
+
+
+async def _enqueue_in_pieces(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list[Enqueued | CodeqError]:
+    """Stores a large batch, and other calls run in between."""
+    budget, answers = LoopBudget(core, tenant), list[Enqueued | CodeqError]()
+    bytes_left = BATCH_BYTES_MAX
+    for piece in pieces(new_tasks, [len(new_task.payload) for new_task in new_tasks]):
+        await budget.yield_if_spent()
+        size = sum([len(new_task.payload) for new_task in piece])
+        answers += (part := await _enqueue_piece(core, tenant, piece, size=size, replays_bytes_max=bytes_left))
+        bytes_left -= sum([a.task.payload_bytes for a in part if isinstance(a, Enqueued) and a.is_replay])
+    return answers
+
+
+async def _enqueue_piece(
+    core: Core, tenant: str, new_tasks: Sequence[NewTask], *, size: int, replays_bytes_max: int
+) -> list[Enqueued | CodeqError]:
+    """Stores a piece of a batch. Limits of the tenant are checked here, where no other call runs in between."""
     now_ms = core.store.now_ms()
     answers: list[Enqueued | CodeqError | None] = [_refusal(new_task, now_ms) for new_task in new_tasks]
     places = [place for place, refusal in enumerate(answers) if refusal is None]
@@ -40,12 +61,11 @@ async def enqueue(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list
             answers[places[index]] = refusal
         places = [place for place in places if answers[place] is None]
     changes = _changes(core, tenant, [new_tasks[place] for place in places], now_ms)
-    committed = await core.store.commit(changes) if size <= WRITE_BYTES_MAX else await _commit_in_parts(core, changes)
     replayed_bytes = 0
-    for place, change, stored in zip(places, changes, committed, strict=True):
+    for place, change, stored in zip(places, changes, await core.store.commit(changes), strict=True):
         if stored is change.after and change.body is not None:
             answers[place] = Enqueued(stored, change.body, is_replay=False)
-        elif stored is not None and replayed_bytes >= BATCH_BYTES_MAX:
+        elif stored is not None and replayed_bytes >= replays_bytes_max:
             answers[place] = InvalidRequest(
                 f"the idempotency key was used for task {stored.id}; the other replays of this batch have "
                 f"{BATCH_BYTES_MAX} bytes already, so send this one alone to get it"
@@ -66,16 +86,6 @@ def _changes(core: Core, tenant: str, new_tasks: Sequence[NewTask], now_ms: int)
         lifecycle.enqueue(new, task_id, tenant, now_ms=now_ms, policy=core.policy(tenant, new.command))
         for task_id, new in zip(ids, new_tasks, strict=True)
     ]
-
-
-async def _commit_in_parts(core: Core, changes: Sequence[Change]) -> list[Task | None]:
-    """Commits new tasks with many bytes, and other calls run in between."""
-    budget = LoopBudget(core)
-    stored: list[Task | None] = []
-    for start in range(0, len(changes), WRITE_TASKS_MAX):
-        stored += await core.store.commit(changes[start : start + WRITE_TASKS_MAX])
-        await budget.yield_if_spent()
-    return stored
 
 
 async def _replayed(core: Core, change: Change, stored: Task | None) -> Enqueued | CodeqError:

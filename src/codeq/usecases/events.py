@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
 
 from codeq.domain import validation
-from codeq.domain.limits import EVENTS_PAUSE_MS, EVENTS_PIECE_MAX, EVENTS_POLITE_PIECES, EVENTS_READ_MAX, LOOP_HOLD_MS
+from codeq.domain.limits import EVENTS_PAUSE_MS, EVENTS_PIECE_MAX, EVENTS_POLITE_PIECES, EVENTS_READ_MAX
 from codeq.store.interface import Events as Events  # noqa: PLC0414 - handlers import it from here
+from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core, durable
 
-_ARROW = "codeq.store.arrow"
+_ARROW = ("codeq.store.arrow", "pyarrow.compute", "pyarrow.ipc")
 
 
 @durable
@@ -34,6 +35,7 @@ async def scan(
     limit: int,
     *,
     each: Callable[[Events], Awaitable[int]],
+    tenant: str = "",
     piece: int = EVENTS_PIECE_MAX,
     wait_ms: int = 0,
 ) -> tuple[Events, int]:
@@ -46,7 +48,8 @@ async def scan(
     found = await read(core, shard, start, min(limit, piece), wait_ms=wait_ms)
     at, left, since_moved = found.start, limit, EVENTS_POLITE_PIECES
     while found.records:
-        async with core.bulk_reads:
+        async with core.event_reads:
+            await core.turns.wait(tenant)
             with core.waiters.next_event() as happened:
                 taken = await each(found)
                 at, left = at + taken, left - taken
@@ -79,21 +82,19 @@ async def first_at(core: Core, shard: int, at_ms: int) -> tuple[Events, int]:
 
 
 async def load_arrow() -> None:
-    """Imports what `Events.columns` needs, in a thread: the first import of numpy and pyarrow is slow."""
-    if _ARROW not in sys.modules:
-        await asyncio.to_thread(import_module, _ARROW)
+    """Imports what Arrow columns need, in a thread: the first import of numpy and pyarrow takes half a second."""
+    for name in _ARROW:
+        if name not in sys.modules:
+            await asyncio.to_thread(import_module, name)
 
 
 async def payloads(core: Core, tenant: str, ids: Sequence[str]) -> dict[str, str]:
     """Returns the payloads of those tasks that still exist, by id; other calls run in between."""
-    loop = asyncio.get_running_loop()
-    until_s = loop.time() + LOOP_HOLD_MS / 1000
+    budget = LoopBudget(core, tenant)
     found: dict[str, str] = {}
     for task_id in ids:
+        await budget.yield_if_spent()
         [record] = await core.store.get_records(tenant, [task_id], results=False)
         if record is not None:
             found[record.task.id] = record.body.payload.decode()
-        if loop.time() >= until_s:  # not a LoopBudget: the caller is the one long call that may continue
-            await asyncio.sleep(0)
-            until_s = loop.time() + LOOP_HOLD_MS / 1000
     return found

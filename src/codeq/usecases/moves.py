@@ -1,27 +1,49 @@
 """Moves tasks by id: reads, lets the lifecycle decide, commits, and retries where another call was faster."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound, StaleTask, StoreError
 from codeq.domain.limits import BATCH_TASKS_MAX
 from codeq.domain.task import Change, Task
-from codeq.usecases.budget import LoopBudget
+from codeq.usecases.budget import LoopBudget, is_short, pieces
 from codeq.usecases.core import Core
 
 _TRIES = 4
-MOVES_AT_ONCE = 128
-"""Tasks of a batch that are moved before other calls may run."""
 
 Decide = Callable[[int, Task], Change | None]
 """Maps an item's index and its task to a change, or to None to leave the task as it is. May raise CodeqError."""
 
 
-async def move_each(core: Core, tenant: str, ids: Sequence[str], decide: Decide) -> list[Task | CodeqError]:
-    """Returns per id: the task after its change, or why it was refused. One refusal does not affect the others."""
+def move_each(
+    core: Core, tenant: str, ids: Sequence[str], decide: Decide, *, sizes: Sequence[int] = ()
+) -> Awaitable[list[Task | CodeqError]]:
+    """Returns per id: the task after its change, or why it was refused. One refusal does not affect the others.
+
+    `sizes` is how many bytes each change writes, where these may be many. Other calls run between the pieces of a
+    large batch.
+    """
     if len(ids) > BATCH_TASKS_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_TASKS_MAX} items, not {len(ids)}")
-    if len(ids) > MOVES_AT_ONCE:
-        return await move_in_parts(core, tenant, ids, decide, at_once=MOVES_AT_ONCE)
+    if is_short(len(ids), sum(sizes)):
+        return _move_piece(core, tenant, ids, decide)
+    return _move_in_pieces(core, tenant, ids, decide, sizes=sizes or [0] * len(ids))
+
+
+async def _move_in_pieces(
+    core: Core, tenant: str, ids: Sequence[str], decide: Decide, *, sizes: Sequence[int]
+) -> list[Task | CodeqError]:
+    budget = LoopBudget(core, tenant)
+    moved: list[Task | CodeqError] = []
+    for piece in pieces(ids, sizes):
+        await budget.yield_if_spent()
+        moved += await _move_piece(core, tenant, piece, decide, first=len(moved))
+    return moved
+
+
+async def _move_piece(
+    core: Core, tenant: str, ids: Sequence[str], decide: Decide, *, first: int = 0
+) -> list[Task | CodeqError]:
+    """Moves these tasks, of which the first has the index `first`."""
     answers: list[Task | CodeqError] = [StaleTask("the task kept changing; try again")] * len(ids)
     places: Sequence[int] = range(len(ids))
     for _ in range(_TRIES):
@@ -29,7 +51,7 @@ async def move_each(core: Core, tenant: str, ids: Sequence[str], decide: Decide)
         changes: list[Change] = []
         changing: list[int] = []
         for place, task in zip(places, tasks, strict=True):
-            decided = _decided(decide, place, ids[place], task)
+            decided = _decided(decide, first + place, ids[place], task)
             if isinstance(decided, Change):
                 changes.append(decided)
                 changing.append(place)
@@ -44,19 +66,6 @@ async def move_each(core: Core, tenant: str, ids: Sequence[str], decide: Decide)
         if not places:
             break
     return answers
-
-
-async def move_in_parts(
-    core: Core, tenant: str, ids: Sequence[str], decide: Decide, *, at_once: int
-) -> list[Task | CodeqError]:
-    """Moves `at_once` tasks at a time as `move_each` does, and other calls run in between."""
-    budget = LoopBudget(core)
-    moved: list[Task | CodeqError] = []
-    for start in range(0, len(ids), at_once):
-        part = ids[start : start + at_once]
-        moved += await move_each(core, tenant, part, lambda place, task, first=start: decide(first + place, task))  # type: ignore[misc]
-        await budget.yield_if_spent()
-    return moved
 
 
 def _decided(decide: Decide, place: int, task_id: str, task: Task | None) -> Change | Task | CodeqError:

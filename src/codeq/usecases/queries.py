@@ -1,6 +1,6 @@
 """Reads that change nothing: a task, its result, its history, lists of tasks, and the counts of queues."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from codeq.domain import validation
 from codeq.domain.errors import NotFound
@@ -10,15 +10,13 @@ from codeq.domain.limits import (
     FIND_SCAN_MAX,
     LIST_SCAN_MAX,
     LIST_TASKS_MAX,
-    MOVE_TASKS_MAX,
     PAGE_BYTES_MAX,
-    PAYLOAD_BYTES_MAX,
     RESULT_WAIT_MS_MAX,
 )
 from codeq.domain.queue import QueueCounts, QueueKey, QueueStatus
 from codeq.domain.requests import Filter, Page, Record
 from codeq.domain.task import Task
-from codeq.usecases.budget import LoopBudget
+from codeq.usecases.budget import LoopBudget, is_short, pieces
 from codeq.usecases.core import Core, durable
 
 
@@ -36,7 +34,13 @@ async def get(core: Core, tenant: str, task_id: str, *, wait_ms: int = 0) -> Rec
 async def get_tasks(core: Core, tenant: str, ids: Sequence[str]) -> list[Task]:
     """Returns those of the tasks that exist, without body and result. Does not flush: it is for checks before another
     verb, which flushes itself or, like a heartbeat, must not wait for the disk."""
-    return [task for task in await core.store.get_tasks(tenant, ids) if task is not None]
+    if is_short(len(ids)):
+        return [task for task in await core.store.get_tasks(tenant, ids) if task is not None]
+    budget, found = LoopBudget(core, tenant), list[Task]()
+    for piece in pieces(ids, [0] * len(ids)):
+        await budget.yield_if_spent()
+        found += [task for task in await core.store.get_tasks(tenant, piece) if task is not None]
+    return found
 
 
 @durable
@@ -45,16 +49,16 @@ async def history(core: Core, tenant: str, task_id: str) -> list[Task]:
     [task] = await core.store.get_tasks(tenant, [task_id])
     if task is None:
         raise _not_found(task_id)
-    budget = LoopBudget(core)
+    budget = LoopBudget(core, tenant)
     moves: list[Task] = []
     version = task.version
     while version and len(moves) < DELIVERIES_MAX:
+        await budget.yield_if_spent()
         found = (await core.store.events(shard_of(task_id), version, 1)).events
         if not found or found[0].version != version:
             break  # trimmed away
         moves.append(found[0])
         version = found[0].previous
-        await budget.yield_if_spent()
     return moves[::-1]
 
 
@@ -64,17 +68,17 @@ async def find(core: Core, tenant: str, wanted: Filter, *, cursor: str | None = 
     validation.integer(limit, "limit", 1, LIST_TASKS_MAX)
     if wanted.command is not None:
         validation.name(wanted.command, "command")
-    budget = LoopBudget(core)
+    budget = LoopBudget(core, tenant)
     found: list[Task] = []
     bytes_left = PAGE_BYTES_MAX
     for _ in range(LIST_SCAN_MAX // FIND_SCAN_MAX):
+        await budget.yield_if_spent()
         page = await core.store.find(tenant, wanted, cursor=cursor, limit=limit - len(found), bytes_max=bytes_left)
         found += page.tasks
         cursor = page.cursor
         bytes_left -= sum([task.payload_bytes for task in page.tasks])
         if cursor is None or len(found) == limit or bytes_left <= 0:
             break
-        await budget.yield_if_spent()
     return Page(found, cursor)
 
 
@@ -89,37 +93,24 @@ async def find_records(
 
 async def bodies(core: Core, tenant: str, tasks: Sequence[Task]) -> list[Record]:
     """Returns those of the tasks that still exist, with their bodies, without results. Other calls run in between."""
-    budget = LoopBudget(core)
+    budget = LoopBudget(core, tenant)
     found: list[Record] = []
-    for part in _parts(tasks):
+    for part in pieces(tasks, [task.payload_bytes for task in tasks]):
+        await budget.yield_if_spent()
         records = await core.store.get_records(tenant, [task.id for task in part], results=False)
         found += [record for record in records if record is not None]
-        await budget.yield_if_spent()
     return found
-
-
-def _parts(tasks: Sequence[Task]) -> Iterator[list[Task]]:
-    """Yields the tasks in parts that are read in about five milliseconds."""
-    part: list[Task] = []
-    size = 0
-    for task in tasks:
-        part.append(task)
-        size += task.payload_bytes
-        if size >= PAYLOAD_BYTES_MAX or len(part) == MOVE_TASKS_MAX:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
 
 
 @durable
 async def counts(core: Core, tenant: str | None, command: str | None = None) -> dict[QueueKey, QueueCounts]:
-    """Returns the counts of every queue of the tenant, or of all tenants, that holds a task; or of one queue."""
+    """Returns the counts of every queue of the tenant, or of all, that holds a task, by name; or of one queue."""
     if command is not None:
         return await core.store.counts(tenant, command, ages=True)
-    budget = LoopBudget(core)
+    budget = LoopBudget(core, tenant or "")
     found: dict[QueueKey, QueueCounts] = {}
-    for key in await core.store.counts(tenant):
+    await budget.yield_if_spent()
+    for key in sorted(await core.store.counts(tenant)):
         found |= await core.store.counts(key.tenant, key.command, ages=True)
         await budget.yield_if_spent()
     return found
@@ -151,9 +142,9 @@ async def queue(core: Core, key: QueueKey) -> QueueStatus:
 
 async def queues(core: Core, tenant: str) -> list[QueueStatus]:
     """Returns every queue of the tenant that holds a task, by command."""
-    budget = LoopBudget(core)
+    budget = LoopBudget(core, tenant)
     found: list[QueueStatus] = []
-    for key, counted in sorted((await counts(core, tenant)).items()):
+    for key, counted in (await counts(core, tenant)).items():
         found.append(_status(core, key, counted))
         await budget.yield_if_spent()
     return found

@@ -6,12 +6,12 @@ from msgspec import Struct
 
 from codeq.domain import lifecycle, validation
 from codeq.domain.errors import CodeqError, InvalidRequest
-from codeq.domain.limits import BATCH_BYTES_MAX, WRITE_BYTES_MAX, WRITE_TASKS_MAX
+from codeq.domain.limits import BATCH_BYTES_MAX
 from codeq.domain.requests import Outcome
 from codeq.domain.task import Change, Status, Task
 from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core, durable
-from codeq.usecases.moves import move_each, move_in_parts
+from codeq.usecases.moves import move_each
 
 _COMPLETED, _FAILED = Status.COMPLETED, Status.FAILED
 
@@ -25,8 +25,8 @@ class Submitted(Struct, frozen=True, gc=False):
 @durable
 async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[Submitted | CodeqError]:
     """Returns per outcome: the ended task, or why it was refused. A repeated outcome returns the same as the first."""
-    size = sum([len(outcome.result or b"") for outcome in outcomes])
-    if size > BATCH_BYTES_MAX:
+    sizes = [len(outcome.result or b"") for outcome in outcomes]
+    if sum(sizes) > BATCH_BYTES_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_BYTES_MAX} bytes of results")
     now_ms = core.store.now_ms()
     repeats: list[int] = []
@@ -38,11 +38,7 @@ async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[S
             return None
         return _change(core, task, outcome, now_ms)
 
-    ids = [outcome.task_id for outcome in outcomes]
-    if size <= WRITE_BYTES_MAX:
-        moved = await move_each(core, tenant, ids, decide)
-    else:
-        moved = await move_in_parts(core, tenant, ids, decide, at_once=WRITE_TASKS_MAX)
+    moved = await move_each(core, tenant, [outcome.task_id for outcome in outcomes], decide, sizes=sizes)
     answers: list[Submitted | CodeqError] = []
     for task, outcome in zip(moved, outcomes, strict=True):
         if isinstance(task, CodeqError):
@@ -59,9 +55,11 @@ async def _answer_repeats(
     core: Core, tenant: str, repeats: Sequence[int], answers: list[Submitted | CodeqError]
 ) -> None:
     """Puts the stored results into the answers, up to BATCH_BYTES_MAX; the rest keeps what was sent again."""
-    budget = LoopBudget(core)
+    budget = LoopBudget(core, tenant)
     size = 0
     for place in repeats:
+        if len(repeats) > 1:
+            await budget.yield_if_spent()
         answer = answers[place]
         if isinstance(answer, CodeqError) or size > BATCH_BYTES_MAX:
             continue
@@ -69,7 +67,6 @@ async def _answer_repeats(
         if record is not None:
             answers[place] = Submitted(record.task, record.result)
             size += len(record.result or b"")
-        await budget.yield_if_spent()
 
 
 def _change(core: Core, task: Task, outcome: Outcome, now_ms: int) -> Change:

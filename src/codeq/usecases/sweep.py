@@ -12,10 +12,11 @@ from typing import NamedTuple, Protocol
 
 from codeq.domain import lifecycle
 from codeq.domain.errors import StoreBusy, StoreFull, StoreUnavailable
-from codeq.domain.limits import SWEEP_TASKS_MAX
+from codeq.domain.limits import BATCH_PIECE_MAX, SHORT_BATCH_MAX, SWEEP_TASKS_MAX
 from codeq.domain.queue import Index
 from codeq.domain.task import Change, Task
 from codeq.store.interface import ALL, Scope
+from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core
 from codeq.usecases.probe import probe
 from codeq.usecases.traces import created_in
@@ -23,6 +24,8 @@ from codeq.usecases.traces import created_in
 EXPIRE_EVERY_S, PURGE_EVERY_S, TRIM_EVERY_S = 1.0, 1.0, 60.0
 PROBE_EVERY_S = 5.0
 """How long a failed disk may stay unnoticed while nothing is written."""
+SWEEPER = ""
+"""Stands for the sweepers among the tenants that take turns. No tenant can have this name."""
 RETRY_S = 0.2
 """Pause after a failure that passes: a flush of a slow disk takes longer, and after each there is room for a while."""
 
@@ -92,13 +95,28 @@ async def before_claim(core: Core, tenant: str, commands: Sequence[str] | None) 
     """Promotes and expires what a claim of these commands must not overlook, and nothing else. Costs two look-ups per
     command when nothing is due."""
     store, limit = core.store, core.sweeping.inspect_limit
-    now_ms, scope = store.now_ms(), Scope(None, tenant, commands)
-    delayed = await store.due(_DELAYED, now_ms, limit, scope=scope)
+    now_ms, scope, piece = store.now_ms(), Scope(None, tenant, commands), min(SHORT_BATCH_MAX, limit)
+    delayed = await store.due(_DELAYED, now_ms, piece, scope=scope)
     if delayed:
         await _promote(core, delayed, now_ms)
-    expired = await store.due(_IN_PROGRESS, now_ms, limit, scope=scope)
+    expired = await store.due(_IN_PROGRESS, now_ms, piece, scope=scope)
     if expired:
         await _expire(core, expired, now_ms)
+    if piece < limit and piece in (len(delayed), len(expired)):
+        roles = [role for role, found in ((promote_due, delayed), (expire_leases, expired)) if len(found) == piece]
+        await _sweep_more(core, roles, scope, limit - piece)
+
+
+async def _sweep_more(core: Core, roles: Sequence[Role], scope: Scope, limit: int) -> None:
+    """Does the rest of `before_claim` where much is due, and other calls run in between."""
+    budget = LoopBudget(core, scope.tenant or "")
+    for role in roles:
+        left, found, piece = limit, 0, 0
+        while left and found == piece:
+            await budget.yield_if_spent()
+            piece = min(left, BATCH_PIECE_MAX)
+            found = await role(core, piece, scope)
+            left -= piece
 
 
 async def run(
@@ -165,5 +183,7 @@ class _Sweeper(NamedTuple):
             if failures:
                 log.warning("%s works again after %d failures", name, failures)
                 failures = 0
-            # A full batch means there is more: continue at once, but let waiting calls run in between.
-            await asyncio.sleep(0 if found >= self.limit else self.period_s)
+            if found < self.limit:
+                await asyncio.sleep(self.period_s)
+            else:  # there is more
+                await self.core.turns.wait(SWEEPER)

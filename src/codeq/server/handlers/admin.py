@@ -12,6 +12,7 @@ from codeq.server.handlers.queries import page_of
 from codeq.server.request import HttpRequest, HttpResponse, Parser, whole_number
 from codeq.server.state import AppState
 from codeq.usecases import policies, purge, queries, replay
+from codeq.usecases.budget import LoopBudget
 from codeq.wire import queues as wire
 from codeq.wire import times
 from codeq.wire.errors import Forbidden
@@ -30,7 +31,9 @@ async def all_queues(state: AppState, request: HttpRequest) -> HttpResponse:
     """Returns the original codeQ's flat map of key names and counts; an admin of the platform gets every tenant's."""
     counts = await queries.counts(state.core, None if request.principal.is_platform else request.tenant)
     flat: dict[str, int] = {}
-    for (tenant, command), counted in sorted(counts.items()):
+    budget = LoopBudget(state.core, request.tenant)
+    for (tenant, command), counted in counts.items():
+        await budget.yield_if_spent()
         escaped = tenant.replace("%", "%25").replace(":", "%3A")  # it separates the parts of a key name
         prefix = f"codeq:q:{command}:{escaped}"
         flat[f"{prefix}:pending"] = counted.pending

@@ -64,7 +64,14 @@ async def read_events(state: AppState, request: HttpRequest) -> HttpResponse:
     async def scan(wait_ms: int) -> HttpResponse:
         builder = kind(state, request, query)
         span, next_offset = await events.scan(
-            state.core, query.shard, query.offset, query.limit, each=builder.add, piece=builder.piece, wait_ms=wait_ms
+            state.core,
+            query.shard,
+            query.offset,
+            query.limit,
+            each=builder.add,
+            piece=builder.piece,
+            tenant=request.tenant,
+            wait_ms=wait_ms,
         )
         return await builder.response(span, next_offset)
 

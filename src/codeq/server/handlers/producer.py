@@ -11,7 +11,7 @@ from codeq.domain.limits import DELAY_MS_MAX, PRIORITY_MAX, PRIORITY_MIN
 from codeq.domain.requests import NewTask
 from codeq.server.json_content import Content
 from codeq.server.microbatch import BatchedHandler
-from codeq.server.request import LARGE_BYTES, BatchParser, HttpRequest, HttpResponse, Parser
+from codeq.server.request import BatchParser, HttpRequest, HttpResponse, Parser
 from codeq.server.state import AppState
 from codeq.server.tenant_slots import REFUSAL_PAUSE_S
 from codeq.usecases import queries
@@ -58,12 +58,15 @@ create = BatchedHandler(
 async def create_many(state: AppState, request: HttpRequest) -> HttpResponse:
     if b"idempotency-key" in request.headers:
         raise InvalidRequest("Idempotency-Key names the key of one task; in a batch each has its own `idempotencyKey`")
-    budget = LoopBudget(state.core)
+    budget = LoopBudget(state.core, request.tenant)
     items = await CREATE_MANY.parse(request, budget)
     state.limiter.spend_for_batch(request.route.charge, request.principal, len(items))
     new_tasks: list[NewTask] = []
     answers: list[wire.TaskAnswer | None] = []
+    is_long = state.takes_turns(request.tenant, len(items), len(request.body))
     for message in items:
+        if is_long and budget.is_spent:
+            await budget.yield_if_spent()
         try:
             if isinstance(message, CodeqError):
                 raise message
@@ -77,7 +80,7 @@ async def create_many(state: AppState, request: HttpRequest) -> HttpResponse:
         await asyncio.sleep(REFUSAL_PAUSE_S)
     left = iter(enqueued)
     results = (answer or _task_answer(next(left)) for answer in answers)
-    if len(request.body) > LARGE_BYTES:
+    if is_long:
         return await request.respond_in_pieces(200, results, lambda parts: wire.TaskAnswers(results=parts), budget)
     return request.respond(200, wire.TaskAnswers(results=list(results)))
 

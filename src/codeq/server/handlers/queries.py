@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 
 from codeq.domain.errors import InvalidRequest, NotFound
-from codeq.domain.limits import LIST_TASKS_MAX, RESULT_WAIT_MS_MAX
+from codeq.domain.limits import LIST_TASKS_MAX, PIECE_BYTES_MAX, RESULT_WAIT_MS_MAX
 from codeq.domain.queue import Index
 from codeq.domain.requests import Filter, Record
 from codeq.domain.task import Status
@@ -70,14 +70,14 @@ async def page_of(
 ) -> HttpResponse:
     records, cursor = await queries.find_records(state.core, request.tenant, wanted, cursor=cursor, limit=limit)
     views = (wire.view(record.task, record.body) for record in records)
-    budget = LoopBudget(state.core)
+    budget = LoopBudget(state.core, request.tenant)
     return await request.respond_in_pieces(200, views, lambda parts: wire.TaskPage(tasks=parts, cursor=cursor), budget)
 
 
 async def list_queues(state: AppState, request: HttpRequest) -> HttpResponse:
     found = await queries.queues(state.core, request.tenant)
     views = (wire_queues.queue_view(status) for status in found if request.principal.may_see(status.key.command))
-    budget = LoopBudget(state.core)
+    budget = LoopBudget(state.core, request.tenant)
     return await request.respond_in_pieces(200, views, lambda parts: wire_queues.QueueViews(queues=parts), budget)
 
 
@@ -89,4 +89,6 @@ async def _visible(state: AppState, request: HttpRequest, wait_ms: int) -> Recor
         )
     if not request.principal.may_see(record.task.command):
         raise NotFound(f"there is no task {task_id[:64]!r}")
+    if record.task.payload_bytes + len(record.result or b"") > PIECE_BYTES_MAX:
+        await LoopBudget(state.core, request.tenant).yield_if_spent()  # its answer takes a few milliseconds
     return record

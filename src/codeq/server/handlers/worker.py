@@ -16,11 +16,11 @@ from codeq.domain.task import Holder, Status, Task
 from codeq.server.auth.principal import EVERY_COMMAND
 from codeq.server.json_content import Content
 from codeq.server.microbatch import BatchedHandler
-from codeq.server.request import LARGE_BYTES, BatchParser, HttpRequest, HttpResponse, Parser
+from codeq.server.request import BatchParser, HttpRequest, HttpResponse, Parser
 from codeq.server.state import AppState
 from codeq.usecases import queries
 from codeq.usecases.abandon import abandon as abandon_task
-from codeq.usecases.budget import LoopBudget
+from codeq.usecases.budget import LoopBudget, is_short
 from codeq.usecases.claim import Lease, claim, hand_back, leases_of
 from codeq.usecases.core import Core, durable
 from codeq.usecases.heartbeat import heartbeat as extend_lease
@@ -55,18 +55,19 @@ async def claim_one(state: AppState, request: HttpRequest) -> HttpResponse:
 
 async def claim_many(state: AppState, request: HttpRequest) -> HttpResponse:
     message = request.parse(CLAIM_MANY)
+    state.takes_turns(request.tenant, message.count, 0)
     deliveries = await _claim(state, request, message, message.count)
     if not deliveries:
         return _NOTHING
     views = (wire.view(delivery.task, delivery.body) for delivery in deliveries)
     size = sum([delivery.task.payload_bytes for delivery in deliveries])
-    if size > LARGE_BYTES:
+    if not is_short(len(deliveries), size):
         is_cut = size >= CLAIM_BYTES_MAX and len(deliveries) < message.count
         return await request.respond_in_pieces(
             200,
             views,
             lambda parts: wire.ClaimedTasks(tasks=parts, bytes_limited=is_cut),
-            LoopBudget(state.core),
+            LoopBudget(state.core, request.tenant),
         )
     return request.respond(200, wire.ClaimedTasks(tasks=list(views)))
 
@@ -132,12 +133,15 @@ submit_one = BatchedHandler(
 
 
 async def submit_many(state: AppState, request: HttpRequest) -> HttpResponse:
-    budget = LoopBudget(state.core)
+    budget = LoopBudget(state.core, request.tenant)
     answers: list[wire.SubmitAnswer | None] = []
     outcomes: list[Outcome] = []
     messages = await SUBMIT_MANY.parse(request, budget)
     state.limiter.spend_for_batch(request.route.charge, request.principal, len(messages))
+    is_long = state.takes_turns(request.tenant, len(messages), len(request.body))
     for message in messages:
+        if is_long and budget.is_spent:
+            await budget.yield_if_spent()
         if isinstance(message, CodeqError):
             raise message
         try:
@@ -152,7 +156,7 @@ async def submit_many(state: AppState, request: HttpRequest) -> HttpResponse:
         submitted = await submit(state.core, request.tenant, outcomes)
     done = _submit_answers(outcomes, submitted, packed=request.wants_packed)
     results = (answer or next(done) for answer in answers)
-    if len(request.body) > LARGE_BYTES:
+    if is_long:
         return await request.respond_in_pieces(200, results, lambda parts: wire.SubmitAnswers(results=parts), budget)
     return request.respond(200, wire.SubmitAnswers(results=list(results)))
 

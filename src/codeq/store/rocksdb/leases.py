@@ -24,8 +24,7 @@ class Leases:
         self._remaining: dict[int, int] = {}
         self._extended: dict[str, Task] = {}
         self._requests: dict[RequestKey, dict[int, list[str]]] = {}
-        """The ids of the tasks that claims with a request id leased, by batch. A claim has a batch per priority where
-        there are several shards."""
+        """The ids of the tasks that claims with a request id leased, by batch. A claim has a batch per part."""
         self._request_of: dict[int, RequestKey] = {}
         self.due = DueQueues(self._expired)
 

@@ -7,7 +7,7 @@ beside it.
 from collections.abc import Sequence
 
 from codeq.domain.ids import is_task_id
-from codeq.domain.limits import INLINE_BYTES_MAX, WRITE_BYTES_MAX
+from codeq.domain.limits import INLINE_BYTES_MAX, WRITE_BYTES_MAX, WRITE_KEYS_MAX
 from codeq.domain.requests import Record
 from codeq.domain.task import Body, Task
 from codeq.store import codec
@@ -59,8 +59,8 @@ class Records:
             buffer.delete(key)
 
     def write_if_large(self) -> None:
-        """Writes the write buffer if it has many bytes: to write all of a burst at once would hold the event loop."""
-        if self._large_bytes > WRITE_BYTES_MAX:
+        """Writes the write buffer if it has much: to write all of a burst at once would hold the event loop."""
+        if self._large_bytes > WRITE_BYTES_MAX or self._buffer.size > WRITE_KEYS_MAX:
             self._large_bytes = 0
             self._buffer.write()
 

@@ -113,12 +113,13 @@ class RocksShard:
 
     async def take(self, request: ClaimRequest) -> list[Delivery]:
         self._group_commit.check(adds_tasks=False)
-        if request.request_id is not None and request.priority is None and (found := self._repeated(request)):
+        if request.request_id is not None and not request.is_part and (found := self._repeated(request)):
             return found
         try:
             for _ in range(_SELECTIONS_MAX):
                 selected = select(self._buffer, self._queues, request)
                 deliveries = self._lease(request, selected) if selected else []
+                self._records.write_if_large()
                 if deliveries or not selected:  # else none of their bodies can be read
                     return deliveries
             return []

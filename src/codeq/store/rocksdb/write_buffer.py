@@ -39,6 +39,11 @@ class WriteBuffer:
     def is_dirty(self) -> bool:
         return bool(self._recent)
 
+    @property
+    def size(self) -> int:
+        """How many keys it has."""
+        return len(self._recent)
+
     def event(self, task: Task) -> bytes:
         """Numbers the task's move, and returns the encoded task."""
         version = self.next_version

@@ -1,0 +1,124 @@
+"""Large batches are stored, claimed and moved in pieces, between which other calls run. Callers see no difference."""
+
+import asyncio
+from time import perf_counter
+
+from tests.contract.world import LEASE_MS, TENANT, World, accepted, ids
+
+from codeq.domain.errors import CodeqError
+from codeq.domain.limits import BATCH_PIECE_MAX, BATCH_TASKS_MAX, PIECE_BYTES_MAX
+from codeq.domain.requests import Claim, NewTask
+from codeq.usecases import claim as claiming
+from codeq.usecases.enqueue import Enqueued
+
+MANY = 3 * BATCH_PIECE_MAX
+
+
+async def test_other_calls_run_while_a_large_batch_is_stored(world: World) -> None:
+    """(13.16)"""
+    world.core.turns.note_short_call("other", perf_counter() + 60)  # so that pieces are short
+    storing = asyncio.create_task(world.enqueue_many(BATCH_TASKS_MAX, "large"))
+    await asyncio.sleep(0)
+    await world.enqueue("small")
+    assert not storing.done()
+    assert len(await storing) == BATCH_TASKS_MAX
+
+
+async def test_the_answers_to_a_large_batch_are_in_its_order(world: World) -> None:
+    """(13.16)"""
+    new_tasks = [NewTask(command=f"work-{i}" if i % 7 else "no such name!", payload=b"%d" % i) for i in range(MANY)]
+    answers = await world.enqueue_all(new_tasks)
+    for place, answer in enumerate(answers):
+        if place % 7:
+            assert isinstance(answer, Enqueued)
+            assert answer.body.payload == b"%d" % place
+        else:
+            assert isinstance(answer, CodeqError)
+
+
+async def test_a_key_that_a_large_batch_repeats_makes_one_task(world: World) -> None:
+    """The repeats are in other pieces of the batch. (13.16)"""
+    new_tasks = [NewTask(command="work", payload=b"%d" % i, idempotency_key=f"key-{i % 100}") for i in range(MANY)]
+    answers = [accepted(answer) for answer in await world.enqueue_all(new_tasks)]
+    assert [answer.is_replay for answer in answers] == [place >= 100 for place in range(MANY)]
+    assert all(answer.task.id == answers[place % 100].task.id for place, answer in enumerate(answers))
+    assert await world.counts() == (100, 0, 0, 0)
+
+
+async def test_a_large_claim_is_in_order_and_complete(world: World) -> None:
+    """(13.16)"""
+    tasks = await world.enqueue_many(MANY, priority=1)
+    first = await world.enqueue_many(MANY, priority=2)
+    claimed = await world.claim("work", limit=2 * MANY)
+    assert set(ids(claimed[:MANY])) == set(ids(first))
+    assert set(ids(claimed[MANY:])) == set(ids(tasks))
+
+
+async def test_a_large_claim_is_also_cut_into_pieces_by_its_bytes(world: World) -> None:
+    """(13.16)"""
+    payload = b'"' + b"x" * (PIECE_BYTES_MAX // 2) + b'"'
+    tasks = await world.enqueue_many(9, payload=payload)
+    assert set(ids(await world.claim("work", limit=1000))) == set(ids(tasks))
+
+
+async def test_a_claim_whose_caller_leaves_between_two_pieces_hands_everything_back(world: World) -> None:
+    """(13.16)"""
+    await world.enqueue_many(BATCH_TASKS_MAX)
+    world.core.turns.note_short_call("other", perf_counter() + 60)  # so that pieces are short
+    claiming = asyncio.create_task(world.claim("work", limit=BATCH_TASKS_MAX))
+    while (taken := (await world.counts())[2]) <= BATCH_PIECE_MAX:  # noqa: ASYNC110 - there is no event for this
+        await asyncio.sleep(0)
+    assert taken < BATCH_TASKS_MAX
+    claiming.cancel()
+    await asyncio.wait([claiming])
+    assert claiming.cancelled()
+    assert await world.counts() == (BATCH_TASKS_MAX, 0, 0, 0)
+    assert all(task.attempts == 0 for task in await world.claim("work", limit=BATCH_TASKS_MAX))
+
+
+async def test_a_large_claim_that_is_sent_again_gets_all_of_its_pieces_and_no_others(world: World) -> None:
+    """(13.16)"""
+    await world.enqueue_many(MANY + 10)
+    first = await world.claim("work", limit=MANY, request_id="again")
+    assert len(set(ids(first))) == MANY
+    for _ in range(2):
+        again = await world.claim("work", limit=MANY, request_id="again")
+        assert sorted(ids(again)) == sorted(ids(first))
+        assert await world.counts() == (10, 0, MANY, 0)
+        await world.reopen()
+
+
+async def test_a_claim_that_got_one_piece_takes_no_further_ones_when_it_is_sent_again(world: World) -> None:
+    """(13.16)"""
+    await world.enqueue_many(BATCH_PIECE_MAX)
+    first = await world.claim("work", limit=MANY, request_id="again")
+    await world.enqueue_many(10)
+    again = await world.claim("work", limit=MANY, request_id="again")
+    assert sorted(ids(again)) == sorted(ids(first))
+    assert await world.counts() == (10, 0, BATCH_PIECE_MAX, 0)
+
+
+async def test_a_large_claim_is_handed_back_except_for_leases_that_were_extended(world: World) -> None:
+    """(13.16)"""
+    await world.enqueue_many(MANY)
+    first = await claiming.claim(world.core, TENANT, Claim(worker="worker", limit=MANY))
+    world.clock.pass_ms(LEASE_MS // 2)
+    extended = [await world.heartbeat(delivery.task) for delivery in first[::7]]
+    await claiming.hand_back(world.core, TENANT, claiming.leases_of(first))
+    assert await world.counts() == (MANY - len(extended), 0, len(extended), 0)
+    for task in extended:
+        await world.complete(task)
+
+
+async def test_a_large_claim_is_handed_back_whole_even_if_that_is_interrupted(world: World) -> None:
+    """(13.16)"""
+    await world.enqueue_many(MANY)
+    first = await claiming.claim(world.core, TENANT, Claim(worker="worker", limit=MANY))
+    world.core.turns.note_short_call("other", perf_counter() + 60)  # so that it waits for its turn
+    returning = asyncio.create_task(claiming.hand_back(world.core, TENANT, claiming.leases_of(first)))
+    while not (await world.counts())[0]:  # noqa: ASYNC110 - there is no event for this
+        await asyncio.sleep(0)
+    assert not returning.done()
+    returning.cancel()
+    await returning
+    assert await world.counts() == (MANY, 0, 0, 0)
