@@ -23,6 +23,7 @@ from codeq.domain.errors import (
     StoreFull,
     StoreLocked,
     StoreMismatch,
+    StoreUnavailable,
 )
 from codeq.sdk.jobs import TaskFailed, WaitTimeout
 from codeq.wire.errors import (
@@ -62,6 +63,7 @@ __all__ = [
     "StoreFull",
     "StoreLocked",
     "StoreMismatch",
+    "StoreUnavailable",
     "TaskFailed",
     "TooLarge",
     "Unauthenticated",

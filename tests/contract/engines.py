@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import pytest
+from tests.contract import redis_engines
+
 from codeq.domain.limits import RESTART_GRACE_MS
 from codeq.store.data_dir import back_up, open_rocksdb, restore
 from codeq.store.interface import Clock, Listener, Store
@@ -61,6 +64,10 @@ class Engine:
     restore: Callable[[Path, Path], None] = restore
     crash: Callable[[Path, Path], None] = copy_files
 
+    @property
+    def is_local(self) -> bool:
+        return self.open_store is open_rocksdb
+
     def open(
         self, path: Path, clock: FakeClock, *listeners: Listener, fsync: bool = False, grace_ms: int = RESTART_GRACE_MS
     ) -> Store:
@@ -69,4 +76,17 @@ class Engine:
         )
 
 
-ENGINES = {engine.name: engine for engine in (Engine("rocksdb", 1), Engine("rocksdb-3-shards", 3))}
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine("rocksdb", 1),
+        Engine("rocksdb-3-shards", 3),
+        Engine("redis", 1, redis_engines.open_node, crash=redis_engines.crash),
+        Engine("redis-3-shards", 3, redis_engines.open_node, crash=redis_engines.crash),
+        Engine("redis-cluster", 3, redis_engines.open_cluster, crash=redis_engines.crash),
+    )
+}
+
+ON_FILES = [name for name in ENGINES if name.startswith("rocksdb")]
+"""Engines with a data directory of their own: opened by one process, backed up by codeQ."""
+on_files = pytest.mark.parametrize("engine", ON_FILES, indirect=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.contract.engines import on_files
 from tests.contract.world import TENANT, World, ids
 
 from codeq.domain.limits import BATCH_BYTES_MAX, INLINE_BYTES_MAX, PAGE_BYTES_MAX, PAYLOAD_BYTES_MAX
@@ -96,6 +97,7 @@ async def test_states_lists_and_purges_do_not_read_payloads_and_results(
     assert sum(read) < PAYLOAD_BYTES_MAX // 2
 
 
+@on_files
 async def test_a_purged_task_leaves_nothing_behind(world: World) -> None:
     """(13.16)"""
     await world.enqueue("work", payload=LARGE, idempotency_key="key")

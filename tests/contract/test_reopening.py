@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.contract.engines import Engine, FakeClock
+from tests.contract.engines import Engine, FakeClock, on_files
 from tests.contract.world import KEEP_MS, LEASE_MS, TENANT, World, Worlds, by_shard, ids
 
 from codeq.domain.errors import InvalidRequest, StoreClosed, StoreLocked, StoreMismatch
@@ -212,6 +212,7 @@ async def test_the_number_of_shards_need_not_be_said_again(world: World, engine:
     await store.close()
 
 
+@on_files
 async def test_a_store_is_open_only_once_at_a_time(world: World, engine: Engine, clock: FakeClock) -> None:
     task = await world.enqueue()
     with pytest.raises(StoreLocked):
@@ -244,6 +245,7 @@ async def test_closing_twice_is_harmless_or_refused_as_closed(world: World) -> N
         await world.store.close()
 
 
+@on_files
 async def test_a_backup_of_a_running_store_can_be_put_back(worlds: Worlds) -> None:
     world = worlds.open()
     await fill(world)
@@ -257,6 +259,7 @@ async def test_a_backup_of_a_running_store_can_be_put_back(worlds: Worlds) -> No
     assert await everything(restored) == before
 
 
+@on_files
 async def test_a_backup_amid_traffic_is_consistent(worlds: Worlds) -> None:
     world = worlds.open(fsync=True)
     stop = asyncio.Event()
@@ -285,6 +288,7 @@ async def test_a_backup_amid_traffic_is_consistent(worlds: Worlds) -> None:
     assert len(await restored.drain(limit=100)) == pending
 
 
+@on_files
 async def test_a_backup_does_not_overwrite_and_a_restore_wants_an_empty_place(worlds: Worlds, tmp_path: Path) -> None:
     world = worlds.open()
     task = await world.enqueue()

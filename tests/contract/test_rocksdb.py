@@ -4,6 +4,7 @@ import asyncio
 import gc
 
 import pytest
+from tests.contract.engines import on_files
 from tests.contract.world import KEEP_DEAD_MS, TENANT, World, Worlds, ids
 
 from codeq.domain.requests import Filter, NewTask
@@ -12,6 +13,8 @@ from codeq.store.rocksdb import database, pending
 from codeq.store.rocksdb.leases import Leases
 from codeq.store.rocksdb.pending import Window
 from codeq.usecases import queries
+
+pytestmark = on_files
 
 
 @pytest.fixture

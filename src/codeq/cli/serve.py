@@ -24,6 +24,12 @@ def add_to(app: typer.Typer) -> None:
 def serve(
     dev: Annotated[bool, typer.Option("--dev", help="Development: loopback only, accepts `dev-token`.")] = False,
     data: Annotated[Path | None, typer.Option(help="Data directory; default: ./data.")] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Redis instead of a directory, redis://host:6379/0; with --dev, `redis` starts one."
+        ),
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free one.")] = None,
     config: ConfigFile = None,
@@ -31,7 +37,13 @@ def serve(
     """Run a server until SIGTERM or Ctrl-C."""
     from codeq.server import main, read_settings
 
-    flags = {"store.path": str(data) if data else None, "http.host": host, "http.port": port}
+    flags = {"store.path": str(data) if data else None, "store.url": store, "http.host": host, "http.port": port}
+    if dev and store == "redis":
+        from codeq.server.dev_redis import running_redis
+
+        with running_redis((data or Path("./data")) / "redis") as url:
+            settings = _load(config, flags | {"store.url": url})
+            raise typer.Exit(main.run(settings, is_dev=dev, warnings=read_settings.warnings(os.environ)))
     raise typer.Exit(main.run(_load(config, flags), is_dev=dev, warnings=read_settings.warnings(os.environ)))
 
 
@@ -95,5 +107,7 @@ def _load(config: Path | None, flags: dict[str, Any]) -> Any:
 
 _SERVE = """
 codeq serve --dev --data ./data
+codeq serve --dev --store redis
+codeq serve --config codeq.yaml --store redis://127.0.0.1:6379/0
 codeq serve --config codeq.yaml
 """

@@ -13,7 +13,8 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import msgspec
 import uvicorn
@@ -46,6 +47,9 @@ from codeq.usecases import sweep
 from codeq.usecases.core import make_core
 from codeq.usecases.waiters import Waiters
 from codeq.wire.local_server import is_loopback
+
+if TYPE_CHECKING:
+    from codeq.store.redis.durability import Durability
 
 EXIT_STORE_FAILED = 70
 """The process's exit code after a failed write: start it again, and it recovers all that it acknowledged."""
@@ -208,6 +212,8 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
 
 
 def _open_store(settings: Settings, listeners: Sequence[Listener], *, open_files_max: int) -> Store:
+    if settings.store.url:
+        return _open_redis(settings, listeners)
     clock = SteadyClock()
     store = open_rocksdb(
         Path(settings.store.path),
@@ -222,6 +228,28 @@ def _open_store(settings: Settings, listeners: Sequence[Listener], *, open_files
     if ahead_s > CLOCK_AHEAD_S_MAX:
         log(logging.WARNING, "the newest event is ahead of the system's clock; time goes on from it", ahead_s=ahead_s)
     return store
+
+
+def _open_redis(settings: Settings, listeners: Sequence[Listener]) -> Store:
+    from codeq.store.redis.opening import Wanted, open_redis  # noqa: PLC0415 - needs the extra `redis`
+
+    store = settings.store
+    wanted = Wanted(
+        prefix=store.prefix,
+        shards=None if store.shards == 1 else store.shards,
+        grace_ms=round(settings.leases.grace_seconds * 1000),
+        replicas=store.replicas if store.durability == "replicated" else 0,
+        replicas_timeout_ms=round(store.replicas_timeout_seconds * 1000),
+        is_strict=store.strict,
+    )
+    process = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
+    return open_redis(store.url, wanted, process=process, listeners=listeners, on_durability=_log_durability)
+
+
+def _log_durability(durability: "Durability") -> None:
+    log(logging.INFO, f"an acknowledged write survives {durability.survives}")
+    for warning in durability.warnings:
+        log(logging.WARNING, warning)
 
 
 def _authenticator(settings: Settings, data: Path, failures: FailureLimit, *, is_dev: bool) -> Authenticator:
@@ -302,11 +330,19 @@ async def _no_asgi(scope: Any, receive: Any, send: Any) -> None:
 
 def _print_banner(settings: Settings, listener: socket.socket, *, is_dev: bool) -> None:
     base = f"http://{settings.http.host}:{listener.getsockname()[1]}"
-    lines = [f"codeQ {codeq.__version__} at {base}, data in {settings.store.path} ({settings.store.durability})"]
+    lines = [f"codeQ {codeq.__version__} at {base}, {_place(settings)} ({settings.store.durability})"]
     if is_dev:
         lines.append(_WALK.replace("@BASE@", base))
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
+
+
+def _place(settings: Settings) -> str:
+    """Returns where the tasks are, without a password."""
+    if not settings.store.url:
+        return f"data in {settings.store.path}"
+    scheme, _, rest = settings.store.url.partition("://")
+    return f"tasks in {scheme}://{rest.rpartition('@')[2]}"
 
 
 _WALK = """API description: @BASE@/docs

@@ -68,16 +68,32 @@ class HttpSettings(Struct, frozen=True, kw_only=True):
 
 class StoreSettings(Struct, frozen=True, kw_only=True):
     path: Annotated[str, described("Data directory.")] = "./data"
-    shards: Annotated[
-        int, described("Shards of a new data directory; an existing one keeps its own.", ge=1, le=4096)
-    ] = 1
+    url: Annotated[
+        str,
+        described(
+            "Stores tasks in Redis instead: redis://, rediss:// (TLS), redis+cluster:// or redis+sentinel://. Any "
+            "number of servers may share one. Empty: RocksDB in `path`."
+        ),
+    ] = ""
+    prefix: Annotated[
+        str, described("Begins every key in Redis; keeps installations apart.", pattern=r"^[A-Za-z0-9_-]{1,32}\Z")
+    ] = "codeq"
+    shards: Annotated[int, described("Shards of a new store; an existing one keeps its own.", ge=1, le=4096)] = 1
     durability: Annotated[
         str,
         described(
-            "fsync: an acknowledged call survives power loss. process: it survives kill -9.",
-            pattern=r"^(fsync|process)\Z",
+            "fsync: an acknowledged call survives power loss. process: it survives kill -9. With Redis, its own "
+            "settings decide, and `replicated` waits for replicas besides.",
+            pattern=r"^(fsync|process|replicated)\Z",
         ),
     ] = "fsync"
+    replicas: Annotated[int, described("How many replicas must have a write with `replicated`.", ge=1, le=16)] = 1
+    replicas_timeout_seconds: Annotated[
+        float, described("How long they may take; then the answer is 503, and the outcome unknown.", gt=0, le=60)
+    ] = 1.0
+    strict: Annotated[
+        bool, described("Refuse a Redis whose settings may lose acknowledged tasks, instead of a warning.")
+    ] = False
 
 
 class BackupSettings(Struct, frozen=True, kw_only=True):

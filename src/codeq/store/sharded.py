@@ -7,13 +7,14 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from codeq.domain.errors import InvalidRequest, StoreError
+from codeq.domain.errors import CodeqError, InvalidRequest, StoreError
 from codeq.domain.ids import is_task_id, shard_of, shard_of_key
-from codeq.domain.limits import BATCH_BYTES_MAX
+from codeq.domain.limits import BATCH_BYTES_MAX, PAYLOAD_BYTES_MAX
 from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
 from codeq.domain.requests import Delivery, Filter, Page, Record
 from codeq.domain.task import Change, Task
 from codeq.domain.tenants import StorageUsage
+from codeq.store.detached import DetachedTakes
 from codeq.store.interface import ALL, ClaimRequest, Events, Peers, Scope, Store
 
 Item = TypeVar("Item")
@@ -47,6 +48,7 @@ class ShardedStore:
         self._shards = list(shards)
         self.now_ms = shards[0].now_ms  # they have one clock
         self._is_local = shards[0].is_local
+        self._takes = DetachedTakes()
         self._turn = 0
         self._used: ContextVar[frozenset[int] | None] = ContextVar("codeq_shards_used", default=None)
         """The shards that the current asyncio task has used since its last flush; None if it has used none."""
@@ -68,6 +70,13 @@ class ShardedStore:
         return await self._route(changes, lambda change: change.after.id, lambda shard, part: shard.commit(part))
 
     async def take(self, request: ClaimRequest) -> list[Delivery]:
+        if self._is_local:
+            return await self._take(request)
+        taken = await self._takes.run(self._take(request), request)
+        self._use({shard_of(delivery.task.id) for delivery in taken})
+        return taken
+
+    async def _take(self, request: ClaimRequest) -> list[Delivery]:
         """Takes the highest priority of all shards first. Of each it visits the shards in rotation, each claim starting
         one further."""
         if request.request_id is not None and not request.is_part:
@@ -79,40 +88,78 @@ class ShardedStore:
         start = self._turn % len(self._shards)
         numbers = [*range(start, len(self._shards)), *range(start)]
         found = await self._visit(self._shards[number].priorities(request) for number in numbers)
+        limited = await self._limited_queues(request)
         taken: list[Delivery] = []
         for priority in sorted({priority for part in found for priority in part}, reverse=True):
             holding = [number for number, part in zip(numbers, found, strict=True) if priority in part]
-            bytes_left = request.bytes_max - sum([delivery.task.payload_bytes for delivery in taken])
-            while holding and len(taken) < request.limit and bytes_left > 0:
-                left = request.limit - len(taken)
-                part = holding[: 1 if self._is_local else left]
-                share = -(-left // len(part))
-                answers = await self._take_of(part, request, priority, (share, max(1, bytes_left // len(part))))
-                served = [number for number, answer in zip(part, answers, strict=True) if len(answer) == share]
-                holding = holding[len(part) :] + served
-                taken += [delivery for answer in answers for delivery in answer]
-                bytes_left = request.bytes_max - sum([delivery.task.payload_bytes for delivery in taken])
-        return taken[: request.limit]
+            while holding and len(taken) < request.limit and _payload_bytes(taken) < request.bytes_max:
+                holding = await self._take_some(holding, request, priority, taken=taken, limited=limited)
+        return taken
 
-    async def _take_of(
-        self, numbers: Sequence[int], request: ClaimRequest, priority: int, left: tuple[int, int]
-    ) -> list[list[Delivery]]:
-        """Takes tasks of these shards. `left` is how many each may take, and how many bytes of payload."""
-        limited = await self._limited_queues(request)
+    async def _take_some(
+        self,
+        holding: list[int],
+        request: ClaimRequest,
+        priority: int,
+        *,
+        taken: list[Delivery],
+        limited: list[QueueKey],
+    ) -> list[int]:
+        """Takes a part of the claim of some shards, together where that helps. Returns those that may have more.
+
+        `max_consumers` is counted over all shards, so then they are visited one by one.
+        """
+        left, bytes_left = request.limit - len(taken), request.bytes_max - _payload_bytes(taken)
+        bytes_each = (
+            bytes_left // min(left, len(holding)) - PAYLOAD_BYTES_MAX
+        )  # each may exceed its part by one payload
+        part = holding[: 1 if self._is_local or limited or bytes_each <= 0 else left]
+        shares = {number: left // len(part) + (place < left % len(part)) for place, number in enumerate(part)}
+        bytes_max = bytes_left if len(part) == 1 else bytes_each
+        requests = await self._requests(shares, request, priority, bytes_max=bytes_max, limited=limited)
+        more: list[int] = []
+        fault: CodeqError | None = None
+        for number, answer in zip(part, await self._visit(map(self._attempt, part, requests.values())), strict=True):
+            if isinstance(answer, CodeqError):
+                fault = answer
+                continue
+            taken += answer
+            self._use([number])
+            if len(answer) == shares[number] or _payload_bytes(answer) >= bytes_max:
+                more.append(number)
+        if fault is not None:
+            if taken and request.hand_back is not None:
+                await request.hand_back(taken)
+            raise fault
+        return holding[len(part) :] + more
+
+    async def _attempt(self, number: int, request: ClaimRequest) -> list[Delivery] | CodeqError:
+        """Takes tasks of one shard. Returns a fault, so that what other shards have leased can be handed back."""
+        try:
+            return await self._shards[number].take(request)
+        except CodeqError as fault:
+            return fault
+
+    async def _requests(
+        self,
+        shares: Mapping[int, int],
+        request: ClaimRequest,
+        priority: int,
+        *,
+        bytes_max: int,
+        limited: list[QueueKey],
+    ) -> dict[int, ClaimRequest]:
+        """Returns the request to each shard: as many tasks as `shares` says, with so many bytes of payload."""
         held = {queue: await self._visit(shard.in_progress(queue) for shard in self._shards) for queue in limited}
-        answers = await self._visit(
-            self._shards[number].take(
-                request.of_shard(
-                    priority,
-                    limit=left[0],
-                    bytes_max=left[1],
-                    held_elsewhere={queue: sum(parts) - parts[number] for queue, parts in held.items()},
-                )
+        return {
+            number: request.of_shard(
+                priority,
+                limit=share,
+                bytes_max=bytes_max,
+                held_elsewhere={queue: sum(parts) - parts[number] for queue, parts in held.items()},
             )
-            for number in numbers
-        )
-        self._use([number for number, taken in zip(numbers, answers, strict=True) if taken])
-        return answers
+            for number, share in shares.items()
+        }
 
     async def _limited_queues(self, request: ClaimRequest) -> list[QueueKey]:
         """Returns the claim's queues that have `max_consumers`, which the shards must count together."""
@@ -238,6 +285,7 @@ class ShardedStore:
             await shard.checkpoint(target / shard_name(number))
 
     async def close(self, because: StoreError | None = None) -> None:
+        await self._takes.end()
         answers = await asyncio.gather(*(shard.close(because) for shard in self._shards), return_exceptions=True)
         for fault in answers:
             if isinstance(fault, BaseException):
@@ -292,6 +340,10 @@ _DUE: dict[Index, Callable[[Task], int]] = {
     Index.IN_PROGRESS: lambda task: task.lease_until_ms,
     Index.NONE: lambda task: task.purge_ms,
 }
+
+
+def _payload_bytes(deliveries: Sequence[Delivery]) -> int:
+    return sum([delivery.task.payload_bytes for delivery in deliveries])
 
 
 def shard_name(number: int) -> str:

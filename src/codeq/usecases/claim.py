@@ -14,7 +14,6 @@ from codeq.domain.limits import (
     CLAIM_COMMANDS_MAX,
     CLAIM_WAIT_MS_MAX,
     PIECE_BYTES_MAX,
-    SHORT_BATCH_MAX,
 )
 from codeq.domain.queue import QueueKey
 from codeq.domain.requests import Claim, Delivery
@@ -139,21 +138,26 @@ def leases_of(deliveries: Sequence[Delivery]) -> list[Lease]:
 
 async def hand_back(core: Core, tenant: str, leases: Sequence[Lease]) -> None:
     """Returns tasks to their queues that were leased for a caller that has gone. Leaves alone those whose lease has
-    ended or was extended since: another call with the same request id got them too."""
-    budget, now_ms = LoopBudget(core, tenant), core.store.now_ms()
+    ended or was extended since: another call with the same request id got them too.
+
+    A cancellation does not interrupt it: these tasks have nobody else who would return them.
+    """
+    returning = asyncio.get_running_loop().create_task(_hand_back(core, tenant, leases))
+    while not returning.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(returning)
+
+
+async def _hand_back(core: Core, tenant: str, leases: Sequence[Lease]) -> None:
+    now_ms = core.store.now_ms()
 
     def decide(place: int, task: Task) -> Change | None:
-        lease = piece[place]
+        lease = leases[place]
         if task.lease_until_ms != lease.until_ms:
             return None
         return lifecycle.abandon(task, lease.holder, now_ms, retention_ms=core.dead_retention_ms(task))
 
-    for start in range(0, len(leases), SHORT_BATCH_MAX):  # so many are moved without waiting for a turn
-        if start:
-            with suppress(asyncio.CancelledError):  # then the next ones are handed back at once
-                await budget.yield_if_spent()
-        piece = leases[start : start + SHORT_BATCH_MAX]
-        await move_each(core, tenant, [lease.task_id for lease in piece], decide)
+    await move_each(core, tenant, [lease.task_id for lease in leases], decide)
 
 
 def _bytes(deliveries: Sequence[Delivery]) -> int:

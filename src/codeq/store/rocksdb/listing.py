@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from codeq.domain import lifecycle
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.ids import is_task_id
 from codeq.domain.limits import FIND_SCAN_MAX
 from codeq.domain.queue import Index, QueueKey
 from codeq.domain.requests import Filter, Page
 from codeq.domain.task import Task
+from codeq.store.matching import matches
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.time_index import RetentionIndex
 from codeq.store.rocksdb.write_buffer import WriteBuffer
@@ -45,17 +45,6 @@ class Listing(NamedTuple):
         if wanted.index is Index.DEAD:
             return _dead(self.buffer, tenant, wanted, cursor)
         return _newest(self.buffer, tenant, cursor)
-
-
-def matches(task: Task, wanted: Filter) -> bool:
-    return (
-        (wanted.command is None or task.command == wanted.command)
-        and (wanted.status is None or task.status is wanted.status)
-        and (wanted.index is None or lifecycle.position(task) is wanted.index)
-        and (wanted.error is None or wanted.error in f"{task.error or ''}\n{task.last_error or ''}")
-        and wanted.created_from_ms <= task.created_ms < wanted.created_to_ms
-        and (wanted.purge_to_ms is None or 0 < task.purge_ms <= wanted.purge_to_ms)
-    )
 
 
 def _newest(buffer: WriteBuffer, tenant: str, cursor: str | None) -> Candidates:

@@ -1,0 +1,285 @@
+"""Connects to Redis: one server, a cluster, or a service that Sentinel watches. Nothing is sent twice by the library.
+
+A call that fails has an unknown outcome, and only the engine knows how to ask again: by version, id or request id. So
+the library's retries are off; what it follows are redirections of a cluster, which executed nothing.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.resources import files
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import redis as redis_py
+from msgspec import Struct
+from redis import asyncio as aio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+
+from codeq.domain.errors import InvalidRequest, StoreError, StoreMismatch, StoreUnavailable
+
+CONNECTIONS_MAX = 64
+"""Per process and node. Calls past this wait for one that ends."""
+CONNECT_S, ANSWER_S = 2.0, 5.0
+"""How long a connection and an answer may take. A failover takes about four seconds; callers repeat meanwhile."""
+
+PAUSES_S = (0.05, 0.2, 0.5)
+"""Pauses before a call is repeated whose connection was lost. Versions and request ids make changes happen once."""
+
+_SCHEMES = {
+    "redis": ("single", False), "rediss": ("single", True), "redis+cluster": ("cluster", False),
+    "rediss+cluster": ("cluster", True), "redis+sentinel": ("sentinel", False), "rediss+sentinel": ("sentinel", True),
+}  # fmt: skip
+_OPTIONS = {"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs"}
+_PASSING = frozenset(
+    {
+        "ASK", "BUSY", "CLUSTERDOWN", "EXECABORT", "LOADING", "MASTERDOWN", "MISCONF", "MOVED", "NOREPLICAS",
+        "READONLY", "TRYAGAIN", "UNKILLABLE",
+    }
+)  # fmt: skip
+_UNCHANGED = (
+    "EVALSHA", "GET", "HGET", "HGETALL", "HMGET", "HSCAN", "SET", "SMEMBERS", "XRANGE", "XREVRANGE", "ZCARD", "ZRANGE",
+    "ZRANGEBYLEX", "ZRANGEBYSCORE", "ZREVRANGEBYLEX",
+)  # fmt: skip
+"""Commands whose answers the library passes on as Redis sent them."""
+T = TypeVar("T")
+
+
+class RedisAddress(Struct, frozen=True, kw_only=True):
+    """Where Redis is, and how to log in."""
+
+    kind: str
+    """`single`, `cluster` or `sentinel`."""
+    nodes: tuple[tuple[str, int], ...]
+    db: int = 0
+    service: str = ""
+    """The name of the primary that Sentinel watches."""
+    options: dict[str, Any] = {}
+
+    def __str__(self) -> str:
+        """The address without the password."""
+        nodes = ",".join(f"{host}:{port}" for host, port in self.nodes)
+        return f"{self.kind} Redis at {nodes}" + (f" ({self.service})" if self.service else "")
+
+
+def parse_url(url: str) -> RedisAddress:
+    """Returns what a URL names: `redis://user:password@host:port/db`, `rediss://` with TLS, `redis+cluster://host:port,
+    host:port`, `redis+sentinel://host:port,host:port/service/db`. Raises InvalidRequest."""
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES:
+        raise InvalidRequest(f"{parts.scheme}:// is not an address of Redis; known are {', '.join(_SCHEMES)}")
+    kind, is_tls = _SCHEMES[parts.scheme]
+    login, _, hosts = parts.netloc.rpartition("@")
+    nodes = tuple(_node(host, 26379 if kind == "sentinel" else 6379) for host in hosts.split(","))
+    options: dict[str, Any] = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+    if unknown := options.keys() - _OPTIONS:
+        raise InvalidRequest(f"{min(unknown)} is not an option of a Redis URL; known are {sorted(_OPTIONS)}")
+    if login:
+        user, _, password = login.partition(":")
+        options |= {"username": unquote(user) or None, "password": unquote(password) or None}
+    if is_tls:
+        options["ssl"] = True
+    path = [part for part in parts.path.split("/") if part]
+    service = path.pop(0) if kind == "sentinel" and path else ""
+    if kind == "sentinel" and not service:
+        raise InvalidRequest("a Sentinel URL ends with the name of the service: redis+sentinel://host:26379/name")
+    if path and (kind == "cluster" or not path[0].isdigit() or len(path) > 1):
+        raise InvalidRequest(f"/{'/'.join(path)} is not the number of a Redis database")
+    return RedisAddress(kind=kind, nodes=nodes, db=int(path[0]) if path else 0, service=service, options=options)
+
+
+def _node(text: str, default_port: int) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = None
+        port = None
+    if not host:
+        raise InvalidRequest(f"{text!r} is not a host and port")
+    return host, port or default_port
+
+
+def passing(fault: Exception) -> StoreError:
+    """Returns the error for a fault of Redis or of the way to it. Its text names no host: callers may see it."""
+    text = str(fault)
+    word = text.partition(" ")[0]
+    if isinstance(fault, redis_py.exceptions.OutOfMemoryError) or word == "OOM" or "OOM command" in text:
+        return StoreUnavailable("the store has no memory left (maxmemory); nothing was changed")
+    if isinstance(fault, redis_py.exceptions.TimeoutError | TimeoutError):
+        return StoreUnavailable(
+            "the store did not answer in time, so whether the call took effect is unknown; repeat it"
+        )
+    if isinstance(fault, redis_py.exceptions.AuthenticationError | redis_py.exceptions.NoPermissionError):
+        return StoreMismatch(f"Redis refuses this user: {text}")
+    is_passing = isinstance(fault, redis_py.exceptions.ConnectionError | OSError | redis_py.exceptions.ClusterError)
+    if is_passing or word in _PASSING or isinstance(fault, redis_py.exceptions.RedisClusterException):
+        return StoreUnavailable(
+            f"the store cannot be used at the moment ({word or type(fault).__name__}); repeat the call"
+        )
+    return StoreError(f"Redis: {text}")
+
+
+class LuaScript:
+    """A script of the folder `scripts`, called by its digest."""
+
+    def __init__(self, name: str) -> None:
+        self.source = files("codeq.store.redis").joinpath("scripts", f"{name}.lua").read_text()
+        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+
+class RedisClient:
+    """Commands and scripts on one Redis, for one event loop. Connects at the first call."""
+
+    def __init__(self, address: RedisAddress) -> None:
+        self.address = address
+        self._client: Any = None
+        self._node: Any = None
+
+    @property
+    def client(self) -> Any:
+        if self._client is None:
+            self._client = _client(self.address)
+            for command in _UNCHANGED:
+                self._client.response_callbacks.pop(command, None)
+        return self._client
+
+    async def run(
+        self,
+        script: LuaScript,
+        keys: Sequence[str],
+        arguments: Sequence[Any],
+        *,
+        bodies: Sequence[tuple[str, bytes, bytes]] = (),
+    ) -> Any:
+        """Runs the script, with hash fields (key, field, value) written before it in the same transaction.
+
+        A server that does not know the script is sent its source: it executed nothing.
+        """
+        try:
+            return await self._run(("EVALSHA", script.sha, len(keys), *keys, *arguments), bodies)
+        except redis_py.exceptions.NoScriptError:
+            return await self.guarded(self._run(("EVAL", script.source, len(keys), *keys, *arguments), bodies))
+        except (redis_py.exceptions.RedisError, OSError) as fault:
+            raise passing(fault) from fault
+
+    async def _run(self, command: Sequence[Any], bodies: Sequence[tuple[str, bytes, bytes]]) -> Any:
+        if not bodies:
+            return await self.client.execute_command(*command)
+        # In a cluster the library's transactions run on another event loop, so there it is no transaction: the script
+        # refuses a task whose body is not there.
+        pipeline = self.client.pipeline(transaction=self.address.kind != "cluster")
+        for key, field, value in bodies:
+            pipeline.execute_command("HSET", key, field, value)
+        pipeline.execute_command(*command)
+        return (await pipeline.execute())[-1]
+
+    async def call(self, *command: Any) -> Any:
+        """Sends a command that may be sent twice: a read, or a write that does the same again."""
+        return await self._again(lambda: self.client.execute_command(*command))
+
+    async def info(self, key: str, section: str) -> dict[str, Any]:
+        """Returns what the node that has the key tells of itself."""
+        if self.address.kind != "cluster":
+            found: dict[str, Any] = await self.guarded(self.client.info(section))
+            return found
+        await self.guarded(self.client.initialize())
+        node = self.client.get_node_from_key(key)
+        answer: dict[str, Any] = await self.guarded(self.client.info(section, target_nodes=node))
+        return answer
+
+    async def config(self, key: str, name: str) -> str:
+        """Returns a setting of the node that has the key. Raises StoreError where the service does not allow it."""
+        target = {}
+        if self.address.kind == "cluster":
+            await self.guarded(self.client.initialize())
+            target = {"target_nodes": self.client.get_node_from_key(key)}
+        return str((await self.guarded(self.client.config_get(name, **target))).get(name, "unknown"))
+
+    async def time_of(self, key: str) -> tuple[int, int]:
+        """Returns the time of the node that has the key: seconds, and microseconds."""
+        if self.address.kind != "cluster":
+            answer: tuple[int, int] = await self.guarded(self.client.time())
+            return answer
+        await self.guarded(self.client.initialize())
+        node = self.client.get_node_from_key(key)
+        found: tuple[int, int] = await self.guarded(self.client.time(target_nodes=node))
+        return found
+
+    async def call_all(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Sends several such commands on keys of one shard at once. They are not one atomic step."""
+        if len(commands) == 1:
+            return [await self.call(*commands[0])]
+        return await self._again(lambda: self._pipelined(commands))
+
+    async def _pipelined(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        pipeline = self.client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        answers: list[Any] = await pipeline.execute()
+        return answers
+
+    async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeats a call whose connection was lost, as may happen when the nodes of a cluster change."""
+        for pause_s in PAUSES_S:
+            try:
+                return await self.guarded(call())
+            except StoreUnavailable:
+                await asyncio.sleep(pause_s)
+        return await self.guarded(call())
+
+    async def guarded(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except (redis_py.exceptions.RedisError, OSError) as fault:
+            raise passing(fault) from fault
+
+    async def subscriptions(self) -> Any:
+        """Returns a connection of its own for publish/subscribe, to any node: channels are those of all nodes."""
+        if self.address.kind != "cluster":
+            return self.client.pubsub()
+        await self.guarded(self.client.initialize())
+        if self._node is not None:
+            await self._node.aclose()
+        self._node = _any_node(self.client, self.address)  # another one each time: the last may be down
+        return self._node.pubsub()
+
+    async def close(self) -> None:
+        node, self._node = self._node, None
+        if node is not None:
+            await node.aclose()
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+
+def _settings(address: RedisAddress) -> dict[str, Any]:
+    return {
+        "socket_connect_timeout": CONNECT_S, "socket_timeout": ANSWER_S, "socket_keepalive": True,
+        "retry": AsyncRetry(NoBackoff(), 0), "protocol": 2, **address.options,
+    }  # fmt: skip
+
+
+def _client(address: RedisAddress) -> Any:
+    settings = _settings(address)
+    if address.kind == "cluster":
+        nodes = [aio.cluster.ClusterNode(host, port) for host, port in address.nodes]
+        return aio.RedisCluster(startup_nodes=nodes, max_connections=CONNECTIONS_MAX, **settings)
+    if address.kind == "sentinel":
+        sentinel: Any = aio.Sentinel
+        known = sentinel(list(address.nodes), sentinel_kwargs={"socket_timeout": CONNECT_S}, **settings)
+        return known.master_for(address.service, db=address.db)
+    [(host, port)] = address.nodes
+    if settings.pop("ssl", False):
+        settings["connection_class"] = aio.SSLConnection
+    pool = aio.BlockingConnectionPool(
+        host=host, port=port, db=address.db, max_connections=CONNECTIONS_MAX, timeout=ANSWER_S, **settings
+    )
+    return aio.Redis.from_pool(pool)
+
+
+def _any_node(cluster: Any, address: RedisAddress) -> Any:
+    """Returns a client of one node of the cluster."""
+    node = cluster.get_random_node()
+    return aio.Redis(host=node.host, port=node.port, **_settings(address))

@@ -1,0 +1,67 @@
+"""What this process knows of the queues of a shard: which priorities have pending tasks, and when the next one is due.
+
+Every claim and every commit of this process tells it. Of what other processes do it may be KNOWN_S late, which costs
+order, not tasks: a claim may then pass over a higher priority of another shard, or a task that has just become due.
+"""
+
+from collections import OrderedDict
+from time import monotonic
+
+from codeq.domain.queue import QueueKey
+
+KNOWN_S = 1.0
+"""How long it is believed."""
+
+QUEUES_MAX = 10_000
+"""Queues remembered: about three megabytes. Others are looked up."""
+
+_NEVER = float("inf")
+
+
+class QueueHead:
+    __slots__ = ("known_s", "next_delayed_ms", "next_lease_ms", "priorities")
+
+    def __init__(self, priorities: set[int], next_delayed_ms: float, next_lease_ms: float) -> None:
+        self.priorities = priorities
+        self.next_delayed_ms = next_delayed_ms
+        self.next_lease_ms = next_lease_ms
+        self.known_s = monotonic()
+
+
+class QueueHeads:
+    def __init__(self) -> None:
+        self._heads: OrderedDict[QueueKey, QueueHead] = OrderedDict()
+
+    def get(self, queue: QueueKey) -> QueueHead | None:
+        """Returns what is known of the queue; None if that is nothing, or too old."""
+        head = self._heads.get(queue)
+        if head is None or monotonic() - head.known_s > KNOWN_S:
+            return None
+        return head
+
+    def set(self, queue: QueueKey, told: list[bytes]) -> QueueHead:
+        """Stores what a script has told: priorities as digits, next delayed, next lease."""
+        priorities, delayed, leased = told
+        head = QueueHead({digit - 48 for digit in priorities}, _time(delayed), _time(leased))
+        self._heads[queue] = head
+        self._heads.move_to_end(queue)
+        if len(self._heads) > QUEUES_MAX:
+            self._heads.popitem(last=False)
+        return head
+
+    def pending(self, queue: QueueKey, priority: int) -> None:
+        head = self._heads.get(queue)
+        if head is not None:
+            head.priorities.add(priority)
+
+    def delayed(self, queue: QueueKey, visible_ms: int) -> None:
+        head = self._heads.get(queue)
+        if head is not None:
+            head.next_delayed_ms = min(head.next_delayed_ms, visible_ms)
+
+    def forget(self, queue: QueueKey) -> None:
+        self._heads.pop(queue, None)
+
+
+def _time(told: bytes) -> float:
+    return float(told) if told else _NEVER

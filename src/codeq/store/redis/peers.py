@@ -1,0 +1,282 @@
+"""The processes that share a Redis: how they learn what the others do, and which of them sweeps.
+
+Signals travel by publish/subscribe, which may lose them when a connection breaks. So a new subscription reports its
+queue once, a broken one is renewed, and once a second a part of the watched queues is looked at again.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from itertools import islice
+from time import monotonic
+from typing import Any
+
+import redis as redis_py
+
+from codeq.domain.errors import CodeqError, StoreError
+from codeq.domain.queue import QueueKey, QueuePolicy
+from codeq.domain.task import Task
+from codeq.store import codec
+from codeq.store.interface import Listener
+from codeq.store.redis.connection import LuaScript, RedisClient
+from codeq.store.redis.keys import Channels, ShardKeys, task_id
+from codeq.store.redis.policies import PolicyCache, field_of
+
+SWEEPER = LuaScript("lease")
+POLICY = LuaScript("policy")
+SWEEPER_MS, RENEW_S = 3000, 1.0
+"""How long a process that died still counts as the sweeper, and how often a living one says that it is."""
+LOOK_AGAIN_S, LOOK_AGAIN_QUEUES = 1.0, 200
+LINGER_S = 5.0
+"""How long a subscription outlives its last waiting call: workers that wait again and again do not change it."""
+EVERY_COMMAND = "*"
+_ID_BYTES = 16
+
+_log = logging.getLogger("codeq.redis")
+
+
+class RedisPeers:
+    """Implements `store.interface.Peers` for all shards of one process."""
+
+    def __init__(
+        self,
+        connection: RedisClient,
+        listeners: Sequence[Listener],
+        *,
+        prefix: str,
+        shards: int,
+        policies: PolicyCache,
+        process: str,
+        refresh_time: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._listeners = list(listeners)
+        self._prefix = prefix
+        self._channels = Channels(prefix)
+        self._policies = policies
+        self._name = process
+        self._open_shards = shards
+        self._shards = shards
+        self._sweeps: dict[int, tuple[bool, float]] = {}
+        self._watched: Counter[QueueKey] = Counter()
+        self._unwatched_s: dict[QueueKey, float] = {}
+        self._subscriptions: Any = None
+        self._subscribed: set[str] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._listening: asyncio.Task[None] | None = None
+        self._next_look = 0
+        self._is_closing = False
+        self._refresh_time = refresh_time
+
+    # -- what this process does ----------------------------------------------------------------------------------
+
+    @property
+    def policies(self) -> dict[QueueKey, QueuePolicy]:
+        return self._policies.by_queue
+
+    def add_listener(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def report(self, ready: Mapping[QueueKey, int], moved: Sequence[Task]) -> None:
+        self.start()
+        for listener in self._listeners:
+            for queue, tasks in ready.items():
+                listener.ready(queue, tasks)
+            if moved:
+                listener.moved(moved)
+
+    def report_unreadable(self, key: bytes, reason: str) -> None:
+        for listener in self._listeners:
+            listener.unreadable(key, reason)
+
+    def notify_ready(self, queue: QueueKey) -> None:
+        self._ready(queue)
+        self.background(self._connection.call("PUBLISH", self._channels.ready(queue), 1))
+
+    def background(self, call: Coroutine[Any, Any, object]) -> None:
+        """Runs the call beside others. A fault is logged."""
+        task = asyncio.get_running_loop().create_task(call)
+        self._tasks.add(task)
+        task.add_done_callback(self._background_ended)
+
+    def _background_ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            _log.warning("a call in the background failed: %s", fault)
+
+    async def set_policy(
+        self, key: str, queue: QueueKey, policy: QueuePolicy | None, *, replacing: QueuePolicy | None
+    ) -> bool:
+        raw = self._policies.raw(queue)
+        if self._policies.by_queue.get(queue) != replacing:
+            return False
+        new = codec.encode(policy) if policy is not None else b""
+        is_set = await self._connection.run(POLICY, [key], [field_of(queue), raw, new, self._channels.policies])
+        if not is_set:
+            await self._refresh_policies()
+            return False
+        self._policies.set(queue, new)
+        self._report_policies([queue])
+        return True
+
+    async def is_sweeper(self, shard: int) -> bool:
+        self.start()
+        is_mine, until_s = self._sweeps.get(shard, (False, 0.0))
+        if monotonic() >= until_s:
+            key = ShardKeys(self._prefix, shard).sweeper
+            is_mine = bool(await self._connection.run(SWEEPER, [key], [self._name, SWEEPER_MS]))
+            self._sweeps[shard] = (is_mine, monotonic() + RENEW_S)
+        return is_mine
+
+    @contextlib.asynccontextmanager
+    async def watch(self, queues: Sequence[QueueKey]) -> AsyncIterator[None]:
+        self.start()
+        for queue in queues:
+            self._watched[queue] += 1
+            self._unwatched_s.pop(queue, None)
+        await self._subscribe([self._channel(queue) for queue in queues])
+        try:
+            yield
+        finally:
+            for queue in queues:
+                self._watched[queue] -= 1
+                if not self._watched[queue]:
+                    del self._watched[queue]
+                    self._unwatched_s[queue] = monotonic()
+
+    async def close(self) -> None:
+        """Ends everything in the background, once every shard is closed."""
+        self._open_shards -= 1
+        if self._open_shards:
+            return
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=5)
+        self._is_closing = True
+        while self._listening is not None and not self._listening.done():
+            self._listening.cancel()  # again if the library has swallowed it, as it may while it connects
+            await asyncio.wait([self._listening], timeout=0.2)
+        for shard, (is_mine, _) in self._sweeps.items():
+            if is_mine:
+                with contextlib.suppress(StoreError):
+                    key = ShardKeys(self._prefix, shard).sweeper
+                    await self._connection.run(SWEEPER, [key], [self._name, 0])
+        await self._connection.close()
+
+    # -- what other processes do ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins to listen, at the first call on the event loop. Raises what has ended it since: whoever runs the
+        sweepers stops then."""
+        if self._listening is None:
+            self._listening = asyncio.get_running_loop().create_task(self._listen())
+        elif self._listening.done() and not self._is_closing:
+            self._listening.result()
+
+    def _channel(self, queue: QueueKey) -> str:
+        is_all = queue.command == EVERY_COMMAND
+        return self._channels.ready_of_tenant(queue.tenant) if is_all else self._channels.ready(queue)
+
+    async def _subscribe(self, channels: Sequence[str]) -> None:
+        new = [channel for channel in channels if channel not in self._subscribed]
+        self._subscribed.update(new)
+        if new and self._subscriptions is not None:
+            with contextlib.suppress(redis_py.exceptions.RedisError, OSError):  # renewed by `_listen`
+                for channel in new:
+                    await self._send_subscribe(channel)
+
+    async def _send_subscribe(self, channel: str) -> None:
+        if channel.endswith(EVERY_COMMAND):
+            await self._subscriptions.psubscribe(channel)
+        else:
+            await self._subscriptions.subscribe(channel)
+
+    async def _listen(self) -> None:
+        """Reads signals, renews a broken connection, and looks again once a second, until cancelled."""
+        looking = asyncio.get_running_loop().create_task(self._look_again())
+        try:
+            while not self._is_closing:
+                try:
+                    await self._read_signals()
+                except (redis_py.exceptions.RedisError, OSError, CodeqError) as fault:
+                    _log.warning("signals of other processes are not heard, connecting again: %s", fault)
+                    await asyncio.sleep(LOOK_AGAIN_S)
+        finally:
+            looking.cancel()
+            if self._subscriptions is not None:
+                await self._subscriptions.aclose()
+
+    async def _read_signals(self) -> None:
+        if self._subscriptions is not None:
+            await self._subscriptions.aclose()
+        self._subscriptions = await self._connection.subscriptions()
+        await self._subscriptions.subscribe(self._channels.moved, self._channels.policies)
+        for channel in list(self._subscribed):
+            await self._send_subscribe(channel)
+        while not self._is_closing:
+            message = await self._subscriptions.get_message(timeout=None)
+            if message is not None:
+                self._heard(message)
+
+    def _heard(self, message: Mapping[str, Any]) -> None:
+        channel = message["channel"].decode()
+        if message["type"] in ("subscribe", "psubscribe"):
+            for queue in [queue for queue in self._watched if self._channel(queue) == channel]:
+                self._ready(queue)  # it may have become ready before this process listened
+        elif message["type"] not in ("message", "pmessage"):
+            return
+        elif channel == self._channels.moved:
+            self._moved(message["data"])
+        elif channel == self._channels.policies:
+            self.background(self._refresh_policies())
+        else:
+            ready = self._channels.queue_of(channel)
+            if ready is not None:
+                self._ready(ready)
+
+    def _moved(self, data: bytes) -> None:
+        ended = [task_id(data[place : place + _ID_BYTES]) for place in range(2, len(data), _ID_BYTES)]
+        for listener in self._listeners:
+            listener.moved_elsewhere(ended)
+
+    def _ready(self, queue: QueueKey) -> None:
+        for listener in self._listeners:
+            listener.ready(queue, 1)
+
+    async def _look_again(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            watched = list(self._watched)
+            start = self._next_look if self._next_look < len(watched) else 0
+            for queue in islice(watched, start, start + LOOK_AGAIN_QUEUES):
+                self._ready(queue)
+            self._next_look = start + LOOK_AGAIN_QUEUES
+            with contextlib.suppress(StoreError):
+                await self._refresh_policies()
+                if self._refresh_time is not None:
+                    await self._refresh_time()
+            await self._end_subscriptions()
+
+    async def _end_subscriptions(self) -> None:
+        now_s = monotonic()
+        for queue in [queue for queue, since_s in self._unwatched_s.items() if now_s - since_s > LINGER_S]:
+            del self._unwatched_s[queue]
+            channel = self._channel(queue)
+            self._subscribed.discard(channel)
+            if self._subscriptions is not None:
+                with contextlib.suppress(redis_py.exceptions.RedisError, OSError):
+                    pattern = channel.endswith(EVERY_COMMAND)
+                    await (self._subscriptions.punsubscribe if pattern else self._subscriptions.unsubscribe)(channel)
+
+    async def _refresh_policies(self) -> None:
+        key = ShardKeys(self._prefix, 0).policies
+        version = await self._connection.call("HGET", key, "")
+        if (version or b"0") != self._policies.version:
+            raw = await self._connection.call("HGETALL", key)
+            stored = raw if isinstance(raw, dict) else dict(zip(raw[::2], raw[1::2], strict=True))
+            self._report_policies(self._policies.replace_all(stored))
+
+    def _report_policies(self, queues: Sequence[QueueKey]) -> None:
+        for listener in self._listeners:
+            listener.policies_changed(queues)

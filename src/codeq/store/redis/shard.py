@@ -1,0 +1,338 @@
+"""One shard on Redis: its verbs, each one script or a few reads. Any number of processes may have it open."""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Sequence, Set
+from pathlib import Path
+
+from codeq.domain import lifecycle
+from codeq.domain.errors import InvalidRequest, StoreClosed, StoreError, StoreUnavailable
+from codeq.domain.ids import is_task_id
+from codeq.domain.limits import BATCH_BYTES_MAX, CLAIM_COMMANDS_MAX
+from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
+from codeq.domain.requests import Delivery, Filter, Page, Record
+from codeq.domain.task import Body, Change, Move, Task
+from codeq.domain.tenants import StorageUsage
+from codeq.store import codec
+from codeq.store.detached import DetachedTakes
+from codeq.store.interface import ALL, ClaimRequest, Clock, Events, Scope
+from codeq.store.redis import claims, keys, listing, records
+from codeq.store.redis.commits import CommitQueue
+from codeq.store.redis.connection import PAUSES_S, LuaScript, RedisClient
+from codeq.store.redis.counting import Counting
+from codeq.store.redis.due import DueTasks
+from codeq.store.redis.eventlog import EventStream
+from codeq.store.redis.heads import QueueHeads
+from codeq.store.redis.keys import Channels, ShardKeys, id_bytes
+from codeq.store.redis.peers import RedisPeers
+from codeq.store.redis.plan import CommitPlan, answer_of
+from codeq.store.redis.replicas import ReplicaWait
+
+COMMIT = LuaScript("commit")
+TAKE = LuaScript("take")
+POLICY = LuaScript("policy")
+
+_PENDING, _DELAYED = Index.PENDING, Index.DELAYED
+_HEARTBEAT = Move.HEARTBEAT
+_log = logging.getLogger("codeq")
+
+
+class RedisShard:
+    """Implements `store.sharded.Shard`."""
+
+    shards = 1
+    is_local = False
+
+    def __init__(
+        self,
+        number: int,
+        connection: RedisClient,
+        peers: RedisPeers,
+        *,
+        prefix: str,
+        clock: Clock,
+        replicas: ReplicaWait,
+    ) -> None:
+        self.peers = peers
+        self.now_ms = clock.__call__
+        self._number = number
+        self._connection = connection
+        self._keys = ShardKeys(prefix, number)
+        self._channels = Channels(prefix)
+        self._replicas = replicas
+        self._heads = QueueHeads()
+        self._rotation = claims.Rotation()
+        self._commits = CommitQueue(self._send)
+        self._events = EventStream(connection, self._keys)
+        self._counting = Counting(connection, self._keys)
+        self._due = DueTasks(connection, self._keys, self._heads, self._set_aside)
+        self._takes = DetachedTakes()
+        self._closed: StoreError | None = None
+
+    # -- changes -------------------------------------------------------------------------------------------------
+
+    async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
+        self._check()
+        if not changes:
+            return []
+        raw = await self._commits.commit(changes)
+        answers = [answer_of(change, answer) for change, answer in zip(changes, raw, strict=True)]
+        tasks: list[Task | None] = [None if isinstance(answer, bytes) else answer for answer in answers]
+        owners = {place: keys.task_id(answer) for place, answer in enumerate(answers) if isinstance(answer, bytes)}
+        if owners:
+            tenants = [changes[place].after.tenant for place in owners]
+            for place, task in zip(owners, await self._tasks(list(owners.values())), strict=True):
+                tasks[place] = task if task is not None and task.tenant in tenants else None
+        self._report([task for task, change in zip(tasks, changes, strict=True) if task is change.after], changes)
+        return tasks
+
+    async def _send(self, changes: Sequence[Change]) -> list[int | bytes]:
+        plan = CommitPlan(self._keys, self._channels, self._number, changes)
+        bodies = [(self._keys.bodies, task_id, body) for task_id, body in plan.bodies]
+        for pause_s in PAUSES_S:
+            try:
+                return await self._run(COMMIT, plan.keys, plan.arguments, bodies)
+            except StoreUnavailable:
+                await asyncio.sleep(pause_s)  # a change that was applied answers the same again
+        return await self._run(COMMIT, plan.keys, plan.arguments, bodies)
+
+    async def _run(
+        self, script: LuaScript, names: Sequence[str], arguments: Sequence[bytes | str | int],
+        bodies: Sequence[tuple[str, bytes, bytes]],
+    ) -> list[int | bytes]:  # fmt: skip
+        answers: list[int | bytes] = await self._connection.run(script, names, arguments, bodies=bodies)
+        return answers
+
+    def _report(self, tasks: Sequence[Task], changes: Sequence[Change]) -> None:
+        ready: defaultdict[QueueKey, int] = defaultdict(int)
+        quiet = {change.after.id for change in changes if change.move is _HEARTBEAT}
+        moved = [task for task in tasks if task.id not in quiet]
+        for task in moved:
+            place, queue = lifecycle.position(task), QueueKey(task.tenant, task.command)
+            if place is _PENDING:
+                ready[queue] += 1
+                self._heads.pending(queue, task.priority)
+            elif place is _DELAYED:
+                self._heads.delayed(queue, task.visible_ms)
+        self.peers.report(ready, moved)
+
+    # -- claims --------------------------------------------------------------------------------------------------
+
+    async def take(self, request: ClaimRequest) -> list[Delivery]:
+        self._check()
+        return await self._takes.run(self._take(request), request)
+
+    async def _take(self, request: ClaimRequest) -> list[Delivery]:
+        queues = await self._queues_of_claim(request)
+        if not queues:
+            return [] if request.request_id is None or request.is_part else await self.repeated(request)
+        names, arguments = claims.take_arguments(
+            request, queues, now_ms=self.now_ms(), keys=self._keys, channels=self._channels, shard=self._number
+        )
+        taken, known = await self._send_take(request, names, arguments)
+        tasks = [records.decode(record) for record, _ in taken]
+        bodies = [body for _, body in taken]
+        if known is None:
+            return await self._with_bodies(tasks, bodies, is_repeat=True)
+        for queue, told in zip(queues, known, strict=True):
+            self._heads.set(queue, told)
+        self._rotation.served(tasks)
+        self.peers.report({}, tasks)
+        order = claims.in_turn(tasks)
+        return await self._with_bodies([tasks[place] for place in order], [bodies[place] for place in order])
+
+    async def _send_take(
+        self, request: ClaimRequest, names: Sequence[str], arguments: Sequence[bytes | str | int]
+    ) -> claims.Taken:
+        """Runs the script. It is run again only where the request id makes it answer the same tasks again."""
+        pauses_s = PAUSES_S if request.request_id is not None and not request.is_part else ()
+        for pause_s in pauses_s:
+            try:
+                return await self._connection.run(TAKE, names, arguments)  # type: ignore[no-any-return]
+            except StoreUnavailable:
+                await asyncio.sleep(pause_s)
+        return await self._connection.run(TAKE, names, arguments)  # type: ignore[no-any-return]
+
+    async def repeated(self, request: ClaimRequest) -> list[Delivery]:
+        self._check()
+        key = self._keys.claim(request.tenant, request.worker, request.request_id or "")
+        entries = await self._connection.call("GET", key)
+        claimed = claims.entries(entries or b"")
+        if not claimed:
+            return []
+        stored = await self._connection.call("HMGET", self._keys.records, *claimed)
+        held = [
+            data for data, version in zip(stored, claimed.values(), strict=True) if (data or b"").startswith(version)
+        ]
+        return await self._with_bodies([records.decode(data) for data in held], [None] * len(held), is_repeat=True)
+
+    async def _queues_of_claim(self, request: ClaimRequest) -> list[QueueKey]:
+        if request.commands is not None:
+            queues: Sequence[QueueKey] = [QueueKey(request.tenant, command) for command in request.commands]
+        else:
+            ready = await claims.ready_queues(self._connection, self._keys, request)
+            queues = sorted(self._rotation.order(list(ready)), key=lambda queue: -max(ready[queue]))
+        open_queues = [queue for queue in queues if not request.policy_of(queue).paused]
+        if request.commands is not None:
+            open_queues = self._rotation.order(open_queues)
+        return open_queues[:CLAIM_COMMANDS_MAX]
+
+    async def _with_bodies(
+        self, tasks: list[Task], raw: list[bytes | None], *, is_repeat: bool = False
+    ) -> list[Delivery]:
+        """Adds the bodies. A task whose body cannot be read is left to the end of its lease."""
+        missing = [place for place, body in enumerate(raw) if body is None]
+        if missing:
+            ids = [id_bytes(tasks[place].id) for place in missing]
+            for place, body in zip(missing, await self._connection.call("HMGET", self._keys.bodies, *ids), strict=True):
+                raw[place] = body
+        deliveries: list[Delivery] = []
+        for task, data in zip(tasks, raw, strict=True):
+            body = self._body(task, data)
+            if body is not None:
+                deliveries.append(Delivery(task, body, is_repeat))
+        return deliveries
+
+    def _body(self, task: Task, data: bytes | None) -> Body | None:
+        try:
+            return codec.decode_body(data or b"")
+        except codec.UNREADABLE as fault:
+            self._unreadable(f"{self._keys.bodies} {task.id}", str(fault))
+            return None
+
+    async def priorities(self, request: ClaimRequest) -> Set[int]:
+        if request.commands is None:
+            ready = await claims.ready_queues(self._connection, self._keys, request)
+            return {priority for found in ready.values() for priority in found}
+        found: set[int] = set()
+        for command in request.commands:
+            queue = QueueKey(request.tenant, command)
+            head = self._heads.get(queue) or await self._due.look(queue)
+            found |= head.priorities
+        return found
+
+    async def in_progress(self, queue: QueueKey) -> int:
+        self._check()
+        return int(await self._connection.call("ZCARD", self._keys.queue(queue).leased))
+
+    # -- reads ---------------------------------------------------------------------------------------------------
+
+    async def get_tasks(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
+        self._check()
+        tasks = await self._tasks(ids)
+        return [task if task is not None and task.tenant == tenant else None for task in tasks]
+
+    async def _tasks(self, ids: Sequence[str]) -> list[Task | None]:
+        known = [task_id for task_id in ids if is_task_id(task_id)]
+        raw = await self._connection.call("HMGET", self._keys.records, *map(id_bytes, known)) if known else []
+        tasks = {task_id: self._task(task_id, data) for task_id, data in zip(known, raw, strict=True)}
+        return [tasks.get(task_id) for task_id in ids]
+
+    def _task(self, task_id: str, data: bytes | None) -> Task | None:
+        if data is None:
+            return None
+        try:
+            return records.decode(data)
+        except codec.UNREADABLE as fault:
+            self._unreadable(f"{self._keys.records} {task_id}", str(fault))
+            return None
+
+    async def get_records(self, tenant: str, ids: Sequence[str], *, results: bool = True) -> list[Record | None]:
+        self._check()
+        known = [task_id for task_id in ids if is_task_id(task_id)]
+        if not known:
+            return [None] * len(ids)
+        raw_ids = list(map(id_bytes, known))
+        wanted = [self._keys.records, self._keys.bodies, *([self._keys.results] if results else [])]
+        parts = await self._connection.call_all([("HMGET", key, *raw_ids) for key in wanted])
+        found: dict[str, Record] = {}
+        for place, task_id in enumerate(known):
+            task = self._task(task_id, parts[0][place])
+            body = self._body(task, parts[1][place]) if task is not None and task.tenant == tenant else None
+            result = parts[2][place] if results else None
+            if task is not None and body is not None:
+                found[task_id] = Record(task, body, result)
+        return [found.get(task_id) for task_id in ids]
+
+    async def due(self, index: Index, now_ms: int, limit: int, *, scope: Scope = ALL) -> list[Task]:
+        self._check()
+        return await self._due.find(index, now_ms, limit, scope)
+
+    async def find(
+        self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int, bytes_max: int = BATCH_BYTES_MAX
+    ) -> Page:
+        self._check()
+        found = await listing.candidates(self._connection, self._keys, tenant=tenant, wanted=wanted, cursor=cursor)
+        tasks = await self.get_tasks(tenant, [task_id for _, task_id in found])
+        return listing.page(found, tasks, wanted, limit=limit, bytes_max=bytes_max)
+
+    async def counts(
+        self, tenant: str | None, command: str | None = None, *, ages: bool = False
+    ) -> dict[QueueKey, QueueCounts]:
+        self._check()
+        return await self._counting.counts(tenant, command, ages=ages)
+
+    async def queues(self) -> list[QueueKey]:
+        self._check()
+        return await self._counting.queues()
+
+    async def queues_of(self, tenant: str) -> Set[QueueKey]:
+        self._check()
+        return await self._counting.queues_of(tenant)
+
+    async def tenant_usage(
+        self, tenant: str, *, commands: Sequence[str] = (), keys: Sequence[str] = ()
+    ) -> StorageUsage:
+        self._check()
+        policies = sum(queue.tenant == tenant for queue in self.policies())
+        return await self._counting.usage(tenant, policies=policies, commands=commands, idempotency_keys=keys)
+
+    async def events(self, shard: int, start: int, limit: int) -> Events:
+        self._check()
+        if shard:
+            raise InvalidRequest(f"there is no shard {shard}; there is only shard 0")
+        return await self._events.read(start, limit)
+
+    async def trim(self, *, before_ms: int, keep_max: int, shard: int | None = None) -> int:  # noqa: ARG002
+        self._check()
+        return await self._events.trim(before_ms=before_ms, keep_max=keep_max)
+
+    # -- policies, and the end -----------------------------------------------------------------------------------
+
+    def policies(self) -> dict[QueueKey, QueuePolicy]:
+        return self.peers.policies
+
+    async def set_policy(self, queue: QueueKey, policy: QueuePolicy | None, *, replacing: QueuePolicy | None) -> bool:
+        self._check()
+        return await self.peers.set_policy(self._keys.policies, queue, policy, replacing=replacing)
+
+    async def flush(self, ids: Sequence[str] | None = None) -> None:  # noqa: ARG002
+        self._check()
+        await self._replicas.wait()
+
+    async def checkpoint(self, target: Path) -> None:  # noqa: ARG002
+        raise InvalidRequest("this store is on Redis: back it up with Redis's own means (RDB or AOF files, a replica)")
+
+    async def close(self, because: StoreError | None = None) -> None:
+        if self._closed is None:
+            await self._takes.end()
+            self._closed = because or StoreClosed("the store was closed")
+            await self._commits.drain()
+            await self.peers.close()
+
+    def _check(self) -> None:
+        if self._closed is not None:
+            raise self._closed
+
+    async def _set_aside(self, index: str, member: bytes, reason: str) -> None:
+        """Removes an entry that cannot be read from its index, which would stop at it otherwise."""
+        await self._connection.call("ZREM", index, member)
+        await self._connection.call("HSET", self._keys.unreadable, index.encode() + b" " + member, reason)
+        self._unreadable(f"{index} {member.hex()}", reason)
+
+    def _unreadable(self, key: str, reason: str) -> None:
+        _log.error(
+            "a stored record cannot be read; all others are served", extra={"fields": {"key": key, "reason": reason}}
+        )
+        self.peers.report_unreadable(key.encode(), reason)
