@@ -14,6 +14,7 @@ from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
 from codeq.domain.requests import Delivery, Filter, Page, Record
 from codeq.domain.task import Change, Task
 from codeq.domain.tenants import StorageUsage
+from codeq.store.cursors import bad_cursor
 from codeq.store.detached import DetachedTakes
 from codeq.store.interface import ALL, ClaimRequest, Events, Peers, Scope, Store
 
@@ -366,5 +367,5 @@ def _split_cursor(cursor: str | None, shards: int) -> tuple[int, str | None]:
         return 0, None
     number, colon, inner = cursor.partition(":")
     if not colon or not number.isascii() or not number.isdigit() or len(number) > 4 or int(number) >= shards:
-        raise InvalidRequest(f"{cursor[:64]!r} is not a cursor of this listing")
+        raise bad_cursor(cursor)
     return int(number), inner or None

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import count
 
 from codeq.domain.limits import CLAIM_COMMANDS_MAX, PRIORITY_MAX
 from codeq.domain.queue import EffectivePolicy, QueueKey
@@ -36,18 +37,18 @@ class Rotation:
     """Which queues were served last: those that waited longest come first."""
 
     def __init__(self) -> None:
-        self._served: OrderedDict[QueueKey, None] = OrderedDict()
+        self._served: OrderedDict[QueueKey, int] = OrderedDict()
+        self._turns = count()
 
     def order(self, queues: Sequence[QueueKey]) -> list[QueueKey]:
         if len(queues) < 2:
             return list(queues)
-        places = {queue: place for place, queue in enumerate(self._served)}
-        return sorted(queues, key=lambda queue: places.get(queue, -1))
+        return sorted(queues, key=lambda queue: self._served.get(queue, -1))
 
     def served(self, tasks: Sequence[Task]) -> None:
         for task in tasks:
             queue = QueueKey(task.tenant, task.command)
-            self._served[queue] = None
+            self._served[queue] = next(self._turns)
             self._served.move_to_end(queue)
         while len(self._served) > _SERVED_MAX:
             self._served.popitem(last=False)

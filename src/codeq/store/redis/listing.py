@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from codeq.domain.errors import InvalidRequest
 from codeq.domain.ids import is_task_id
 from codeq.domain.limits import FIND_SCAN_MAX
 from codeq.domain.queue import Index
 from codeq.domain.requests import Filter, Page
 from codeq.domain.task import Task
+from codeq.store.cursors import bad_cursor, from_hex
 from codeq.store.matching import matches
 from codeq.store.redis.connection import RedisClient
 from codeq.store.redis.keys import ShardKeys, id_bytes, task_id
@@ -48,7 +48,7 @@ def page(found: Candidates, tasks: Sequence[Task | None], wanted: Filter, *, lim
 async def _newest(connection: RedisClient, key: str, cursor: str | None) -> Candidates:
     """Returns tasks of the tenant, newest first. The cursor is the id."""
     if cursor is not None and not is_task_id(cursor):
-        raise _bad(cursor)
+        raise bad_cursor(cursor)
     start = b"(" + id_bytes(cursor) if cursor is not None else b"+"
     found = await connection.call("ZREVRANGEBYLEX", key, start, b"-", "LIMIT", 0, FIND_SCAN_MAX)
     return [(text, text) for text in map(task_id, found)]
@@ -58,7 +58,7 @@ async def _dead(connection: RedisClient, key: str, command: str | None, cursor: 
     """Returns dead tasks, by command, oldest death first. The cursor is the entry, in hex."""
     first = b"[" + command.encode() + b"\0" if command is not None else b"-"
     last = b"(" + command.encode() + b"\x01" if command is not None else b"+"
-    start = b"(" + _from_hex(cursor) if cursor is not None else first
+    start = b"(" + from_hex(cursor) if cursor is not None else first
     found = await connection.call("ZRANGEBYLEX", key, start, last, "LIMIT", 0, FIND_SCAN_MAX)
     return [(entry.hex(), task_id(entry[-_ID_BYTES:])) for entry in found]
 
@@ -69,8 +69,8 @@ async def _ended(connection: RedisClient, key: str, until_ms: int, cursor: str |
     if cursor is not None:
         number, _, digits = cursor.partition(".")
         if not number.isascii() or not number.isdigit() or len(number) > 15 or len(digits) != 2 * _ID_BYTES:
-            raise _bad(cursor)
-        start_ms, after = int(number), _from_hex(digits)
+            raise bad_cursor(cursor)
+        start_ms, after = int(number), from_hex(digits)
     found: Candidates = []
     offset = 0
     while len(found) < FIND_SCAN_MAX:
@@ -83,14 +83,3 @@ async def _ended(connection: RedisClient, key: str, until_ms: int, cursor: str |
             break
         offset += len(pairs)
     return found[:FIND_SCAN_MAX]
-
-
-def _from_hex(cursor: str) -> bytes:
-    try:
-        return bytes.fromhex(cursor)
-    except ValueError:
-        raise _bad(cursor) from None
-
-
-def _bad(cursor: str) -> InvalidRequest:
-    return InvalidRequest(f"{cursor[:64]!r} is not a cursor of this listing")

@@ -193,19 +193,23 @@ class RedisPeers:
             await self._subscriptions.subscribe(channel)
 
     async def _listen(self) -> None:
-        """Reads signals, renews a broken connection, and looks again once a second, until cancelled."""
+        """Reads signals and looks again once a second, until cancelled. The end of one is the end of both."""
         looking = asyncio.get_running_loop().create_task(self._look_again())
         try:
-            while not self._is_closing:
-                try:
-                    await self._read_signals()
-                except (redis_py.exceptions.RedisError, OSError, CodeqError) as fault:
-                    _log.warning("signals of other processes are not heard, connecting again: %s", fault)
-                    await asyncio.sleep(LOOK_AGAIN_S)
+            await asyncio.gather(looking, self._follow_signals())
         finally:
             looking.cancel()
             if self._subscriptions is not None:
                 await self._subscriptions.aclose()
+
+    async def _follow_signals(self) -> None:
+        """Reads signals, and renews a broken connection."""
+        while not self._is_closing:
+            try:
+                await self._read_signals()
+            except (redis_py.exceptions.RedisError, OSError, CodeqError) as fault:
+                _log.warning("signals of other processes are not heard, connecting again: %s", fault)
+                await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _read_signals(self) -> None:
         if self._subscriptions is not None:
@@ -222,8 +226,9 @@ class RedisPeers:
     def _heard(self, message: Mapping[str, Any]) -> None:
         channel = message["channel"].decode()
         if message["type"] in ("subscribe", "psubscribe"):
-            for queue in [queue for queue in self._watched if self._channel(queue) == channel]:
-                self._ready(queue)  # it may have become ready before this process listened
+            watched = self._channels.queue_of(channel)
+            if watched in self._watched:
+                self._ready(watched)  # it may have become ready before this process listened
         elif message["type"] not in ("message", "pmessage"):
             return
         elif channel == self._channels.moved:
@@ -245,7 +250,7 @@ class RedisPeers:
             listener.ready(queue, 1)
 
     async def _look_again(self) -> None:
-        while True:
+        while not self._is_closing:
             await asyncio.sleep(LOOK_AGAIN_S)
             watched = list(self._watched)
             start = self._next_look if self._next_look < len(watched) else 0

@@ -80,10 +80,9 @@ class RedisShard:
         answers = [answer_of(change, answer) for change, answer in zip(changes, raw, strict=True)]
         tasks: list[Task | None] = [None if isinstance(answer, bytes) else answer for answer in answers]
         owners = {place: keys.task_id(answer) for place, answer in enumerate(answers) if isinstance(answer, bytes)}
-        if owners:
-            tenants = [changes[place].after.tenant for place in owners]
-            for place, task in zip(owners, await self._tasks(list(owners.values())), strict=True):
-                tasks[place] = task if task is not None and task.tenant in tenants else None
+        for place, task in zip(owners, await self._tasks(list(owners.values())), strict=True):
+            # A task that was purged in between no longer has the key.
+            tasks[place] = task if task is not None else (await self.commit([changes[place]]))[0]
         self._report([task for task, change in zip(tasks, changes, strict=True) if task is change.after], changes)
         return tasks
 

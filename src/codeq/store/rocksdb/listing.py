@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from codeq.domain.errors import InvalidRequest
 from codeq.domain.ids import is_task_id
 from codeq.domain.limits import FIND_SCAN_MAX
 from codeq.domain.queue import Index, QueueKey
 from codeq.domain.requests import Filter, Page
 from codeq.domain.task import Task
+from codeq.store.cursors import bad_cursor, from_hex
 from codeq.store.matching import matches
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.time_index import RetentionIndex
@@ -51,7 +51,7 @@ def _newest(buffer: WriteBuffer, tenant: str, cursor: str | None) -> Candidates:
     """Yields every task of the tenant, newest first. The cursor is the id."""
     prefix = keys.BODIES + keys.name(tenant)
     if cursor is not None and not is_task_id(cursor):
-        raise _bad(cursor)
+        raise bad_cursor(cursor)
     end = prefix + cursor.encode() if cursor else keys.after(prefix)
     if buffer.get(prefix) is None:
         buffer.put(prefix, b"")  # where the scan stops, instead of passing what the tenant before has deleted
@@ -65,7 +65,7 @@ def _dead(buffer: WriteBuffer, tenant: str, wanted: Filter, cursor: str | None) 
     """Yields the dead tasks of the tenant, or of one command, oldest death first. The cursor is the key, in hex."""
     one = wanted.command is not None
     prefix = keys.dead_prefix(QueueKey(tenant, wanted.command or "")) if one else keys.dead_of_tenant(tenant)
-    start = prefix + _from_hex(cursor) + b"\0" if cursor is not None else prefix
+    start = prefix + from_hex(cursor) + b"\0" if cursor is not None else prefix
     for key, value in buffer.scan(start, keys.after(prefix)):
         yield key[len(prefix) :].hex(), value.decode(errors="replace")
 
@@ -77,22 +77,11 @@ def _ended(retention: RetentionIndex, tenant: str, until_ms: int, cursor: str | 
     if cursor is not None:
         entry, _, number = cursor.partition(".")
         if not number.isascii() or not number.isdigit() or len(number) > 9:
-            raise _bad(cursor)
-        start, skipped = _from_hex(entry), int(number)
+            raise bad_cursor(cursor)
+        start, skipped = from_hex(entry), int(number)
     for key, pairs in retention.entries(start, until_ms):
         of_tenant = [task_id for owner, task_id in pairs if owner == tenant]
         name = key.hex()
         for place in range(skipped if key == start else 0, len(of_tenant)):
             yield f"{name}.{place + 1}", of_tenant[place]
         yield f"{name}.{len(of_tenant)}", None
-
-
-def _from_hex(cursor: str) -> bytes:
-    try:
-        return bytes.fromhex(cursor)
-    except ValueError:
-        raise _bad(cursor) from None
-
-
-def _bad(cursor: str) -> InvalidRequest:
-    return InvalidRequest(f"{cursor[:64]!r} is not a cursor of this listing")
