@@ -1,6 +1,8 @@
 """Long polls: woken by the event, first come first served, and losing no task when they are cancelled."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from tests.contract.engines import on_files
@@ -19,16 +21,26 @@ async def wait_in_line(world: World, number: int, *commands: str, **options: int
     """Starts claims that wait, in the order of the returned list."""
     waiting: list[Waiting] = []
     for i in range(number):
+        before = claims_in_line(world)
         claim = world.claim(*commands, worker=f"w{i}", wait_ms=WAIT_MS, **options)  # type: ignore[arg-type]
         waiting.append(asyncio.create_task(claim))
-        await turns(world, 1 if world.engine.is_local else 15)
+        await asyncio.sleep(0)
+        while not world.engine.is_local and claims_in_line(world) == before:  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0.001)
     return waiting
 
 
-async def turns(world: World, number: int = 50) -> None:
-    """Lets everything that is ready run; with another process behind the store, gives it time for as many answers."""
+def claims_in_line(world: World) -> int:
+    return sum(len(line) for line in world.core.waiters._claims.values())
+
+
+async def turns(world: World, number: int = 50, *, done: Sequence["asyncio.Task[Any]"] = ()) -> None:
+    """Lets everything that is ready run. Where answers come from another process, waits for those that must be `done`,
+    and a little for others that must not be."""
     for _ in range(number):
         await asyncio.sleep(0 if world.engine.is_local else 0.001)
+    if done and not world.engine.is_local:
+        await asyncio.wait(done, timeout=WAIT_MS / 2000)
 
 
 async def test_a_waiting_claim_is_woken_by_an_enqueue(world: World) -> None:
@@ -42,7 +54,7 @@ async def test_a_waiting_claim_is_woken_by_an_enqueue(world: World) -> None:
 async def test_a_waiting_claim_is_served_within_a_few_turns_of_the_loop_not_by_polling(world: World) -> None:
     [waiting] = await wait_in_line(world, 1, "work")
     await world.enqueue()
-    await turns(world)
+    await turns(world, done=[waiting])
     assert waiting.done()
 
 
@@ -82,7 +94,7 @@ async def test_waiters_are_served_first_come_first_served(world: World) -> None:
     waiting = await wait_in_line(world, 5, "work")
     for place in range(5):
         task = await world.enqueue()
-        await turns(world)
+        await turns(world, done=waiting[: place + 1])
         assert [claim.done() for claim in waiting] == [True] * (place + 1) + [False] * (4 - place)
         assert ids(waiting[place].result()) == [task.id]
 
@@ -90,10 +102,10 @@ async def test_waiters_are_served_first_come_first_served(world: World) -> None:
 async def test_one_batch_serves_as_many_waiters_as_it_has_tasks(world: World) -> None:
     waiting = await wait_in_line(world, 5, "work")
     await world.enqueue_many(3)
-    await turns(world)
+    await turns(world, done=waiting[:3])
     assert [claim.done() for claim in waiting] == [True, True, True, False, False]
     await world.enqueue_many(7)
-    await turns(world)
+    await turns(world, done=waiting)
     assert all(claim.done() for claim in waiting)
     assert await world.counts() == (5, 0, 5, 0)
 
@@ -110,7 +122,7 @@ async def test_a_waiter_of_all_commands_stands_in_the_same_line(world: World) ->
     [every] = await wait_in_line(world, 1)
     [work] = await wait_in_line(world, 1, "work")
     await world.enqueue("work")
-    await turns(world)
+    await turns(world, done=[every])
     assert (every.done(), work.done()) == (True, False)
     await world.enqueue("other")
     await turns(world)
@@ -186,7 +198,7 @@ async def test_a_waiting_claim_answers_nothing_when_its_time_is_over(world: Worl
 async def test_a_claim_that_finds_something_does_not_wait(world: World) -> None:
     await world.enqueue()
     waiting = asyncio.create_task(world.claim("work", limit=10, wait_ms=WAIT_MS))
-    await turns(world)
+    await turns(world, done=[waiting])
     assert waiting.done()
 
 
@@ -213,7 +225,7 @@ async def test_a_waiting_reader_is_woken_by_completion(world: World) -> None:
     await turns(world)
     assert not waiting.done()
     await world.complete(held, b"42")
-    await turns(world)
+    await turns(world, done=[waiting])
     assert waiting.done()
     record = waiting.result()
     assert (record.task.status, record.result) == (Status.COMPLETED, b"42")
@@ -241,7 +253,7 @@ async def test_a_waiting_reader_answers_the_task_as_it_is_when_its_time_is_over(
 async def test_a_reader_of_an_ended_task_does_not_wait(world: World) -> None:
     task = await world.cancel(await world.enqueue())
     waiting = asyncio.create_task(world.get(task, wait_ms=WAIT_MS))
-    await turns(world)
+    await turns(world, done=[waiting])
     assert waiting.done()
 
 

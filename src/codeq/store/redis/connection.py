@@ -221,7 +221,15 @@ class RedisClient:
         return answers
 
     async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeats a call whose connection was lost, as may happen when the nodes of a cluster change."""
+        """Repeats a call whose connection was lost, as may happen when the nodes of a cluster change.
+
+        In a task of its own: the library may swallow a cancellation, and would close the connection.
+        """
+        calling = asyncio.get_running_loop().create_task(self._repeated(call))
+        calling.add_done_callback(_seen)
+        return await asyncio.shield(calling)
+
+    async def _repeated(self, call: Callable[[], Awaitable[T]]) -> T:
         for pause_s in PAUSES_S:
             try:
                 return await self.guarded(call())
@@ -252,6 +260,11 @@ class RedisClient:
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
+
+
+def _seen(task: "asyncio.Task[Any]") -> None:
+    if not task.cancelled():
+        task.exception()  # the caller gets it; one that has gone must not make a warning
 
 
 def _settings(address: RedisAddress) -> dict[str, Any]:

@@ -227,7 +227,7 @@ class RedisPeers:
         channel = message["channel"].decode()
         if message["type"] in ("subscribe", "psubscribe"):
             watched = self._channels.queue_of(channel)
-            if watched in self._watched:
+            if watched is not None and watched in self._watched:
                 self._ready(watched)  # it may have become ready before this process listened
         elif message["type"] not in ("message", "pmessage"):
             return
