@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -141,6 +142,10 @@ class BatchParser:
         return messages
 
 
+ENCODED_AT_ONCE, ENCODED_BYTES = 16, 64 << 10
+"""Items of a long answer that are encoded by one call, while they are small."""
+
+
 class HttpRequest:
     """What a handler needs of a request. One is made per request, so it stays small."""
 
@@ -210,12 +215,20 @@ class HttpRequest:
     async def respond_in_pieces(
         self, status: int, items: Iterable[Any], whole: Callable[[list[Any]], Any], budget: LoopBudget
     ) -> HttpResponse:
-        """Responds with `whole` of the items, each encoded on its own, and other calls run in between."""
-        encode = self.encoder
-        encoded: list[bytes] = []
+        """Responds with `whole` of the items, a few of them encoded at once, and other calls run in between."""
         await budget.yield_if_spent()
-        for item in items:
-            encoded.append(encode(item))
+        encoded: list[bytes] = []
+        left = iter(items)
+        if self.wants_packed:  # the parts of a list cannot be joined
+            for item in left:
+                encoded.append(self.encoder(item))
+                if budget.is_spent:
+                    await budget.yield_if_spent()
+            return self.respond_encoded(status, encoded, whole)
+        at_once = 1
+        while group := list(islice(left, at_once)):
+            encoded.append(_json_encode(group)[1:-1])
+            at_once = min(2 * at_once, ENCODED_AT_ONCE) if len(encoded[-1]) < ENCODED_BYTES else 1
             if budget.is_spent:
                 await budget.yield_if_spent()
         return self.respond_encoded(status, encoded, whole)
