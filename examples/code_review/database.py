@@ -46,7 +46,6 @@ CREATE TABLE IF NOT EXISTS reviews (
     received_ms INTEGER NOT NULL,
     started_ms  INTEGER,
     ended_ms    INTEGER,
-    UNIQUE (provider, delivery),
     UNIQUE (provider, repository, subject)
 ) STRICT;
 CREATE TABLE IF NOT EXISTS outbox (
@@ -81,14 +80,13 @@ class Database:
     def record(self, request: ReviewRequest, now_ms: int) -> tuple[int, bool]:
         """Accepts a request, with its row in the outbox. Returns the id of its review, and whether that is new.
 
-        The same delivery is the same review. So is the same subject under another delivery id: signatures do not cover
-        that id, and who has seen one webhook could send it again under many.
+        The same subject is the same review, whatever the delivery ids: signatures do not cover them, who has seen one
+        webhook could send it again under many, and GitLab sends what a webhook set off under the id of that webhook.
         """
         values = {**structs.asdict(request), "priority": int(request.priority), "received_ms": now_ms}
         with self.transaction() as tx:
             known = tx.execute(
-                "SELECT id FROM reviews WHERE provider = :provider"
-                " AND (delivery = :delivery OR (repository = :repository AND subject = :subject))",
+                "SELECT id FROM reviews WHERE provider = :provider AND repository = :repository AND subject = :subject",
                 values,
             ).fetchone()
             if known:

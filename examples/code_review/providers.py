@@ -18,7 +18,7 @@ TEXT_CHARS_MAX = 200
 """Of a title or a name that is only shown; a longer one is cut."""
 
 _SEGMENT = r"(?!\.\.?(?:/|\Z))[A-Za-z0-9_.][A-Za-z0-9_.-]*"
-_BRANCH = r"(?![-./])(?!.*(?:\.\.|//|/\.|@\{|\.lock(?:/|\Z)))[\w./+@#=,%-]+(?<![./])"
+_BRANCH = r"(?![-./])(?!.*(?:\.\.|//|/\.|@\{|\.lock(?:/|\Z)))[^\x00-\x20\x7f~^:?*\[\\]+(?<![./])"
 
 Commit = Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{40}|[0-9a-f]{64})\Z")]
 Repository = Annotated[str, Meta(pattern=rf"\A{_SEGMENT}(?:/{_SEGMENT}){{1,9}}\Z", max_length=200)]
@@ -47,6 +47,8 @@ def read_request(provider: str, headers: Headers, body: bytes) -> ReviewRequest:
         return read(msgspec.convert(found.decode("latin-1"), Delivery), body)
     except (msgspec.MsgspecError, UnicodeError) as fault:
         raise Malformed(str(fault)) from fault
+    except RecursionError as fault:
+        raise Malformed("the body is nested too deeply") from fault
 
 
 def is_absent(commit: str) -> bool:
@@ -59,7 +61,7 @@ class _Owner(Struct):
 
 
 class _User(Struct):
-    login: str = ""
+    login: str | None = None
 
 
 class _End(Struct):
@@ -69,8 +71,9 @@ class _End(Struct):
 class _PullRequest(Struct):
     head: _End
     base: _End
-    user: _User
-    title: str = ""
+    user: _User | None = None
+    """None if the account was deleted."""
+    title: str | None = None
     html_url: str = ""
 
 
@@ -157,8 +160,8 @@ def _pull(provider: str) -> "_Reader":
             subject=f"pull {event.number} {pull.base.sha}..{pull.head.sha}",
             base=pull.base.sha,
             head=pull.head.sha,
-            title=_shown(f"#{event.number} {pull.title}"),
-            author=_shown(pull.user.login),
+            title=_shown(f"#{event.number} {pull.title or ''}"),
+            author=_shown((pull.user and pull.user.login) or ""),
             url=_link(pull.html_url),
         )
 

@@ -3,6 +3,8 @@
 The setting `CODE_REVIEW_QUEUE` chooses: `redis://127.0.0.1:6379/0`, or `http://127.0.0.1:8080` with CODEQ_TOKEN.
 """
 
+import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -21,6 +23,10 @@ CODEQ_PRIORITY = {Priority.HIGH: 9, Priority.NORMAL: 4}
 CODEQ_ATTEMPTS = 100
 """The most that codeQ allows: the database counts the tries, and a task that the queue gave up would be a review that
 nobody does."""
+
+
+REVIEW_ID = re.compile(r"[0-9]{1,18}")
+log = logging.getLogger(__name__)
 
 
 class QueueDown(Exception):
@@ -87,7 +93,11 @@ class RedisQueue:
     async def claim(self, wait_s: float) -> Claim | None:
         with _redis_errors():
             task = await self._queue.dequeue(wait_s)
-        return None if task is None else Claim(int(task.task_id), task.fencing, task)
+            if task is None or REVIEW_ID.fullmatch(task.task_id):
+                return None if task is None else Claim(int(task.task_id), task.fencing, task)
+            log.warning("removed from the queue, since it is no review: %s", task.task_id)
+            await self._queue.complete(task)
+        return None
 
     async def renew(self, claim: Claim) -> None:
         with _redis_errors():

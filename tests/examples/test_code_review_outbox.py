@@ -386,3 +386,18 @@ def test_codeq_delivers_pull_requests_before_pushes(tmp_path: Path) -> None:
 
     with start_server(tmp_path) as server:
         assert asyncio.run(steps(server.base)) == [1, 3, 0, 2]
+
+
+@pytest.mark.parametrize("member", ["abc", "9" * 30])
+def test_a_member_of_the_queue_that_is_no_review_is_removed_and_ends_no_worker(redis: RedisNode, member: str) -> None:
+    async def steps() -> None:
+        queue = RedisQueue(redis.url, lock_s=LOCK_S)
+        redis.command("ZADD", "codereview:task:queue", 50 * 10**13, member)
+        assert await queue.claim(0) is None
+        assert redis.command("EXISTS", "codereview:task:queue", "codereview:task:in-flight") == 0
+        await queue.offer(1, Priority.NORMAL)
+        claim = await queue.claim(0)
+        assert claim is not None
+        await queue.close()
+
+    asyncio.run(steps())

@@ -214,7 +214,8 @@ def test_a_hostile_branch_is_refused(site: Site, name: str, branch: str) -> None
     assert site.post(changed(name, change)).status_code == 422
 
 
-@pytest.mark.parametrize("branch", ["main", "feature/Über-größe", "release-1.2", "user/x#12", "dependabot/pip/a=1"])
+@pytest.mark.parametrize("branch", ["main", "feature/Über-größe", "release-1.2", "user/x#12", "dependabot/pip/a=1",
+                                    "fix(cart)", "don't-panic!", "R&D/a;b", "<b>"])  # fmt: skip
 def test_branches_as_people_name_them_are_accepted(site: Site, branch: str) -> None:
     commits = msgspec.structs.replace(COMMITS, branch=branch)
     assert site.post(made("gitlab push", commits)).status_code == 202
@@ -273,6 +274,25 @@ def test_a_delivery_that_is_sent_again_makes_no_second_review_not_even_under_ano
     calls = [site.post(first), site.post(first), site.post(first, **{"x-github-delivery": "another"})]
     assert [call.json()["isNew"] for call in calls] == [True, False, False]
     assert len(site.database.reviews()) == 1
+
+
+@pytest.mark.parametrize("name", ["github push", "gitlab merge"])
+def test_a_body_that_is_nested_too_deeply_is_refused(site: Site, name: str) -> None:
+    assert site.post(resigned(name, b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}")).status_code == 422
+
+
+@pytest.mark.parametrize("name", ["github pull", "gitea pull"])
+def test_a_pull_request_of_a_deleted_account_is_reviewed(site: Site, name: str) -> None:
+    assert site.post(changed(name, lambda body: body["pull_request"].update(user=None, title=None))).status_code == 202
+
+
+def test_two_changes_under_one_delivery_id_are_two_reviews(site: Site) -> None:
+    """GitLab sends what a webhook set off under the id of that webhook, and a stranger may choose any."""
+    calls = [
+        site.post(made("gitlab push", msgspec.structs.replace(COMMITS, head=head)), **{"idempotency-key": "same"})
+        for head in ("b" * 40, "c" * 40)
+    ]
+    assert [call.status_code for call in calls] == [202, 202]
 
 
 def test_a_body_that_is_too_long_is_refused_with_and_without_a_length(

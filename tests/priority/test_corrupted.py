@@ -70,3 +70,9 @@ def test_a_member_that_another_program_added_by_the_formula_is_a_task(
     assert drain(queue) == ["123"]
     clock.advance(300)
     assert drain(queue) == ["124"]
+
+
+def test_a_limit_of_nothing_names_nothing(site: Site) -> None:
+    site.raw.zadd(site.keys.corrupted, {"no task": 1, "none either": 2})
+    queue = site.queue()
+    assert [len(queue.corrupted(limit)) for limit in (-1, 0, 1, 2)] == [0, 0, 1, 2]

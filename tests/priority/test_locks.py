@@ -1,6 +1,7 @@
 """Whose task it is: owners, expiry, renewal, fencing, and locks of others."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.priority.conftest import ManualClock, Site
@@ -207,7 +208,8 @@ def test_the_default_worker_is_the_host_and_a_number_of_its_own(site: Site) -> N
 
 
 @pytest.mark.parametrize("options", [{"lock_ttl_s": 0}, {"lock_ttl_s": float("nan")}, {"age_after_s": -1},
-                                     {"max_attempts": 0}, {"worker": ""}])  # fmt: skip
-def test_impossible_options_are_refused(options: dict[str, float]) -> None:
+                                     {"max_attempts": 0}, {"worker": ""}, {"lock_ttl_s": "5"}, {"lock_ttl_s": True},
+                                     {"age_after_s": 10**400}, {"max_attempts": 2.5}])  # fmt: skip
+def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         BlockingPriorityQueue("redis://127.0.0.1:1/0", **options)

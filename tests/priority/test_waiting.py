@@ -1,6 +1,8 @@
 """A dequeue that waits: woken at once, on time for delays, never longer than asked, and cancelled without a loss."""
 
 import asyncio
+import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,7 +10,7 @@ import pytest
 from tests.priority.conftest import Site
 from tests.redis_servers import wait_until
 
-from codeq.domain.errors import StoreClosed
+from codeq.domain.errors import InvalidRequest, StoreClosed
 from codeq.priority import PriorityQueue
 
 
@@ -140,3 +142,28 @@ def test_closing_a_blocking_queue_ends_a_call_that_waits_and_leaves_no_task_lock
             call.result(30)
     other.enqueue("a")
     assert str(other.dequeue()) == "a"
+
+
+def test_a_wait_that_is_no_number_is_refused(site: Site) -> None:
+    with pytest.raises(InvalidRequest):
+        site.queue().dequeue(wait=float("nan"))
+
+
+def test_a_forked_process_is_told_to_make_a_queue_of_its_own(site: Site) -> None:
+    queue = site.queue()
+    queue.enqueue("a")
+    child = os.fork()
+    if child == 0:
+        try:
+            queue.queue_size()
+        except StoreClosed:
+            queue.close()  # returns, and leaves the parent's connections alone
+            os._exit(7)
+        os._exit(1)
+    try:
+        wait_until(lambda: os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT), "the child", 10)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+    assert queue.queue_size() == 1

@@ -1,6 +1,7 @@
 """The priority queue with blocking calls for any thread: an event loop in a thread of its own runs the awaited one."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future
@@ -18,7 +19,7 @@ T = TypeVar("T")
 class BlockingPriorityQueue:
     """`PriorityQueue` for programs without an event loop. Takes its options, and answers what it answers.
 
-    In place of a URL it takes a client that is used on no other event loop.
+    In place of a URL it takes a client that is used on no other event loop. A process that is forked makes its own.
     """
 
     def __init__(self, url_or_client: str | Client, **options: Any) -> None:
@@ -26,6 +27,7 @@ class BlockingPriorityQueue:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="codeq-priority", daemon=True)
         self._thread.start()
+        self._process = os.getpid()
         self._is_open = True
         self._calls: set[Future[Any]] = set()
 
@@ -71,7 +73,7 @@ class BlockingPriorityQueue:
 
     def close(self) -> None:
         """Ends the calls of other threads, which raise StoreClosed, and closes the connections. May be called twice."""
-        if not self._is_open:
+        if not self._is_open or self._process != os.getpid():
             return
         self._is_open = False
         for call in list(self._calls):
@@ -95,6 +97,9 @@ class BlockingPriorityQueue:
         await self._inner.close()
 
     def _block_on(self, call: Coroutine[Any, Any, T]) -> T:
+        if self._process != os.getpid():  # a fork copies no threads: nobody would ever answer
+            call.close()
+            raise StoreClosed("this queue was made before a fork; make another in this process")
         if not self._is_open:
             call.close()
             raise StoreClosed("this queue was closed")

@@ -63,8 +63,8 @@ class PriorityQueue:
         self._connection = RedisConnection(url_or_client, has_hash_tag=hash_tag is not None)
         self._lock_ms = _milliseconds("lock_ttl_s", lock_ttl_s, least=1)
         self._age_ms = "" if age_after_s is None else _milliseconds("age_after_s", age_after_s, least=0)
-        if max_attempts is not None and max_attempts < 1:
-            raise InvalidRequest(f"max_attempts is at least 1, not {max_attempts}")
+        if max_attempts is not None and not (type(max_attempts) is int and max_attempts >= 1):
+            raise InvalidRequest(f"max_attempts is a whole number and at least 1, not {max_attempts!r:.60}")
         self._attempts_max = "" if max_attempts is None else max_attempts
         self._now_ms = now_ms
         self._claiming = asyncio.Lock()
@@ -88,6 +88,8 @@ class PriorityQueue:
 
         A call that is cancelled returns its task to the queue.
         """
+        if math.isnan(wait):
+            raise InvalidRequest("wait is a number of seconds, not NaN")
         until_s = monotonic() + wait
         while True:
             claimed, idle_s = await self._claim_or_hand_back()
@@ -228,6 +230,8 @@ class PriorityQueue:
         return bool(answer)
 
     async def _members(self, key: str, limit: int) -> list[tuple[bytes, bytes]]:
+        if limit < 1:
+            return []  # to Redis, -1 is the last member
         flat: list[Any] = await self._connection.send("ZRANGE", key, 0, limit - 1, "WITHSCORES", key=key)
         if flat and isinstance(flat[0], list):  # RESP3 answers pairs
             return [(member, score) for member, score in flat]
@@ -252,8 +256,9 @@ def _id_of(task: str | Claimed) -> str:
 
 
 def _milliseconds(name: str, seconds: float, *, least: int) -> int:
-    if not math.isfinite(seconds) or not least <= round(seconds * 1000) < 10**12:
-        raise InvalidRequest(f"{name} is {least} ms to 30 years, not {seconds!r} s")
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not -1 < seconds < 10**9 or round(seconds * 1000) < least:
+        raise InvalidRequest(f"{name} is {least} ms to 30 years, not {seconds!r:.60} s")
     return round(seconds * 1000)
 
 

@@ -35,9 +35,15 @@ local function save(id, record)
 end
 
 -- Wakes a call that waits. Who waits for nothing leaves the list full, so it is kept short.
+-- If the key is no list, an empty dequeue deletes it; until then who waits looks once a second.
 local function ring(id)
-  if redis.call('RPUSH', wake, id) > WAKE_MAX then redis.call('LPOP', wake) end
+  local length = redis.pcall('RPUSH', wake, id)
+  if type(length) == 'number' and length > WAKE_MAX then redis.call('LPOP', wake) end
 end
+
+-- Lets a worker go on when Redis has no memory left: it refuses only scripts whose first write takes memory, and this
+-- one takes none. Without it nobody could work the queue off, and so nothing would ever become free.
+local function write_when_full() redis.call('PERSIST', sequence) end
 
 -- Moves the members that are due from a set of times to the queue, each to its score.
 local function move_due(times, now)

@@ -6,6 +6,6 @@
 
 local now, id, lock = clock(ARGV[1]), ARGV[4], KEYS[LOCKS + 1]
 if not is_own(redis.call('GET', lock), id, now) then return holder(lock, id, now) or '' end
-end_flight(lock, id)
 redis.call('HDEL', records, id)
+end_flight(lock, id)
 return 1

@@ -101,6 +101,7 @@ local function set_aside(id, score, record, held)
   redis.call('ZREM', queue, id)
 end
 
+write_when_full()
 move_due(retry, now)
 for _, id in ipairs(move_due(in_flight, now)) do note('recovered', id) end
 

@@ -25,8 +25,8 @@ if known then
   redis.call('ZREM', dead, id)
 end
 
-local score = score_of(priority, now)
+local score, order = score_of(priority, now), redis.call('INCR', sequence)
 redis.call('ZADD', queue, score, id)
-save(id, {order = redis.call('INCR', sequence), attempts = 0, fencing = record.fencing, score = score})
+save(id, {order = order, attempts = 0, fencing = record.fencing, score = score})
 ring(id)
 return 1

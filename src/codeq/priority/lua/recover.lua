@@ -3,4 +3,5 @@
 -- ARGV    now
 -- Returns the ids, at most MOVED_MAX.
 
+write_when_full()
 return move_due(in_flight, clock(ARGV[1]))

@@ -8,6 +8,7 @@ local now, id, lock = clock(ARGV[1]), ARGV[4], KEYS[LOCKS + 1]
 local value = holder(lock, id, now)
 if not value then return 0 end
 if ARGV[5] ~= '1' and not is_own(value, id, now) then return value end
+write_when_full()
 if redis.call('ZSCORE', in_flight, id) then
   local record = load(id, now)
   if ARGV[6] == '1' then record.attempts = record.attempts - 1 end

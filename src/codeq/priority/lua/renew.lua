@@ -7,6 +7,7 @@
 local now, id, lock, lock_ms = clock(ARGV[1]), ARGV[4], KEYS[LOCKS + 1], ARGV[5]
 local value = redis.call('GET', lock)
 if not is_own(value, id, now) then return holder(lock, id, now) or '' end
+write_when_full()
 redis.call('SET', lock, value, 'PX', lock_ms)
 redis.call('ZADD', in_flight, now + lock_ms, id)
 return 1

@@ -7,7 +7,7 @@
 local now, id, lock = clock(ARGV[1]), ARGV[4], KEYS[LOCKS + 1]
 local delay, priority = tonumber(ARGV[5]), tonumber(ARGV[6])
 if not is_own(redis.call('GET', lock), id, now) then return holder(lock, id, now) or '' end
-end_flight(lock, id)
+write_when_full()
 
 local record = load(id, now)
 record.order = redis.call('INCR', sequence)
@@ -18,5 +18,6 @@ if delay > 0 then
 else
   redis.call('ZADD', queue, record.score, id)
 end
+end_flight(lock, id) -- last, so that an error cannot lose the task
 ring(id) -- also for a delay: who waits then knows until when
 return 1
