@@ -1,12 +1,17 @@
 """Servers on Redis when servers, Redis or the way to it fail: nothing acknowledged is lost, nothing ends twice."""
 
+import asyncio
+import random
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import redis
+from tests.contract.engines import FakeClock
 from tests.priority.reply_losing_proxy import ReplyLosingProxy
 from tests.redis_servers import RedisClusterNodes, RedisNode, in_step, start_cluster, start_node, start_pair, wait_until
 from tests.server.server_process import Server, answered, at, eventually, refused, run_codeq, waiting
@@ -14,7 +19,14 @@ from tests.system.redis_audit import completed, faults_of, read_shard
 from tests.system.redis_load import LARGE, RedisLoad, serve
 
 from codeq import Client
-from codeq.domain.task import Move
+from codeq.domain.errors import CodeqError, StoreUnavailable
+from codeq.domain.queue import QueuePolicy
+from codeq.domain.requests import Claim, NewTask
+from codeq.domain.task import Move, Status
+from codeq.store.redis.opening import Wanted, open_redis
+from codeq.usecases import claim, enqueue, sweep
+from codeq.usecases.core import make_core
+from codeq.usecases.waiters import Waiters
 from codeq.wire import paths
 from codeq.wire.local_server import DEV_TOKEN
 
@@ -101,6 +113,33 @@ def test_redis_killed_again_and_again_loses_nothing_and_servers_go_on_by_themsel
         assert_exactly_once(load, node.client())
         assert [server.process.poll() for server in servers] == [None, None]
         assert [server.stop() for server in servers] == [0, 0]
+
+
+def test_leases_that_ended_while_redis_was_down_get_their_grace_from_servers_that_ran_on(tmp_path: Path) -> None:
+    async def story(node: RedisNode) -> None:
+        clock, waiters = FakeClock(), Waiters()
+        wanted = Wanted(grace_ms=10_000)
+        store = open_redis(node.url, wanted, process="a", clock=clock, listeners=[waiters])
+        core = make_core(store, waiters, QueuePolicy(), randomness=random.Random(1))
+        [made] = await enqueue.enqueue(core, "acme", [NewTask(command="work", payload=b"1")])
+        assert not isinstance(made, CodeqError)
+        await claim.claim(core, "acme", Claim(worker="ann", commands=("work",), lease_ms=1000))
+        node.kill()
+        clock.pass_ms(5_000)
+        node.start()
+        await sweep.expire_leases(core)
+        [task] = await store.get_tasks("acme", [made.task.id])
+        assert task is not None
+        assert (task.status, task.lease_until_ms) == (Status.IN_PROGRESS, clock() + 10_000)
+        clock.pass_ms(10_000)
+        await sweep.expire_leases(core)
+        [task] = await store.get_tasks("acme", [made.task.id])
+        assert task is not None
+        assert task.move is Move.EXPIRE
+        await store.close()
+
+    with start_node(tmp_path / "redis", **DURABLE) as node:
+        asyncio.run(story(node))
 
 
 # -- a cluster -------------------------------------------------------------------------------------------------------
@@ -192,6 +231,34 @@ def test_a_failover_to_a_replica_that_confirmed_loses_nothing(tmp_path: Path) ->
         assert_exactly_once(load, replica.client())
 
 
+def test_a_replica_that_was_promoted_after_a_write_cannot_confirm_it(tmp_path: Path) -> None:
+    async def story(url: str, fail_over: Callable[[], None]) -> None:
+        store = open_redis(url, Wanted(replicas=1), process="a", clock=FakeClock())
+        await store.flush()
+        fail_over()  # after a write, before it is confirmed
+        await store.queues()  # connects to the new primary
+        with pytest.raises(StoreUnavailable, match="primary"):
+            await store.flush()
+        await store.flush()
+        await store.close()
+
+    with (
+        start_pair(tmp_path / "redis") as (primary, replica),
+        start_node(tmp_path / "redis" / "third", repl_diskless_sync_delay=0) as third,
+        ReplyLosingProxy(primary.port) as address,
+    ):
+        third.command("REPLICAOF", "127.0.0.1", replica.port)
+        wait_until(lambda: in_step(replica), "the replica of the replica")
+
+        def fail_over() -> None:
+            primary.kill()
+            replica.command("REPLICAOF", "NO", "ONE")
+            address.server_port = replica.port
+            address.close_connections()
+
+        asyncio.run(story(f"redis://127.0.0.1:{address.port}/0", fail_over))
+
+
 # -- memory, and unsafe settings -------------------------------------------------------------------------------------
 
 
@@ -271,3 +338,47 @@ def test_a_server_whose_clock_is_an_hour_off_ends_no_lease_early_and_no_delay_la
                 assert len(right.claim("later", wait=20)) == 1
                 right.complete(job)
         assert Move.EXPIRE not in [event.move for event in read_shard(node.client(), 0).events.values()]
+
+
+# -- commands --------------------------------------------------------------------------------------------------------
+
+COMMANDS = """
+    append del eval evalsha exec exists get hdel hexists hget hgetall hincrby hmget hscan hset hsetnx incrby info lindex
+    lpop lpush multi pexpire psubscribe publish punsubscribe rpush sadd select set smembers srem subscribe time
+    unsubscribe xadd xrange xrevrange xtrim zadd zcard zrange zrangebylex zrangebyscore zrem zrevrangebylex zscore
+    config|get
+""".split()  # noqa: SIM905 - a list of fifty words is easier to read like this
+"""All that the engine sends, directly or from a script: commands that KVRocks documents as well, though it was not run.
+`replicated` needs `wait` besides, which KVRocks lacks."""
+
+
+def test_a_user_who_may_run_only_the_documented_commands_can_do_everything(tmp_path: Path) -> None:
+    with start_node(tmp_path / "redis") as node:
+        node.command("ACL", "SETUSER", "codeq", "on", ">secret", "~*", "&*", *[f"+{name}" for name in COMMANDS])
+        with serve(tmp_path, f"redis://codeq:secret@127.0.0.1:{node.port}/0") as server:
+            acme = server.tenant("acme")
+            for payload in ("small", LARGE):
+                acme.ended(payload=payload)
+            held = acme.held()
+            answered(acme.worker.post(at(paths.HEARTBEAT, held["id"]), {"progress": "half"}), 200)
+            answered(acme.worker.post(at(paths.NACK, held["id"]), {"delaySeconds": 0.1}), 200)
+            assert acme.claim(waitSeconds=10)["id"] == held["id"]
+            dead = acme.dead("fragile")
+            answered(acme.admin.post(paths.DLQ_REPLAY, {"ids": [dead["id"]]}), 200)
+            answered(acme.admin.put(at(paths.TOPIC, "work"), {"policy": {"maxConsumers": 5}}), 201)
+            answered(acme.producer.post(at(paths.CANCEL, acme.create()["id"])), 200)
+            for path in (paths.TASKS, paths.QUEUES, at(paths.HISTORY, held["id"])):
+                answered(acme.producer.get(path), 200)
+            answered(acme.admin.get(paths.EVENTS), 200)
+            answered(acme.admin.post(paths.CLEANUP, {}), 200)
+            assert server.stop() == 0
+        refusals = [str(entry["object"]) for entry in node.client().acl_log()]
+        assert [name for name in refusals if "client" not in name] == []  # the library names itself if it may
+        assert faults_of(node.client()) == []
+
+
+def test_the_scripts_call_only_the_documented_commands() -> None:
+    for script in files("codeq.store.redis").joinpath("scripts").iterdir():
+        used = re.findall(r"(?:call|each)\('(\w+)'", script.read_text())
+        assert used
+        assert {name.lower() for name in used} <= set(COMMANDS), script.name
