@@ -87,7 +87,7 @@ class RedisNode:
 
     def command(self, *words: Any) -> Any:
         """Sends one command over a connection of its own."""
-        with redis.Redis(port=self.port) as client:
+        with redis.Redis(port=self.port, socket_timeout=START_S_MAX) as client:
             return client.execute_command(*words)
 
     def start(self) -> None:
@@ -103,6 +103,15 @@ class RedisNode:
     def kill(self) -> None:
         """Kills the server with SIGKILL: nothing is written any more."""
         self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Stops the process without ending it: connections stay open and nothing is answered, as behind a cut line."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """Ends the server with SIGTERM: what it was told to save is saved."""
@@ -144,6 +153,8 @@ class RedisClusterNodes:
 
     def __init__(self, nodes: list[RedisNode]) -> None:
         self.nodes = nodes
+        self.replicas: list[RedisNode] = []
+        """One of each master, in the same order, or none."""
 
     def create(self) -> None:
         share = SLOTS / len(self.nodes)
@@ -154,6 +165,18 @@ class RedisClusterNodes:
         for node in self.nodes[1:]:
             self.nodes[0].command("CLUSTER MEET", "127.0.0.1", node.port)
         wait_until(lambda: all(self._is_whole(node) for node in self.nodes), "the cluster")
+
+    def attach(self, replicas: list[RedisNode]) -> None:
+        """Gives each master a replica, and returns when they are in step."""
+        self.replicas = replicas
+        for replica in replicas:
+            self.nodes[0].command("CLUSTER MEET", "127.0.0.1", replica.port)
+        everyone = [*self.nodes, *replicas]
+        wait_until(lambda: all(_knows(node, len(everyone)) for node in everyone), "the cluster with its replicas")
+        for master, replica in zip(self.nodes, replicas, strict=True):
+            replica.command("CLUSTER REPLICATE", self.node_id(master))
+        for master in self.nodes:
+            wait_until(lambda master=master: in_step(master), "replicas of the cluster")  # type: ignore[misc]
 
     @staticmethod
     def slot(key: str) -> int:
@@ -197,13 +220,25 @@ class RedisClusterNodes:
         return answer.decode() if isinstance(answer, bytes) else str(answer)
 
     def _is_whole(self, node: RedisNode) -> bool:
-        info = node.command("CLUSTER INFO")
-        pairs = info if isinstance(info, dict) else dict(line.split(":") for line in info.decode().split())
-        return pairs["cluster_state"] == "ok" and int(pairs["cluster_known_nodes"]) == len(self.nodes)
+        return _knows(node, len(self.nodes))
 
     def _own_slots(self, node: RedisNode) -> set[int]:
         rows = [(first, last, primary[1]) for first, last, primary, *_ in node.command("CLUSTER SLOTS")]
         return {slot for first, last, port in rows if port == node.port for slot in range(first, last + 1)}
+
+
+def _knows(node: RedisNode, nodes: int) -> bool:
+    info = node.command("CLUSTER INFO")
+    pairs = info if isinstance(info, dict) else dict(line.split(":") for line in info.decode().split())
+    return pairs["cluster_state"] == "ok" and int(pairs["cluster_known_nodes"]) == nodes
+
+
+def in_step(primary: RedisNode, replicas: int = 1) -> bool:
+    """Returns whether so many replicas have all that the primary has."""
+    found = primary.command("INFO", "replication")
+    attached = [value for name, value in found.items() if name.startswith("slave") and isinstance(value, dict)]
+    online = [value for value in attached if value["state"] == "online"]
+    return [value["offset"] for value in online].count(found["master_repl_offset"]) >= replicas
 
 
 @contextmanager
@@ -217,13 +252,30 @@ def start_node(folder: Path, **options: Any) -> Iterator[RedisNode]:
 
 
 @contextmanager
-def start_cluster(folder: Path, *, masters: int = 3, **options: Any) -> Iterator[RedisClusterNodes]:
+def start_pair(folder: Path, **options: Any) -> Iterator[tuple[RedisNode, RedisNode]]:
+    """Starts a primary and a replica that is in step with it."""
+    settings = {"repl_diskless_sync_delay": 0, **options}
+    with start_node(folder / "primary", **settings) as primary, start_node(folder / "replica", **settings) as replica:
+        replica.command("REPLICAOF", "127.0.0.1", primary.port)
+        wait_until(lambda: in_step(primary), "the replica")
+        yield primary, replica
+
+
+@contextmanager
+def start_cluster(
+    folder: Path, *, masters: int = 3, replicas: bool = False, **options: Any
+) -> Iterator[RedisClusterNodes]:
     settings = {"cluster_enabled": "yes", "cluster_node_timeout": 2000, **options}
     with ExitStack() as nodes:
         cluster = RedisClusterNodes(
             [nodes.enter_context(start_node(folder / str(number), **settings)) for number in range(masters)]
         )
         cluster.create()
+        if replicas:
+            settings |= {"repl_diskless_sync_delay": 0}
+            cluster.attach(
+                [nodes.enter_context(start_node(folder / f"r{number}", **settings)) for number in range(masters)]
+            )
         yield cluster
 
 

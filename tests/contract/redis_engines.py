@@ -3,6 +3,7 @@
 import atexit
 import hashlib
 import itertools
+import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,6 +18,9 @@ from codeq.store.redis.connection import parse_url
 from codeq.store.redis.keys import ShardKeys
 from codeq.store.redis.opening import Wanted, open_redis
 
+SERVER_URL = "CODEQ_TEST_REDIS_URL"
+"""Names the variable with the address of a running server to test instead, as redis://127.0.0.1:6379/0."""
+
 _running = ExitStack()
 atexit.register(_running.close)
 _processes = itertools.count()
@@ -26,6 +30,8 @@ _moved: dict[Path, Path] = {}
 
 @cache
 def node_url() -> str:
+    if given := os.environ.get(SERVER_URL):
+        return given
     folder = Path(_running.enter_context(tempfile.TemporaryDirectory(prefix="codeq-redis-")))
     return _running.enter_context(start_node(folder)).url
 

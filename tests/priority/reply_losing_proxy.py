@@ -13,7 +13,7 @@ from typing import Self
 
 class ReplyLosingProxy:
     def __init__(self, port: int) -> None:
-        self._server_port = port
+        self.server_port = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.lose_replies = False
@@ -32,11 +32,21 @@ class ReplyLosingProxy:
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
 
+    def close_connections(self) -> None:
+        """Closes those that are open. New ones go to `server_port`, as after a failover of an address."""
+        for one in self._sockets[1:]:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._server_port))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self.server_port))
+                except OSError:  # it is down
+                    client.close()
+                    continue
                 self._sockets += [client, server]
                 self._spawn(self._pass_commands, client, server)
                 self._spawn(self._pass_replies, client, server)

@@ -70,6 +70,11 @@ def audit(path: Path) -> list[str]:
     return faults_of(read_shards(path))
 
 
+def log_faults_of(shard: ShardKeys) -> list[str]:
+    """Returns what is wrong with the events of a shard, and with its tasks as the events tell of them."""
+    return [text for check in (_events, _chains, _records) for text in check(shard)]
+
+
 def faults_of(shards: list[ShardKeys]) -> list[str]:
     found = []
     for shard in shards:

@@ -139,6 +139,9 @@ class Listener:
     def moved_elsewhere(self, ended: Collection[str]) -> None:
         """Called when another process has moved tasks in the same store, with the ids of those that have ended."""
 
+    def look_again(self) -> None:
+        """Called now and then by a store that may miss what other processes do: whoever waits for that should look."""
+
     def policies_changed(self, queues: Iterable[QueueKey]) -> None:
         """Called when the stored policies of these queues have changed, here or in another process."""
 

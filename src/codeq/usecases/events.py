@@ -19,12 +19,17 @@ async def read(core: Core, shard: int, start: int, limit: int, *, wait_ms: int =
     """Returns the events from `start` on. With `wait_ms`, waits until there is one or that time has passed."""
     validation.integer(shard, "shard", 0, core.shards - 1)
     validation.integer(limit, "limit", 1, EVENTS_READ_MAX)
-    with core.waiters.next_event() as happened:
-        found = await core.store.events(shard, start, limit)
-        if not found.records and wait_ms:
-            await asyncio.wait([happened], timeout=wait_ms / 1000)
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + wait_ms / 1000
+    while True:
+        with core.waiters.next_event() as happened:
             found = await core.store.events(shard, start, limit)
-    return found
+            left_s = until_s - loop.time()
+            if found.records or left_s <= 0:
+                return found
+            await asyncio.wait([happened], timeout=left_s)
+        if not happened.done() or not happened.result():
+            return found
 
 
 @durable

@@ -26,7 +26,11 @@ async def get(core: Core, tenant: str, task_id: str, *, wait_ms: int = 0) -> Rec
     validation.integer(wait_ms, "wait in milliseconds", 0, RESULT_WAIT_MS_MAX)
     record = await _record(core, tenant, task_id)
     if wait_ms and not record.task.status.is_final:
-        await core.waiters.wait_for_end(task_id, wait_ms)
+
+        async def has_ended() -> bool:
+            return (await _record(core, tenant, task_id)).task.status.is_final
+
+        await core.waiters.wait_for_end(task_id, wait_ms, has_ended)
         record = await _record(core, tenant, task_id)
     return record
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Protocol
@@ -12,6 +12,8 @@ from codeq.domain.queue import QueueKey
 from codeq.domain.requests import Delivery
 from codeq.domain.task import Task
 from codeq.store.interface import Listener
+
+HasEnded = Callable[[], Awaitable[bool]]
 
 EVERY = "*"
 """Stands for all commands of a tenant in the queues of a claim. No command can have this name."""
@@ -48,8 +50,10 @@ class Waiters(Listener):
         self._claims: dict[QueueKey, OrderedDict[int, _Waiter]] = {}
         self._ready: OrderedDict[QueueKey, None] = OrderedDict()
         self._serving: asyncio.Task[None] | None = None
-        self._for_end: dict[str, set[asyncio.Future[None]]] = {}
-        self._for_event: set[asyncio.Future[None]] = set()
+        self._for_end: dict[str, set[asyncio.Future[bool]]] = {}
+        """Done with True when the task has ended, or with False when that may have been missed."""
+        self._for_event: set[asyncio.Future[bool]] = set()
+        """Done with True at a move, or with False when nobody should wait any more."""
         self.signals = 0
         """How often a queue was reported as ready. A claim that finds no tasks compares: if it has changed meanwhile,
         its own queue may have been reported before the claim waited for it."""
@@ -64,21 +68,28 @@ class Waiters(Listener):
                 self._serving = asyncio.get_running_loop().create_task(self._serve())
 
     def moved(self, tasks: Sequence[Task]) -> None:
-        for waiter in self._for_event:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._wake_readers(has_moved=True)
         if self._for_end:
             self._wake_ended([task.id for task in tasks if task.status.is_final])
 
     def moved_elsewhere(self, ended: Collection[str]) -> None:
-        self.moved(())
+        self._wake_readers(has_moved=True)
         if self._for_end:
             self._wake_ended(ended)
 
-    def _wake_ended(self, ids: Collection[str]) -> None:
+    def look_again(self) -> None:
+        self._wake_readers(has_moved=True)
+        self._wake_ended(list(self._for_end), has_ended=False)
+
+    def _wake_readers(self, *, has_moved: bool) -> None:
+        for waiter in self._for_event:
+            if not waiter.done():
+                waiter.set_result(has_moved)
+
+    def _wake_ended(self, ids: Collection[str], *, has_ended: bool = True) -> None:
         for waiter in [waiter for task_id in ids for waiter in self._for_end.pop(task_id, ())]:
             if not waiter.done():
-                waiter.set_result(None)
+                waiter.set_result(has_ended)
 
     # -- claims --------------------------------------------------------------------------------------------------
 
@@ -154,23 +165,37 @@ class Waiters(Listener):
 
     # -- other waits ---------------------------------------------------------------------------------------------
 
-    async def wait_for_end(self, task_id: str, wait_ms: int) -> None:
-        """Returns when the task ends, or after `wait_ms`."""
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._for_end.setdefault(task_id, set()).add(ended)
-        try:
-            await asyncio.wait([ended], timeout=wait_ms / 1000)
-        finally:
-            waiters = self._for_end.get(task_id)
-            if waiters is not None:
-                waiters.discard(ended)
-                if not waiters:
-                    del self._for_end[task_id]
+    async def wait_for_end(self, task_id: str, wait_ms: int, has_ended: HasEnded) -> None:
+        """Returns when the task ends, or after `wait_ms`. Asks `has_ended` once its end cannot be missed any more, and
+        whenever it may have been."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + wait_ms / 1000
+        while True:
+            ended: asyncio.Future[bool] = loop.create_future()
+            self._for_end.setdefault(task_id, set()).add(ended)
+            try:
+                if await has_ended():
+                    return
+                await asyncio.wait([ended], timeout=until_s - loop.time())
+            finally:
+                self._leave(task_id, ended)
+            if not ended.done() or ended.result():
+                return
+
+    def _leave(self, task_id: str, ended: "asyncio.Future[bool]") -> None:
+        waiters = self._for_end.get(task_id)
+        if waiters is not None:
+            waiters.discard(ended)
+            if not waiters:
+                del self._for_end[task_id]
 
     @contextmanager
-    def next_event(self) -> Iterator["asyncio.Future[None]"]:
-        """Yields a future that is done at the next move of any task. Read events inside the block to miss none."""
-        happened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def next_event(self) -> Iterator["asyncio.Future[bool]"]:
+        """Yields a future that is done at the next move of any task, or with False for shutdown.
+
+        Read events inside the block to miss none.
+        """
+        happened: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._for_event.add(happened)
         try:
             yield happened
@@ -182,6 +207,5 @@ class Waiters(Listener):
         for line in list(self._claims.values()):
             for waiter in list(line.values()):
                 self._time_out(waiter)
-        for waiting in [*self._for_event, *[waiter for line in self._for_end.values() for waiter in line]]:
-            if not waiting.done():
-                waiting.set_result(None)
+        self._wake_readers(has_moved=False)
+        self._wake_ended(list(self._for_end))

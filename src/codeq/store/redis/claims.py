@@ -75,7 +75,7 @@ def take_arguments(
     tenant = request.tenant
     names = [
         keys.records, keys.bodies, keys.number, keys.events, keys.counts(tenant), keys.ready(tenant), keys.leased_heads,
-        keys.claim(tenant, request.worker, request.request_id or ""),
+        keys.claim(tenant, request.worker, request.request_id or ""), keys.absent,
     ]  # fmt: skip
     leases = [request.lease_ms or request.policy_of(queue).lease_ms for queue in queues]
     arguments: list[bytes | str | int] = [

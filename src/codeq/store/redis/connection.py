@@ -6,6 +6,7 @@ the library's retries are off; what it follows are redirections of a cluster, wh
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -38,11 +39,15 @@ _PASSING = frozenset(
         "READONLY", "TRYAGAIN", "UNKILLABLE",
     }
 )  # fmt: skip
+_SCRIPT_FAULT = re.compile(f"-({'|'.join(sorted(_PASSING))}) ")
+"""How Redis before 7 names the fault of a command that a script called."""
 _UNCHANGED = (
     "EVALSHA", "GET", "HGET", "HGETALL", "HMGET", "HSCAN", "SET", "SMEMBERS", "XRANGE", "XREVRANGE", "ZCARD", "ZRANGE",
     "ZRANGEBYLEX", "ZRANGEBYSCORE", "ZREVRANGEBYLEX",
 )  # fmt: skip
 """Commands whose answers the library passes on as Redis sent them."""
+FAULTS = (redis_py.exceptions.RedisError, OSError, RuntimeError, AttributeError)
+"""What the library raises. The last two for a connection that it closed under a call, when a cluster changes."""
 T = TypeVar("T")
 
 
@@ -104,7 +109,7 @@ def _node(text: str, default_port: int) -> tuple[str, int]:
 def passing(fault: Exception) -> StoreError:
     """Returns the error for a fault of Redis or of the way to it. Its text names no host: callers may see it."""
     text = str(fault)
-    word = text.partition(" ")[0]
+    word = _error_code(fault, text)
     if isinstance(fault, redis_py.exceptions.OutOfMemoryError) or word == "OOM" or "OOM command" in text:
         return StoreUnavailable("the store has no memory left (maxmemory); nothing was changed")
     if isinstance(fault, redis_py.exceptions.TimeoutError | TimeoutError):
@@ -113,12 +118,30 @@ def passing(fault: Exception) -> StoreError:
         )
     if isinstance(fault, redis_py.exceptions.AuthenticationError | redis_py.exceptions.NoPermissionError):
         return StoreMismatch(f"Redis refuses this user: {text}")
-    is_passing = isinstance(fault, redis_py.exceptions.ConnectionError | OSError | redis_py.exceptions.ClusterError)
-    if is_passing or word in _PASSING or isinstance(fault, redis_py.exceptions.RedisClusterException):
+    is_passing = isinstance(
+        fault,
+        redis_py.exceptions.ConnectionError
+        | redis_py.exceptions.ClusterError
+        | OSError
+        | RuntimeError
+        | AttributeError,
+    )
+    if (
+        is_passing
+        or word in _PASSING
+        or "non local key" in text
+        or isinstance(fault, redis_py.exceptions.RedisClusterException)
+    ):
         return StoreUnavailable(
             f"the store cannot be used at the moment ({word or type(fault).__name__}); repeat the call"
         )
     return StoreError(f"Redis: {text}")
+
+
+def _error_code(fault: Exception, text: str) -> str:
+    """Returns the first word of Redis's answer. The library takes it off the text of the errors that it knows."""
+    inner = _SCRIPT_FAULT.search(text)
+    return inner[1] if inner else getattr(fault, "status_code", None) or text.partition(" ")[0]
 
 
 class LuaScript:
@@ -136,6 +159,7 @@ class RedisClient:
         self.address = address
         self._client: Any = None
         self._node: Any = None
+        self._calls = asyncio.Semaphore(CONNECTIONS_MAX)
 
     @property
     def client(self) -> Any:
@@ -158,10 +182,10 @@ class RedisClient:
         A server that does not know the script is sent its source: it executed nothing.
         """
         try:
-            return await self._run(("EVALSHA", script.sha, len(keys), *keys, *arguments), bodies)
+            return await self._bounded(self._run(("EVALSHA", script.sha, len(keys), *keys, *arguments), bodies))
         except redis_py.exceptions.NoScriptError:
             return await self.guarded(self._run(("EVAL", script.source, len(keys), *keys, *arguments), bodies))
-        except (redis_py.exceptions.RedisError, OSError) as fault:
+        except FAULTS as fault:
             raise passing(fault) from fault
 
     async def _run(self, command: Sequence[Any], bodies: Sequence[tuple[str, bytes, bytes]]) -> Any:
@@ -220,6 +244,20 @@ class RedisClient:
         answers: list[Any] = await pipeline.execute()
         return answers
 
+    async def on_one_connection(self, key: str, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Sends commands to the node that has the key, one after another on one connection. Follows no redirection."""
+        pipeline = self.client.pipeline(transaction=False)
+        target: dict[str, Any] = {}
+        options: dict[str, Any] = {}
+        if self.address.kind == "cluster":
+            await self.client.initialize()
+            target = {"target_nodes": self.client.get_node_from_key(key)}
+            options = {"allow_redirections": False}
+        for command in commands:
+            pipeline.execute_command(*command, **target)
+        answers: list[Any] = await pipeline.execute(**options)
+        return answers
+
     async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeats a call whose connection was lost, as may happen when the nodes of a cluster change.
 
@@ -239,9 +277,16 @@ class RedisClient:
 
     async def guarded(self, call: Awaitable[T]) -> T:
         try:
-            return await call
-        except (redis_py.exceptions.RedisError, OSError) as fault:
+            return await self._bounded(call)
+        except FAULTS as fault:
             raise passing(fault) from fault
+
+    async def _bounded(self, call: Awaitable[T]) -> T:
+        """Waits for a connection where the library would refuse the call, or open any number."""
+        if self.address.kind == "single":
+            return await call
+        async with self._calls:
+            return await call
 
     async def subscriptions(self) -> Any:
         """Returns a connection of its own for publish/subscribe, to any node: channels are those of all nodes."""
@@ -277,8 +322,9 @@ def _settings(address: RedisAddress) -> dict[str, Any]:
 def _client(address: RedisAddress) -> Any:
     settings = _settings(address)
     if address.kind == "cluster":
+        # At every fifth redirection the library would close all connections, also those in use.
         nodes = [aio.cluster.ClusterNode(host, port) for host, port in address.nodes]
-        return aio.RedisCluster(startup_nodes=nodes, max_connections=CONNECTIONS_MAX, **settings)
+        return aio.RedisCluster(startup_nodes=nodes, max_connections=CONNECTIONS_MAX, reinitialize_steps=0, **settings)
     if address.kind == "sentinel":
         sentinel: Any = aio.Sentinel
         known = sentinel(list(address.nodes), sentinel_kwargs={"socket_timeout": CONNECT_S}, **settings)

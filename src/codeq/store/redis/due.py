@@ -9,6 +9,7 @@ from codeq.store import codec
 from codeq.store.interface import Scope
 from codeq.store.redis import records
 from codeq.store.redis.connection import LuaScript, RedisClient
+from codeq.store.redis.grace import RestartGrace
 from codeq.store.redis.heads import QueueHead, QueueHeads
 from codeq.store.redis.keys import ShardKeys, queue_of_member
 
@@ -24,13 +25,28 @@ SetAside = Callable[[str, bytes, str], Awaitable[None]]
 
 
 class DueTasks:
-    def __init__(self, connection: RedisClient, keys: ShardKeys, heads: QueueHeads, set_aside: SetAside) -> None:
+    def __init__(
+        self,
+        connection: RedisClient,
+        keys: ShardKeys,
+        heads: QueueHeads,
+        set_aside: SetAside,
+        *,
+        grace: RestartGrace,
+    ) -> None:
         self._connection = connection
         self._keys = keys
         self._heads = heads
         self._set_aside = set_aside
+        self._grace = grace
 
     async def find(self, index: Index, now_ms: int, limit: int, scope: Scope) -> list[Task]:
+        found = await self._find(index, now_ms, limit, scope)
+        if found and index is Index.IN_PROGRESS and await self._grace.give():
+            return []  # Redis was down when they ended, so no worker could extend them
+        return found
+
+    async def _find(self, index: Index, now_ms: int, limit: int, scope: Scope) -> list[Task]:
         if index is Index.NONE:
             tenants = await self._groups(self._keys.ended_heads, now_ms)
             return await self._read([self._keys.ended(unquote(tenant)) for tenant in tenants], now_ms, limit)

@@ -27,6 +27,8 @@ All keys of a shard begin with its hash tag, so that they are in one slot of a c
     s                            string  the process that does the background work; expires
     w                            string  written before WAIT
     h                            hash    what could not be read: its key, and why
+    -                            none     never written. A script that declares it is refused whole while the slot moves
+                                         between nodes; else one that empties a key and reads it would end half-way
 
 Channels have no slot; every process hears those it subscribes to:
 
@@ -75,6 +77,7 @@ class ShardKeys:
         self.delayed_heads, self.leased_heads, self.ended_heads = f"{tag}:D", f"{tag}:L", f"{tag}:X"
         self.tenants, self.policies, self.meta = f"{tag}:T", f"{tag}:y", f"{tag}:m"
         self.sweeper, self.marker, self.unreadable = f"{tag}:s", f"{tag}:w", f"{tag}:h"
+        self.absent = f"{tag}:-"
         self.queue = lru_cache(maxsize=_CACHED_NAMES)(self._queue)
 
     def _queue(self, queue: QueueKey) -> KeysOfQueue:

@@ -8,30 +8,24 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import Struct
 
 from codeq.clock import SteadyClock
-from codeq.domain import lifecycle
 from codeq.domain.errors import InvalidRequest, StoreMismatch
 from codeq.domain.limits import RESTART_GRACE_MS, SHARDS_MAX
-from codeq.domain.queue import QueueKey
-from codeq.domain.task import Change, Move
-from codeq.store import codec
 from codeq.store.interface import Clock, Listener, Store
 from codeq.store.redis import keys as naming
-from codeq.store.redis import records
 from codeq.store.redis.connection import RedisAddress, RedisClient, parse_url
 from codeq.store.redis.durability import Durability, inspect
 from codeq.store.redis.eventlog import EventStream
-from codeq.store.redis.keys import Channels, ShardKeys, queue_of_member
+from codeq.store.redis.grace import RestartGrace
+from codeq.store.redis.keys import ShardKeys
 from codeq.store.redis.peers import RedisPeers
-from codeq.store.redis.plan import CommitPlan
 from codeq.store.redis.policies import PolicyCache
 from codeq.store.redis.redis_time import RedisTime
-from codeq.store.redis.replicas import ReplicaWait
-from codeq.store.redis.shard import COMMIT, RedisShard
+from codeq.store.redis.replicas import ReplicaWait, primary_of
+from codeq.store.redis.shard import RedisShard
 from codeq.store.sharded import ShardedStore
 
 FORMAT = 1
 VERSION_MIN = (6, 2)
-_LEASES_AT_ONCE = 500
 T = TypeVar("T")
 
 
@@ -54,6 +48,8 @@ class _Prepared(NamedTuple):
     shards: int
     policies: dict[bytes, bytes]
     clock: Clock
+    primaries: list[str]
+    """Per shard, if replicas must confirm its writes."""
 
 
 def open_redis(
@@ -83,9 +79,15 @@ def open_redis(
     )  # fmt: skip
     opened: list[RedisShard] = []
     for number in range(prepared.shards):
-        marker = ShardKeys(prefix, number).marker
-        replicas = ReplicaWait(client, marker, replicas=wanted.replicas, timeout_ms=wanted.replicas_timeout_ms)
-        opened.append(RedisShard(number, client, peers, prefix=prefix, clock=prepared.clock, replicas=replicas))
+        keys = ShardKeys(prefix, number)
+        replicas = ReplicaWait(
+            client, keys.marker, replicas=wanted.replicas, timeout_ms=wanted.replicas_timeout_ms,
+            primary=prepared.primaries[number],
+        )  # fmt: skip
+        grace = RestartGrace(client, keys, shard=number, now_ms=prepared.clock, grace_ms=wanted.grace_ms)
+        opened.append(
+            RedisShard(number, client, peers, prefix=prefix, clock=prepared.clock, replicas=replicas, grace=grace)
+        )
     return opened[0] if len(opened) == 1 else ShardedStore(opened)
 
 
@@ -107,8 +109,9 @@ async def _prepare(
         keys = [ShardKeys(wanted.prefix, number) for number in range(shards)]
         clock.start_at(max([await EventStream(client, of_shard).newest_ms() for of_shard in keys]))
         for number, of_shard in enumerate(keys):
-            await give_grace(client, of_shard, shard=number, now_ms=clock, grace_ms=wanted.grace_ms)
-        return _Prepared(shards, _pairs(await client.call("HGETALL", first.policies)), clock)
+            await RestartGrace(client, of_shard, shard=number, now_ms=clock, grace_ms=wanted.grace_ms).give()
+        primaries = [await primary_of(client, of_shard.marker) if wanted.replicas else "" for of_shard in keys]
+        return _Prepared(shards, _pairs(await client.call("HGETALL", first.policies)), clock, primaries)
     finally:
         await client.close()
 
@@ -140,40 +143,6 @@ async def _agree_on_shards(connection: RedisClient, keys: ShardKeys, wanted: int
             f"{shards}, or another prefix"
         )
     return shards
-
-
-async def give_grace(
-    connection: RedisClient, keys: ShardKeys, *, shard: int, now_ms: Callable[[], int], grace_ms: int
-) -> None:
-    """Extends every lease once per start of the Redis server: workers could not reach it while it was down.
-
-    Tied to the server, not to this process: one that is started again and again must not extend leases for ever.
-    """
-    run_id = str((await connection.info(keys.meta, "server")).get("run_id", ""))
-    known = await connection.call("HGET", keys.meta, "run_id")
-    if known is not None and known.decode() == run_id:
-        return
-    least_ms = now_ms() + grace_ms
-    for member in await connection.call("ZRANGEBYSCORE", keys.leased_heads, "-inf", f"({least_ms}"):
-        await _extend_leases(connection, keys, shard=shard, queue=queue_of_member(member.decode()), least_ms=least_ms)
-    await connection.call("HSET", keys.meta, "run_id", run_id)
-
-
-async def _extend_leases(
-    connection: RedisClient, keys: ShardKeys, *, shard: int, queue: QueueKey, least_ms: int
-) -> None:
-    leased = keys.queue(queue).leased
-    while ids := await connection.call("ZRANGEBYSCORE", leased, "-inf", f"({least_ms}", "LIMIT", 0, _LEASES_AT_ONCE):
-        changes: list[Change] = []
-        for raw in await connection.call("HMGET", keys.records, *ids):
-            try:
-                task = records.decode(raw or b"")
-            except codec.UNREADABLE:
-                continue  # set aside when its lease is due
-            changes.append(Change(Move.HEARTBEAT, task, lifecycle.with_grace(task, least_ms)))
-        plan = CommitPlan(keys, Channels(keys.prefix), shard, changes)
-        if not changes or not any(await connection.run(COMMIT, plan.keys, plan.arguments)):
-            return
 
 
 def _pairs(answer: Any) -> dict[bytes, bytes]:

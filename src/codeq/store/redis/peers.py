@@ -13,14 +13,12 @@ from itertools import islice
 from time import monotonic
 from typing import Any
 
-import redis as redis_py
-
 from codeq.domain.errors import CodeqError, StoreError
 from codeq.domain.queue import QueueKey, QueuePolicy
 from codeq.domain.task import Task
 from codeq.store import codec
 from codeq.store.interface import Listener
-from codeq.store.redis.connection import LuaScript, RedisClient
+from codeq.store.redis.connection import FAULTS, LuaScript, RedisClient
 from codeq.store.redis.keys import Channels, ShardKeys, task_id
 from codeq.store.redis.policies import PolicyCache, field_of
 
@@ -182,7 +180,7 @@ class RedisPeers:
         new = [channel for channel in channels if channel not in self._subscribed]
         self._subscribed.update(new)
         if new and self._subscriptions is not None:
-            with contextlib.suppress(redis_py.exceptions.RedisError, OSError):  # renewed by `_listen`
+            with contextlib.suppress(*FAULTS):  # renewed by `_listen`
                 for channel in new:
                     await self._send_subscribe(channel)
 
@@ -207,7 +205,7 @@ class RedisPeers:
         while not self._is_closing:
             try:
                 await self._read_signals()
-            except (redis_py.exceptions.RedisError, OSError, CodeqError) as fault:
+            except (*FAULTS, CodeqError) as fault:
                 _log.warning("signals of other processes are not heard, connecting again: %s", fault)
                 await asyncio.sleep(LOOK_AGAIN_S)
 
@@ -257,6 +255,8 @@ class RedisPeers:
             for queue in islice(watched, start, start + LOOK_AGAIN_QUEUES):
                 self._ready(queue)
             self._next_look = start + LOOK_AGAIN_QUEUES
+            for listener in self._listeners:
+                listener.look_again()
             with contextlib.suppress(StoreError):
                 await self._refresh_policies()
                 if self._refresh_time is not None:
@@ -270,7 +270,7 @@ class RedisPeers:
             channel = self._channel(queue)
             self._subscribed.discard(channel)
             if self._subscriptions is not None:
-                with contextlib.suppress(redis_py.exceptions.RedisError, OSError):
+                with contextlib.suppress(*FAULTS):
                     pattern = channel.endswith(EVERY_COMMAND)
                     await (self._subscriptions.punsubscribe if pattern else self._subscriptions.unsubscribe)(channel)
 

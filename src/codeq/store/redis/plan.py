@@ -12,8 +12,10 @@ from codeq.domain.queue import Index, QueueKey
 from codeq.domain.task import Change, Move, Task
 from codeq.store import codec
 from codeq.store.redis import keys
+from codeq.store.redis.connection import LuaScript
 from codeq.store.redis.keys import Channels, ShardKeys, id_bytes, version_bytes
 
+COMMIT = LuaScript("commit")
 INLINE_BODY_BYTES_MAX = 1024
 """Bodies up to this length are arguments of the script; longer ones are written beside it, because Lua hashes every
 argument."""
@@ -49,7 +51,7 @@ class CommitPlan:
         self.bodies: list[tuple[bytes, bytes]] = []
         """Large bodies of new tasks, by id: to be written in the same transaction, before the script."""
         k = shard_keys
-        for key in (k.records, k.bodies, k.results, k.task_keys, k.idempotency, k.number, k.events):
+        for key in (k.records, k.bodies, k.results, k.task_keys, k.idempotency, k.number, k.events, k.absent):
             self._key(key)
         arguments: list[bytes | str | int] = []
         for change in changes:

@@ -1,22 +1,22 @@
 """Waits until replicas have what was written. Calls that wait at the same time share one WAIT per node."""
 
 import asyncio
-from typing import Any
-
-import redis as redis_py
 
 from codeq.domain.errors import StoreUnavailable
-from codeq.store.redis.connection import RedisClient, passing
+from codeq.store.redis.connection import FAULTS, RedisClient, passing
 
 
 class ReplicaWait:
     """For one shard. With no replicas asked for, waits for nothing: an answer of Redis is all there is."""
 
-    def __init__(self, connection: RedisClient, marker: str, *, replicas: int, timeout_ms: int) -> None:
+    def __init__(
+        self, connection: RedisClient, marker: str, *, replicas: int, timeout_ms: int, primary: str = ""
+    ) -> None:
         self._connection = connection
         self._marker = marker
         self._replicas = replicas
         self._timeout_ms = timeout_ms
+        self._primary = primary
         self._next: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
 
@@ -32,23 +32,37 @@ class ReplicaWait:
     async def _wait_together(self) -> None:
         async with self._lock:
             self._next = None  # who comes from now on may have written after the marker
-            confirmed = await self._confirmations()
+            before = self._primary
+            confirmed, self._primary = await self._confirmations()
+        if self._primary != before:
+            raise StoreUnavailable(
+                "another Redis server has become the primary, so whether it has the write is unknown; repeat the call"
+            )
         if confirmed < self._replicas:
             raise StoreUnavailable(
                 f"{confirmed} of {self._replicas} replicas have confirmed the write in time, so whether it survives a "
                 "failover is unknown; repeat the call"
             )
 
-    async def _confirmations(self) -> int:
-        """Writes a marker and waits for it: WAIT counts what its own connection wrote, and everything before it."""
-        pipeline: Any = self._connection.client.pipeline(transaction=False)
-        pipeline.execute_command("SET", self._marker, "")
-        pipeline.execute_command("WAIT", self._replicas, self._timeout_ms)
+    async def _confirmations(self) -> tuple[int, str]:
+        """Writes a marker and waits for it: WAIT counts what its own connection wrote, and everything before it.
+
+        Returns how many replicas have it, and which primary said so: one that was promoted after the write may have
+        the marker and not the write.
+        """
         try:
-            answers = await pipeline.execute()
-        except (redis_py.exceptions.RedisError, OSError) as fault:
+            _, confirmed, replication = await self._connection.on_one_connection(
+                self._marker,
+                [("SET", self._marker, ""), ("WAIT", self._replicas, self._timeout_ms), ("INFO", "replication")],
+            )
+        except FAULTS as fault:
             raise passing(fault) from fault
-        return int(answers[-1])
+        return int(confirmed), str(replication["master_replid"])
+
+
+async def primary_of(connection: RedisClient, key: str) -> str:
+    """Returns what tells the primary of the key from the one before: each promotion and each start has another."""
+    return str((await connection.info(key, "replication")).get("master_replid", ""))
 
 
 def _seen(task: "asyncio.Task[None]") -> None:

@@ -23,13 +23,13 @@ from codeq.store.redis.connection import PAUSES_S, LuaScript, RedisClient
 from codeq.store.redis.counting import Counting
 from codeq.store.redis.due import DueTasks
 from codeq.store.redis.eventlog import EventStream
+from codeq.store.redis.grace import RestartGrace
 from codeq.store.redis.heads import QueueHeads
 from codeq.store.redis.keys import Channels, ShardKeys, id_bytes
 from codeq.store.redis.peers import RedisPeers
-from codeq.store.redis.plan import CommitPlan, answer_of
+from codeq.store.redis.plan import COMMIT, CommitPlan, answer_of
 from codeq.store.redis.replicas import ReplicaWait
 
-COMMIT = LuaScript("commit")
 TAKE = LuaScript("take")
 POLICY = LuaScript("policy")
 
@@ -53,6 +53,7 @@ class RedisShard:
         prefix: str,
         clock: Clock,
         replicas: ReplicaWait,
+        grace: RestartGrace,
     ) -> None:
         self.peers = peers
         self.now_ms = clock.__call__
@@ -66,7 +67,7 @@ class RedisShard:
         self._commits = CommitQueue(self._send)
         self._events = EventStream(connection, self._keys)
         self._counting = Counting(connection, self._keys)
-        self._due = DueTasks(connection, self._keys, self._heads, self._set_aside)
+        self._due = DueTasks(connection, self._keys, self._heads, self._set_aside, grace=grace)
         self._takes = DetachedTakes()
         self._closed: StoreError | None = None
 

@@ -1,6 +1,7 @@
 -- Applies changes, each whole or not at all: record, body or result, index, counts and event.
 --
--- KEYS    1 records, 2 bodies, 3 results, 4 task keys, 5 idempotency, 6 number, 7 events, then those that classes name by place
+-- KEYS    1 records, 2 bodies, 3 results, 4 task keys, 5 idempotency, 6 number, 7 events, 8 one that is never there;
+--         then those that classes name by place
 -- ARGV    1 the classes of changes (MessagePack), 2 channel of moves, 3 shard (2 bytes); then for each change, eight:
 --         id and payload bytes (20) | version it expects, or '' | lease it expects, or '' | record
 --         | time for the index | idempotency field, or '' | number of its class | body or result, or ''

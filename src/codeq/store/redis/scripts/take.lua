@@ -1,8 +1,8 @@
 -- Leases ready tasks: the highest priority of all queues first, equal priorities in rotation. Nothing is decided here: the record
 -- stays as it is, the arguments of the claim are appended to it, and every reader applies the claim itself.
 --
--- KEYS    1 records, 2 bodies, 3 number, 4 events, 5 counts, 6 ready, 7 heads of leases, 8 the claim of this request id; then for
---         each queue twelve: its pending lists 0 to 9, delayed, leased
+-- KEYS    1 records, 2 bodies, 3 number, 4 events, 5 counts, 6 ready, 7 heads of leases, 8 the claim of this request id,
+--         9 one that is never there; then for each queue twelve: its pending lists 0 to 9, delayed, leased
 -- ARGV    1 tasks at most, 2 payload bytes at most, 3 entries read at most, 4 bytes of a body that is returned at most,
 --         5 channel of moves, 6 shard (2 bytes), 7 milliseconds to remember the request id, or 0, 8 the only priority, or '',
 --         9 '1' if the request is a further part of a claim, whose id is remembered beside the other parts and not looked up;
@@ -28,8 +28,8 @@ if ARGV[7] ~= '0' and ARGV[9] == '' then
 end
 
 local queues, fields = {}, {}
-for place = 1, (#KEYS - 8) / 12 do
-  local at, keys = 10 + (place - 1) * 5, 9 + (place - 1) * 12
+for place = 1, (#KEYS - 9) / 12 do
+  local at, keys = 10 + (place - 1) * 5, 10 + (place - 1) * 12
   local queue = { command = ARGV[at], member = ARGV[at + 1], room = tonumber(ARGV[at + 2]), claim = ARGV[at + 3],
     lease = ARGV[at + 4], keys = keys, delayed = KEYS[keys + 10], leased = KEYS[keys + 11], taken = {}, pending = {} }
   if queue.room >= 0 then
