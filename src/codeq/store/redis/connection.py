@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import hiredis
 import redis as redis_py
 from msgspec import Struct
 from redis import asyncio as aio
@@ -254,6 +255,24 @@ class RedisClient:
             await client.aclose()
 
 
+class _PackedInC:
+    """Packs commands with hiredis. The library's asynchronous connections do it in Python, which was a third of the
+    engine's CPU time with large batches."""
+
+    def pack_command(self, *words: Any) -> list[bytes]:
+        name = words[0].encode() if isinstance(words[0], str) else words[0]
+        packed: bytes = hiredis.pack_command((*name.split(), *words[1:]))
+        return [packed]
+
+
+class PlainConnection(_PackedInC, aio.Connection):
+    pass
+
+
+class TlsConnection(_PackedInC, aio.SSLConnection):
+    pass
+
+
 def _settings(address: RedisAddress) -> dict[str, Any]:
     return {
         "socket_connect_timeout": CONNECT_S, "socket_timeout": ANSWER_S, "socket_keepalive": True,
@@ -271,8 +290,7 @@ def _client(address: RedisAddress) -> Any:
         known = sentinel(list(address.nodes), sentinel_kwargs={"socket_timeout": CONNECT_S}, **settings)
         return known.master_for(address.service, db=address.db)
     [(host, port)] = address.nodes
-    if settings.pop("ssl", False):
-        settings["connection_class"] = aio.SSLConnection
+    settings["connection_class"] = TlsConnection if settings.pop("ssl", False) else PlainConnection
     pool = aio.BlockingConnectionPool(
         host=host, port=port, db=address.db, max_connections=CONNECTIONS_MAX, timeout=ANSWER_S, **settings
     )

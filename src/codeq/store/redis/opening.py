@@ -20,9 +20,9 @@ from codeq.store.redis import records
 from codeq.store.redis.connection import RedisAddress, RedisClient, parse_url
 from codeq.store.redis.durability import Durability, inspect
 from codeq.store.redis.eventlog import EventStream
-from codeq.store.redis.keys import Channels, ShardKeys, queue_of_member
+from codeq.store.redis.keys import ShardKeys, queue_of_member
 from codeq.store.redis.peers import RedisPeers
-from codeq.store.redis.plan import CommitPlan
+from codeq.store.redis.plan import CommitPlanner
 from codeq.store.redis.policies import PolicyCache
 from codeq.store.redis.redis_time import RedisTime
 from codeq.store.redis.replicas import ReplicaWait
@@ -162,7 +162,7 @@ async def give_grace(
 async def _extend_leases(
     connection: RedisClient, keys: ShardKeys, *, shard: int, queue: QueueKey, least_ms: int
 ) -> None:
-    leased = keys.queue(queue).leased
+    leased, planner = keys.queue(queue).leased, CommitPlanner(keys, shard)
     while ids := await connection.call("ZRANGEBYSCORE", leased, "-inf", f"({least_ms}", "LIMIT", 0, _LEASES_AT_ONCE):
         changes: list[Change] = []
         for raw in await connection.call("HMGET", keys.records, *ids):
@@ -171,7 +171,7 @@ async def _extend_leases(
             except codec.UNREADABLE:
                 continue  # set aside when its lease is due
             changes.append(Change(Move.HEARTBEAT, task, lifecycle.with_grace(task, least_ms)))
-        plan = CommitPlan(keys, Channels(keys.prefix), shard, changes)
+        plan = planner.plan(changes)
         if not changes or not any(await connection.run(COMMIT, plan.keys, plan.arguments)):
             return
 

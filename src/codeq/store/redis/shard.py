@@ -26,7 +26,7 @@ from codeq.store.redis.eventlog import EventStream
 from codeq.store.redis.heads import QueueHeads
 from codeq.store.redis.keys import Channels, ShardKeys, id_bytes
 from codeq.store.redis.peers import RedisPeers
-from codeq.store.redis.plan import CommitPlan, answer_of
+from codeq.store.redis.plan import CommitPlanner, answer_of
 from codeq.store.redis.replicas import ReplicaWait
 
 COMMIT = LuaScript("commit")
@@ -63,6 +63,7 @@ class RedisShard:
         self._replicas = replicas
         self._heads = QueueHeads()
         self._rotation = claims.Rotation()
+        self._planner = CommitPlanner(self._keys, number)
         self._commits = CommitQueue(self._send)
         self._events = EventStream(connection, self._keys)
         self._counting = Counting(connection, self._keys)
@@ -88,7 +89,7 @@ class RedisShard:
         return tasks
 
     async def _send(self, changes: Sequence[Change]) -> list[int | bytes]:
-        plan = CommitPlan(self._keys, self._channels, self._number, changes)
+        plan = self._planner.plan(changes)
         bodies = [(self._keys.bodies, task_id, body) for task_id, body in plan.bodies]
         for pause_s in PAUSES_S:
             try:
