@@ -132,8 +132,8 @@ class RedisShard:
             request, queues, now_ms=self.now_ms(), keys=self._keys, channels=self._channels, shard=self._number
         )
         taken, known = await self._send_take(request, names, arguments)
-        tasks = [records.decode(record) for record, _ in taken]
-        bodies = [body for _, body in taken]
+        tasks = [records.decode(record) for record in taken[::2] if record is not None]
+        bodies = taken[1::2]
         if known is None:
             return await self._with_bodies(tasks, bodies, is_repeat=True)
         for queue, told in zip(queues, known, strict=True):

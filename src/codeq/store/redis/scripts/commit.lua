@@ -51,7 +51,7 @@ end
 local first = tonumber(call('GET', KEYS[6]) or 0)
 local answers, seen, version, applied = {}, {}, first, false
 local puts, news, outcomes, added_keys, named, unwanted = {}, {}, {}, {}, {}, {}
-local events, ended, dropped, pushes, removes, adds = {}, {}, {}, {}, {}, {}
+local events, ended, dropped, pushes, removes, adds = { '' }, {}, {}, {}, {}, {}
 local place, put = 0, 0
 at = 5
 for _, run in ipairs(runs) do
@@ -100,7 +100,7 @@ for _, run in ipairs(runs) do
         version = version + 1
         packed = pack('>I8', version)
         answer = version
-        events[version - first] = record
+        events[version - first + 1] = record
       end
       if is_ended then
         ended[#ended + 1] = id
@@ -250,7 +250,8 @@ for _, head in pairs(heads) do
   end
 end
 if moves > 0 then
-  call('XADD', KEYS[7], (first + 1) .. '-0', 'w', '\221' .. pack('>I4', moves) .. table.concat(events))
+  events[1] = '\221' .. pack('>I4', moves)
+  call('XADD', KEYS[7], (first + 1) .. '-0', 'w', table.concat(events))
   for channel, tasks in pairs(channels) do
     call('PUBLISH', channel, tasks)
   end
