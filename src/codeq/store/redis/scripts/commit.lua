@@ -119,7 +119,7 @@ for _, run in ipairs(runs) do
       end
       if dead_to then
         local dead = list(adds, dead_to[1])
-        dead[#dead + 1] = 0
+        dead[#dead + 1] = '0'
         dead[#dead + 1] = dead_to[2] .. '\0' .. packed .. id
       end
       if push then
@@ -214,16 +214,16 @@ for _, class in ipairs(classes) do
       if ready and now == 0 then
         call('ZREM', KEYS[ready], field)
       elseif ready and now == change then
-        call('ZADD', KEYS[ready], 0, field)
+        call('ZADD', KEYS[ready], '0', field)
       end
       local totals = count[5]
       if totals and now == 0 then
-        call('HINCRBY', KEYS[totals[1]], 'q', -1)
+        call('HINCRBY', KEYS[totals[1]], 'q', '-1')
         if call('EXISTS', key) == 0 then
           call('SREM', KEYS[totals[2]], totals[3])
         end
       elseif totals and now == change then
-        call('HINCRBY', KEYS[totals[1]], 'q', 1)
+        call('HINCRBY', KEYS[totals[1]], 'q', '1')
         call('SADD', KEYS[totals[2]], totals[3])
       end
     end
@@ -242,7 +242,7 @@ for _, class in ipairs(classes) do
   end
 end
 for _, head in pairs(heads) do
-  local earliest = call('ZRANGE', KEYS[head[1]], 0, 0, 'WITHSCORES')
+  local earliest = call('ZRANGE', KEYS[head[1]], '0', '0', 'WITHSCORES')
   if earliest[2] then
     call('ZADD', KEYS[head[2]], earliest[2], head[3])
   else

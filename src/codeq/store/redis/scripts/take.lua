@@ -150,7 +150,7 @@ if count > 0 then
       end
       call('HINCRBY', KEYS[5], 'r' .. queue.command, number)
     end
-    local head = call('ZRANGE', queue.leased, 0, 0, 'WITHSCORES')
+    local head = call('ZRANGE', queue.leased, '0', '0', 'WITHSCORES')
     call('ZADD', KEYS[7], head[2], queue.member)
   end
   call('XADD', KEYS[4], first .. '-0', 'w', table.concat(events))
@@ -174,8 +174,8 @@ for place, queue in ipairs(queues) do
       insert(priorities, priority)
     end
   end
-  local delayed = call('ZRANGE', queue.delayed, 0, 0, 'WITHSCORES')
-  local leased = call('ZRANGE', queue.leased, 0, 0, 'WITHSCORES')
+  local delayed = call('ZRANGE', queue.delayed, '0', '0', 'WITHSCORES')
+  local leased = call('ZRANGE', queue.leased, '0', '0', 'WITHSCORES')
   known[place] = { table.concat(priorities), delayed[2] or '', leased[2] or '' }
 end
 return { answers, known }
