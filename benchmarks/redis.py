@@ -3,7 +3,6 @@
 It asserts nothing about speed. It prints tables with the ratio that each figure should reach, and writes all figures as
 JSON. What is compared takes turns, so that other load hits both; a ratio is the median over the turns.
 """
-# ruff: noqa: A005 - it is run as a script, and never imported by its short name
 
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -92,7 +92,8 @@ class Run:
         for setting in SETTINGS:
             async with AsyncExitStack() as stack:
                 measures = await self._measures(stack, setting)
-                found[str(setting)] = turns = {name: [] for name in measures}
+                turns: Turns = {name: [] for name in measures}
+                found[str(setting)] = turns
                 for _ in range(self._plan.turns):
                     for name, measure in measures.items():
                         turns[name].append(await measure())
@@ -106,13 +107,13 @@ class Run:
         seconds, measures = self._plan.seconds, dict[str, Measure]()
         for name, node in nodes.items():
             queue = await stack.enter_async_context(redis_queue(node.url))
-            measures[name] = lambda queue=queue, url=node.url: engine_turn(queue, setting, seconds, url=url)
+            measures[name] = partial(engine_turn, queue, setting, seconds, url=node.url)
         url = nodes["no AOF"].url
-        measures["raw per task"] = lambda: raw_turn(url, setting, seconds, is_per_task=True)
-        measures["raw per batch"] = lambda: raw_turn(url, setting, seconds, is_per_task=False)
+        measures["raw per task"] = partial(raw_turn, url, setting, seconds, is_per_task=True)
+        measures["raw per batch"] = partial(raw_turn, url, setting, seconds, is_per_task=False)
         home = self._directory / f"rocksdb-{setting.batch}-{setting.callers}"
         rocks = await stack.enter_async_context(await codeq.open_async(home))
-        measures["RocksDB"] = lambda: engine_turn(rocks, setting, seconds)
+        measures["RocksDB"] = partial(engine_turn, rocks, setting, seconds)
         return measures
 
     def _node(self, stack: AsyncExitStack, name: str) -> RedisNode:
@@ -128,13 +129,16 @@ class Run:
             rocks = stack.enter_context(serving(self._directory / "server"))
             replicas = [stack.enter_context(serving(self._directory / f"replica-{n}", node.url)) for n in range(2)]
             for setting in SETTINGS[1:]:
-                found[str(setting)] = turns = {"RocksDB server": [], "1 replica": [], "2 replicas": []}
+                turns: Turns = {"RocksDB server": [], "1 replica": [], "2 replicas": []}
+                found[str(setting)] = turns
                 for number in range(self._plan.turns):
                     command = f"bench-{setting.batch}-{setting.callers}-{number}"
                     for name, targets in (
                         ("RocksDB server", [rocks]), ("1 replica", replicas[:1]), ("2 replicas", replicas),
                     ):  # fmt: skip
-                        turns[name].append(await self._load(generators, targets, setting, command=f"{command}-{len(targets)}"))
+                        turns[name].append(
+                            await self._load(generators, targets, setting, command=f"{command}-{len(targets)}")
+                        )
         self.figures["http"] = found
         _show_rates(self._console, found, "3. Full cycles per second over HTTP, AOF everysec, as ratios (demanded)")
 
@@ -162,8 +166,8 @@ class Run:
         points: list[redis_flatness.Point] = []
         async with AsyncExitStack() as stack:
             node = self._node(stack, "no AOF")
-            async for point in redis_flatness.measure(node.url, self._plan.sizes, 2 * self._plan.seconds):
-                points.append(point)
+            measured = redis_flatness.measure(node.url, self._plan.sizes, 2 * self._plan.seconds)
+            points.extend([point async for point in measured])
         self.figures["flatness"] = points
         _show_flatness(self._console, points)
 
@@ -207,7 +211,9 @@ def _show_costs(console: Console, found: dict[str, Turns]) -> None:
 
 def _show_flatness(console: Console, points: Sequence[redis_flatness.Point]) -> None:
     columns = ["stored", "tasks", "ms", "Redis CPU us", "x first", "round trips", "longest script ms"]
-    table = _table("4. A cycle of one task, in batches of 16, as more is stored; cancelled: one claim behind them", columns)
+    table = _table(
+        "4. A cycle of one task, in batches of 16, as more is stored; cancelled: one claim behind them", columns
+    )
     first: dict[str, float] = {}
     for point in points:
         turn = point.turn
@@ -240,7 +246,9 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 def main(
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke test of half a minute; its figures mean little.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A smoke test of half a minute; its figures mean little.")
+    ] = False,
     json: Annotated[Path, typer.Option(help="Where to write the figures.")] = RESULTS / "redis.json",
     directory: Annotated[Path, typer.Option("--dir", help="A folder on the disk to measure.")] = RESULTS,
 ) -> None:

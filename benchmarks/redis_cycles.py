@@ -1,4 +1,4 @@
-"""Full cycles (enqueue, claim, complete) on the Redis engine, on RocksDB, and as raw commands, with what they cost Redis.
+"""Full cycles (enqueue, claim, complete) on the Redis engine, on RocksDB and as raw commands, and what they cost Redis.
 
 Raw sends the writes of the engine's layout and decides nothing: no versions, no idempotency, no repeated claims. It is
 there twice. *Raw per task* has one command for each task and key, as a client without scripts would; *raw per batch*

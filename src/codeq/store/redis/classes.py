@@ -62,7 +62,11 @@ class _Description:
     def _described(self, kind: ChangeClass) -> dict[str, Any]:
         names, queue = self._shard_keys, QueueKey(kind.tenant, kind.command)
         of_queue = names.queue(queue)
-        described: dict[str, Any] = _layout(kind) | {"counts": [], "heads": [], "usage": self._key(names.usage(kind.tenant))}
+        described: dict[str, Any] = _layout(kind) | {
+            "counts": [],
+            "heads": [],
+            "usage": self._key(names.usage(kind.tenant)),
+        }
         if kind.is_quiet:
             leased = self._key(of_queue.leased)
             return described | {
