@@ -159,7 +159,7 @@ class RedisClient:
         A server that does not know the script is sent its source: it executed nothing.
         """
         try:
-            return await self._run(("EVALSHA", script.sha, len(keys), *keys, *arguments), bodies)
+            return await _cancellable(self._run(("EVALSHA", script.sha, len(keys), *keys, *arguments), bodies))
         except redis_py.exceptions.NoScriptError:
             return await self.guarded(self._run(("EVAL", script.source, len(keys), *keys, *arguments), bodies))
         except (redis_py.exceptions.RedisError, OSError) as fault:
@@ -232,7 +232,7 @@ class RedisClient:
 
     async def guarded(self, call: Awaitable[T]) -> T:
         try:
-            return await call
+            return await _cancellable(call)
         except (redis_py.exceptions.RedisError, OSError) as fault:
             raise passing(fault) from fault
 
@@ -253,6 +253,19 @@ class RedisClient:
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
+
+
+async def _cancellable(call: Awaitable[T]) -> T:
+    """Awaits the call, and raises CancelledError if the caller was cancelled meanwhile, even if the library answers:
+    Python 3.11's `wait_for`, which it uses, forgets a cancellation that comes together with the answer. A sweeper that
+    is not told would never end."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    try:
+        return await call
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 class _PackedInC:
