@@ -131,7 +131,9 @@ class RedisShard:
         names, arguments = claims.take_arguments(
             request, queues, now_ms=self.now_ms(), keys=self._keys, channels=self._channels, shard=self._number
         )
-        taken, known = await self._send_take(request, names, arguments)
+        taken, known, has_run_out = await self._send_take(request, names, arguments)
+        while has_run_out and not taken:  # all were cancelled; other clients of Redis have had their turn meanwhile
+            taken, known, has_run_out = await self._send_take(request, names, arguments)
         tasks = [records.decode(record) for record in taken[::2] if record is not None]
         bodies = taken[1::2]
         if known is None:

@@ -8,7 +8,8 @@
 --         9 '1' if the request is a further part of a claim, whose id is remembered beside the other parts and not looked up;
 --         then for each queue five: command | its name in the heads | tasks it may have in progress, or -1
 --         | arguments of the claim (MessagePack, without the last) | end of the lease
--- Returns the taken tasks as record, body or false, record, and so on; and per queue [its priorities, next delayed, next lease]
+-- Returns the taken tasks as record, body or false, record, and so on; per queue [its priorities, next delayed, next lease];
+--         and 1 if the entries that may be read ran out.
 --         A request id whose tasks are still leased to it returns them again, and nothing is taken.
 -- Cost    reads at most ARGV[3] entries, whatever was cancelled before; then as `commit`.
 local call, sub, insert, pack = redis.call, string.sub, table.insert, struct.pack
@@ -23,7 +24,7 @@ if ARGV[7] ~= '0' and ARGV[9] == '' then
     end
   end
   if #answers > 0 then
-    return { answers, false }
+    return { answers, false, 0 }
   end
   call('DEL', KEYS[8])
 end
@@ -178,4 +179,4 @@ for place, queue in ipairs(queues) do
   local leased = call('ZRANGE', queue.leased, '0', '0', 'WITHSCORES')
   known[place] = { table.concat(priorities), delayed[2] or '', leased[2] or '' }
 end
-return { answers, known }
+return { answers, known, entries_left <= 0 and 1 or 0 }
