@@ -53,11 +53,12 @@ test-fast: setup ## The tests to run while working, in under a minute
 kills: setup ## Kill server, driver and executors 30 times under load, and compare the lake with the log
 	$(BIN)/python -m tests.system.pipeline_kills --kills 30
 
-bench: setup ## Measure the engine against raw RocksDB, HTTP against the engine, what a program sees, and the priority queue
+bench: setup ## Measure the engine against raw RocksDB, HTTP against the engine, what a program sees, the priority queue, and Redis against RocksDB
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/http.py
 	$(BIN)/python benchmarks/sdk.py
 	$(BIN)/python benchmarks/priority.py
+	$(BIN)/python benchmarks/redis.py
 
 lock: setup ## Choose the newest versions and write requirements.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --generate-hashes --no-header \

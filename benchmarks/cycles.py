@@ -167,13 +167,13 @@ async def _drive(setting: Setting, home: Path, going_on: Callable[[], bool]) -> 
     tasks = [NewTask(command=COMMAND, payload=payload) for payload in made]
     async with await codeq.open_async(home, durability=setting.durability) as queue:
         started_s = time.perf_counter()
-        await asyncio.gather(*(_go_round(queue, tasks, going_on) for _ in range(setting.callers)))
+        await asyncio.gather(*(go_round(queue, tasks, going_on) for _ in range(setting.callers)))
         elapsed_s = time.perf_counter() - started_s
     shutil.rmtree(home)
     return elapsed_s
 
 
-async def _go_round(queue: AsyncQueue, tasks: list[NewTask], going_on: Callable[[], bool]) -> None:
+async def go_round(queue: AsyncQueue, tasks: list[NewTask], going_on: Callable[[], bool]) -> None:
     while going_on():
         await queue.enqueue_many(tasks)
         jobs = await queue.claim(COMMAND, limit=len(tasks))

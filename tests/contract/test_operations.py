@@ -18,6 +18,14 @@ async def test_a_pending_task_is_cancelled_at_once(world: World) -> None:
     assert sorted(ids(await world.drain())) == sorted([queued[0].id, queued[2].id])
 
 
+async def test_one_claim_finds_a_task_behind_thousands_of_cancelled_ones(world: World) -> None:
+    queued = await world.enqueue_many(7000)
+    last = await world.enqueue()
+    for start in range(0, len(queued), 1000):
+        await cancel.cancel(world.core, TENANT, ids(queued[start : start + 1000]))
+    assert (await world.claim_one()).id == last.id
+
+
 async def test_a_delayed_task_is_cancelled_at_once_and_never_promoted(world: World) -> None:
     task = await world.enqueue(delay_ms=1_000)
     await world.cancel(task)

@@ -23,8 +23,9 @@ _QUEUES_READ = 4 * CLAIM_COMMANDS_MAX
 _SERVED_MAX = 10_000
 
 
-Taken = tuple[list[tuple[bytes, bytes | None]], list[list[bytes]] | None]
-"""Record and body of each task, and what the script tells of each queue; None for a repeated claim."""
+Taken = tuple[list[bytes | None], list[list[bytes]] | None, int]
+"""Record and body of each task in turn; what the script tells of each queue, None for a repeated claim; and whether the
+entries that one take reads ran out."""
 
 
 def entries(data: bytes) -> dict[bytes, bytes]:

@@ -8,8 +8,8 @@ from codeq.domain.task import Change, Move
 from codeq.store import codec
 from codeq.store.redis import records
 from codeq.store.redis.connection import RedisClient
-from codeq.store.redis.keys import Channels, ShardKeys, queue_of_member
-from codeq.store.redis.plan import COMMIT, CommitPlan
+from codeq.store.redis.keys import ShardKeys, queue_of_member
+from codeq.store.redis.plan import COMMIT, CommitPlanner
 
 _LEASES_AT_ONCE = 500
 
@@ -62,6 +62,6 @@ class RestartGrace:
                 except codec.UNREADABLE:
                     continue  # set aside when its lease is due
                 changes.append(Change(Move.HEARTBEAT, task, lifecycle.with_grace(task, least_ms)))
-            plan = CommitPlan(keys, Channels(keys.prefix), self._shard, changes)
+            plan = CommitPlanner(keys, self._shard).plan(changes)
             if not changes or not any(await connection.run(COMMIT, plan.keys, plan.arguments)):
                 return

@@ -27,7 +27,7 @@ from codeq.store.redis.grace import RestartGrace
 from codeq.store.redis.heads import QueueHeads
 from codeq.store.redis.keys import Channels, ShardKeys, id_bytes
 from codeq.store.redis.peers import RedisPeers
-from codeq.store.redis.plan import COMMIT, CommitPlan, answer_of
+from codeq.store.redis.plan import COMMIT, CommitPlanner, answer_of
 from codeq.store.redis.replicas import ReplicaWait
 
 TAKE = LuaScript("take")
@@ -64,6 +64,7 @@ class RedisShard:
         self._replicas = replicas
         self._heads = QueueHeads()
         self._rotation = claims.Rotation()
+        self._planner = CommitPlanner(self._keys, number)
         self._commits = CommitQueue(self._send)
         self._events = EventStream(connection, self._keys)
         self._counting = Counting(connection, self._keys)
@@ -88,7 +89,7 @@ class RedisShard:
         return tasks
 
     async def _send(self, changes: Sequence[Change]) -> list[int | bytes]:
-        plan = CommitPlan(self._keys, self._channels, self._number, changes)
+        plan = self._planner.plan(changes)
         bodies = [(self._keys.bodies, task_id, body) for task_id, body in plan.bodies]
         for pause_s in PAUSES_S:
             try:
@@ -130,9 +131,11 @@ class RedisShard:
         names, arguments = claims.take_arguments(
             request, queues, now_ms=self.now_ms(), keys=self._keys, channels=self._channels, shard=self._number
         )
-        taken, known = await self._send_take(request, names, arguments)
-        tasks = [records.decode(record) for record, _ in taken]
-        bodies = [body for _, body in taken]
+        taken, known, has_run_out = await self._send_take(request, names, arguments)
+        while has_run_out and not taken:  # all were cancelled; other clients of Redis have had their turn meanwhile
+            taken, known, has_run_out = await self._send_take(request, names, arguments)
+        tasks = [records.decode(record) for record in taken[::2] if record is not None]
+        bodies = taken[1::2]
         if known is None:
             return await self._with_bodies(tasks, bodies, is_repeat=True)
         for queue, told in zip(queues, known, strict=True):

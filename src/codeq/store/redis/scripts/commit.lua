@@ -2,178 +2,195 @@
 --
 -- KEYS    1 records, 2 bodies, 3 results, 4 task keys, 5 idempotency, 6 number, 7 events, 8 one that is never there;
 --         then those that classes name by place
--- ARGV    1 the classes of changes (MessagePack), 2 channel of moves, 3 shard (2 bytes); then for each change, eight:
---         id and payload bytes (20) | version it expects, or '' | lease it expects, or '' | record
---         | time for the index | idempotency field, or '' | number of its class | body or result, or ''
+-- ARGV    1 the classes of changes (MessagePack; `classes.py`), 2 runs of changes (MessagePack): class, time for the index, how
+--         many; 3 channel of moves, 4 shard (2 bytes); then for each change, as many as its class has:
+--         id (16), payload bytes (4), version it expects (8) unless it is new | record
+--         | lease it expects | idempotency field | body or result
 -- Returns per change: its version; 0 if the task is no longer what was expected; or the id of the task that has its
 --         idempotency key. A change that was applied before, whose reply was lost, answers its version again.
 -- Cost    some ten commands for the batch, and O(log n) for each entry of a sorted set.
-local classes = cmsgpack.unpack(ARGV[1])
+local classes, runs = cmsgpack.unpack(ARGV[1]), cmsgpack.unpack(ARGV[2])
 local records, bodies, results, task_keys, idempotency = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local call, sub, insert, pack = redis.call, string.sub, table.insert, struct.pack
+local call, sub, pack, number = redis.call, string.sub, struct.pack, struct.unpack
+local ARGV = ARGV
 
 local function each(command, key, values)
   for from = 1, #values, 4000 do
     call(command, key, unpack(values, from, math.min(from + 3999, #values)))
   end
 end
-
-local function number(version)
-  local value = struct.unpack('>I8', version)
-  return value
+local function list(of, key)
+  local found = of[key]
+  if key and not found then
+    found = {}
+    of[key] = found
+  end
+  return found
 end
 
-local total = (#ARGV - 3) / 8
-local ids, fields, wanted = {}, {}, {}
-for place = 1, total do
-  local at = 4 + (place - 1) * 8
-  ids[place] = sub(ARGV[at], 1, 16)
-  if ARGV[at + 5] ~= '' then
-    insert(wanted, ARGV[at + 5])
+local ids, wanted, total, at = {}, {}, 0, 5
+for _, run in ipairs(runs) do
+  local class = classes[run[1]]
+  local width, field = class.width, class.field
+  for _ = 1, run[3] do
+    total = total + 1
+    ids[total] = sub(ARGV[at], 1, 16)
+    if field then
+      wanted[#wanted + 1] = ARGV[at + field]
+    end
+    at = at + width
   end
 end
-local stored = call('HMGET', records, unpack(ids))
-local owners = {}
+local stored, owners = call('HMGET', records, unpack(ids)), {}
 if #wanted > 0 then
   for place, owner in ipairs(call('HMGET', idempotency, unpack(wanted))) do
     owners[wanted[place]] = owner
   end
 end
 
--- What is applied, in order. A second change of the same task in one call finds another version.
-local answers, applied, seen, moves = {}, {}, {}, 0
-for place = 1, total do
-  local at = 4 + (place - 1) * 8
-  local id, expected, guard, record, field = ids[place], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 5]
-  local class, current = classes[tonumber(ARGV[at + 6])], stored[place]
-  local answer = 0
-  if expected == '' then
-    local owner = field ~= '' and owners[field]
-    if owner and owner ~= id then
-      answer = owner
-      call('HDEL', bodies, id)
+-- Decides in order, and gathers what is written at the end. A second change of the same task in one call is refused.
+local first = tonumber(call('GET', KEYS[6]) or 0)
+local answers, seen, version, applied = {}, {}, first, false
+local puts, news, outcomes, added_keys, named, unwanted = {}, {}, {}, {}, {}, {}
+local events, ended, dropped, pushes, removes, adds = { '' }, {}, {}, {}, {}, {}
+local place, put = 0, 0
+at = 5
+for _, run in ipairs(runs) do
+  local class, time = classes[run[1]], run[2]
+  local new, quiet, drops, is_ended, width = class.new, class.quiet, class.drops, class.ended, class.width
+  local guard, field, content = class.guard, class.field, class.content
+  local leave, enter, push = list(removes, class.leave), list(adds, class.enter), list(pushes, class.push)
+  local dead_from, dead_to = class.dead_from, class.dead_to
+  local listed = class.listing and list(drops and removes or adds, class.listing)
+  local changes, bytes = 0, 0
+  for _ = 1, run[3] do
+    place = place + 1
+    local head, record, id, current = ARGV[at], ARGV[at + 1], ids[place], stored[place]
+    local answer, is_applied = 0, false
+    local expected = not new and sub(head, 21, 28)
+    if seen[id] then
+      answer = 0
+    elseif new then
+      local owner = field and owners[ARGV[at + field]]
+      if owner and owner ~= id then
+        answer = owner
+        if not content then
+          unwanted[#unwanted + 1] = id
+        end
+      elseif current then
+        answer = number('>I8', current)
+      elseif not content and call('HEXISTS', bodies, id) == 0 then
+        return redis.error_reply('TRYAGAIN the body of a task is missing')
+      else
+        is_applied = true
+      end
     elseif current then
-      answer = number(current)
-    elseif ARGV[at + 7] == '' and call('HEXISTS', bodies, id) == 0 then
-      return redis.error_reply('TRYAGAIN the body of a task is missing')
-    elseif not seen[id] then
-      answer = -1
-      if field ~= '' then
-        owners[field] = id
+      if sub(current, 1, 8) == expected then
+        is_applied = not guard or call('ZSCORE', KEYS[class.leased], id) == ARGV[at + guard]
+      elseif sub(current, 9) == record then
+        answer = number('>I8', current)
       end
     end
-  elseif current and not seen[id] then
-    if sub(current, 1, 8) ~= expected then
-      if sub(current, 10) == record then
-        answer = number(current)
+    if is_applied then
+      seen[id] = true
+      changes = changes + 1
+      local packed = expected
+      if quiet then
+        answer = number('>I8', expected)
+      else
+        version = version + 1
+        packed = pack('>I8', version)
+        answer = version
+        events[version - first + 1] = record
       end
-    elseif guard == '' or call('ZSCORE', KEYS[class.guard], id) == guard then
-      answer = -1
+      if is_ended then
+        ended[#ended + 1] = id
+      end
+      if leave then
+        leave[#leave + 1] = id
+      end
+      if dead_from then
+        local dead = list(removes, dead_from[1])
+        dead[#dead + 1] = dead_from[2] .. '\0' .. expected .. id
+      end
+      if enter then
+        local size = #enter
+        enter[size + 1] = time
+        enter[size + 2] = id
+      end
+      if dead_to then
+        local dead = list(adds, dead_to[1])
+        dead[#dead + 1] = '0'
+        dead[#dead + 1] = dead_to[2] .. '\0' .. packed .. id
+      end
+      if push then
+        push[#push + 1] = packed .. sub(head, 1, 20)
+      end
+      if listed then
+        if not drops then
+          listed[#listed + 1] = '0'
+        end
+        listed[#listed + 1] = id
+      end
+      if drops then
+        dropped[#dropped + 1] = id
+        bytes = bytes - number('>I4', head, 17)
+      else
+        puts[put + 1] = id
+        puts[put + 2] = packed .. record
+        put = put + 2
+        if new then
+          bytes = bytes + number('>I4', head, 17)
+          if field then
+            owners[ARGV[at + field]] = id
+            added_keys[#added_keys + 1] = id
+            added_keys[#added_keys + 1] = ARGV[at + field]
+            named[#named + 1] = ARGV[at + field]
+            named[#named + 1] = id
+          end
+        end
+        if content then
+          local contents = new and news or outcomes
+          local size = #contents
+          contents[size + 1] = id
+          contents[size + 2] = ARGV[at + content]
+        end
+      end
     end
+    answers[place] = answer
+    at = at + width
   end
-  if answer == -1 then
-    seen[id] = true
-    insert(applied, { at = at, id = id, class = class, content = ARGV[at + 7], record = record, place = place })
-    class.applied = (class.applied or 0) + 1
-    if class.quiet then
-      answer = number(expected)
-    else
-      moves = moves + 1
-    end
+  if changes > 0 then
+    applied = true
+    class.applied = (class.applied or 0) + changes
+    class.bytes = (class.bytes or 0) + bytes
   end
-  answers[place] = answer
 end
-if #applied == 0 then
+each('HDEL', bodies, unwanted)
+if not applied then
   return answers
 end
 
-local last = moves > 0 and call('INCRBY', KEYS[6], moves) or 0
-local version, events, ended = last - moves, {}, {}
-local puts, news, outcomes, added_keys, named = {}, {}, {}, {}, {}
-local pushes, removes, adds = {}, {}, {}
-local function list(of, key)
-  of[key] = of[key] or {}
-  return of[key]
+local moves = version - first
+if moves > 0 then
+  call('INCRBY', KEYS[6], moves)
 end
-for _, change in ipairs(applied) do
-  local class, at, id, packed = change.class, change.at, change.id, ARGV[change.at + 1]
-  if not class.quiet then
-    version = version + 1
-    packed = pack('>I8', version)
-    answers[change.place] = version
-    insert(events, '\145' .. change.record)
-  end
-  if class.ended then
-    insert(ended, id)
-  end
-  for _, key in ipairs(class.remove) do
-    insert(list(removes, key), id)
-  end
-  if class.dead_from then
-    insert(list(removes, class.dead_from[1]), class.dead_from[2] .. '\0' .. ARGV[at + 1] .. id)
-  end
-  for _, key in ipairs(class.add) do
-    insert(list(adds, key), ARGV[at + 4])
-    insert(adds[key], id)
-  end
-  if class.dead_to then
-    insert(list(adds, class.dead_to[1]), 0)
-    insert(adds[class.dead_to[1]], class.dead_to[2] .. '\0' .. packed .. id)
-  end
-  if class.push then
-    insert(list(pushes, class.push), packed .. ARGV[at])
-  end
-  if class.listing then
-    insert(list(class.drops and removes or adds, class.listing), class.drops and id or 0)
-    if not class.drops then
-      insert(adds[class.listing], id)
-    end
-  end
-  if class.drops then
-    insert(list(removes, 'tasks'), id)
-  else
-    insert(puts, id)
-    insert(puts, packed .. '\145' .. change.record)
-  end
-  if ARGV[at + 1] == '' then
-    class.bytes = (class.bytes or 0) + struct.unpack('>I4', sub(ARGV[at], 17))
-    if change.content ~= '' then
-      insert(news, id)
-      insert(news, change.content)
-    end
-    if ARGV[at + 5] ~= '' then
-      insert(added_keys, id)
-      insert(added_keys, ARGV[at + 5])
-      insert(named, ARGV[at + 5])
-      insert(named, id)
-    end
-  else
-    if class.drops then
-      class.bytes = (class.bytes or 0) - struct.unpack('>I4', sub(ARGV[at], 17))
-    elseif change.content ~= '' then
-      insert(outcomes, id)
-      insert(outcomes, change.content)
-    end
-  end
-end
-
 each('HSET', records, puts)
 each('HSET', bodies, news)
 each('HSET', results, outcomes)
 each('HSET', task_keys, added_keys)
 each('HSET', idempotency, named)
-if removes.tasks then
+if #dropped > 0 then
   local gone = {}
-  for _, field in ipairs(call('HMGET', task_keys, unpack(removes.tasks))) do
+  for _, field in ipairs(call('HMGET', task_keys, unpack(dropped))) do
     if field then
-      insert(gone, field)
+      gone[#gone + 1] = field
     end
   end
   each('HDEL', idempotency, gone)
   for _, key in ipairs({ records, bodies, results, task_keys }) do
-    call('HDEL', key, unpack(removes.tasks))
+    call('HDEL', key, unpack(dropped))
   end
-  removes.tasks = nil
 end
 for key, values in pairs(removes) do
   each('ZREM', KEYS[key], values)
@@ -198,23 +215,23 @@ for _, class in ipairs(classes) do
       if ready and now == 0 then
         call('ZREM', KEYS[ready], field)
       elseif ready and now == change then
-        call('ZADD', KEYS[ready], 0, field)
+        call('ZADD', KEYS[ready], '0', field)
       end
       local totals = count[5]
       if totals and now == 0 then
-        call('HINCRBY', KEYS[totals[1]], 'q', -1)
+        call('HINCRBY', KEYS[totals[1]], 'q', '-1')
         if call('EXISTS', key) == 0 then
           call('SREM', KEYS[totals[2]], totals[3])
         end
       elseif totals and now == change then
-        call('HINCRBY', KEYS[totals[1]], 'q', 1)
+        call('HINCRBY', KEYS[totals[1]], 'q', '1')
         call('SADD', KEYS[totals[2]], totals[3])
       end
     end
-    if class.tasks ~= 0 then
+    if class.tasks then
       call('HINCRBY', KEYS[class.usage], 't', class.tasks * changes)
     end
-    if class.bytes and call('HINCRBY', KEYS[class.usage], 'b', class.bytes) == 0 and class.drops then
+    if class.bytes ~= 0 and call('HINCRBY', KEYS[class.usage], 'b', class.bytes) == 0 and class.drops then
       call('HDEL', KEYS[class.usage], 'b')
     end
     for _, head in ipairs(class.heads) do
@@ -226,18 +243,19 @@ for _, class in ipairs(classes) do
   end
 end
 for _, head in pairs(heads) do
-  local first = call('ZRANGE', KEYS[head[1]], 0, 0, 'WITHSCORES')
-  if first[2] then
-    call('ZADD', KEYS[head[2]], first[2], head[3])
+  local earliest = call('ZRANGE', KEYS[head[1]], '0', '0', 'WITHSCORES')
+  if earliest[2] then
+    call('ZADD', KEYS[head[2]], earliest[2], head[3])
   else
     call('ZREM', KEYS[head[2]], head[3])
   end
 end
 if moves > 0 then
-  call('XADD', KEYS[7], (last - moves + 1) .. '-0', 'w', '\221' .. pack('>I4', moves) .. table.concat(events))
+  events[1] = '\221' .. pack('>I4', moves)
+  call('XADD', KEYS[7], (first + 1) .. '-0', 'w', table.concat(events))
   for channel, tasks in pairs(channels) do
     call('PUBLISH', channel, tasks)
   end
-  call('PUBLISH', ARGV[2], ARGV[3] .. table.concat(ended))
+  call('PUBLISH', ARGV[3], ARGV[4] .. table.concat(ended))
 end
 return answers

@@ -6,6 +6,10 @@
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then
   return 0
 end
+if ARGV[2] == '' and ARGV[3] == '' then
+  redis.call('HDEL', KEYS[1], ARGV[1]) -- a probe: shows that writes are accepted, and changes nothing
+  return 1
+end
 if ARGV[3] ~= '' then
   redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 else

@@ -8,7 +8,8 @@
 --         9 '1' if the request is a further part of a claim, whose id is remembered beside the other parts and not looked up;
 --         then for each queue five: command | its name in the heads | tasks it may have in progress, or -1
 --         | arguments of the claim (MessagePack, without the last) | end of the lease
--- Returns the taken tasks as [record, body or false], and per queue [its priorities, next delayed, next lease]
+-- Returns the taken tasks as record, body or false, record, and so on; per queue [its priorities, next delayed, next lease];
+--         and 1 if the entries that may be read ran out.
 --         A request id whose tasks are still leased to it returns them again, and nothing is taken.
 -- Cost    reads at most ARGV[3] entries, whatever was cancelled before; then as `commit`.
 local call, sub, insert, pack = redis.call, string.sub, table.insert, struct.pack
@@ -18,11 +19,12 @@ if ARGV[7] ~= '0' and ARGV[9] == '' then
   for at = 1, #again, 24 do
     local record = call('HGET', KEYS[1], sub(again, at, at + 15))
     if record and sub(record, 1, 8) == sub(again, at + 16, at + 23) then
-      insert(answers, { record, false })
+      insert(answers, record)
+      insert(answers, false)
     end
   end
   if #answers > 0 then
-    return { answers, false }
+    return { answers, false, 0 }
   end
   call('DEL', KEYS[8])
 end
@@ -30,7 +32,7 @@ end
 local queues, fields = {}, {}
 for place = 1, (#KEYS - 9) / 12 do
   local at, keys = 10 + (place - 1) * 5, 10 + (place - 1) * 12
-  local queue = { command = ARGV[at], member = ARGV[at + 1], room = tonumber(ARGV[at + 2]), claim = ARGV[at + 3],
+  local queue = { command = ARGV[at], member = ARGV[at + 1], room = tonumber(ARGV[at + 2]), claim = ARGV[at + 3] .. '\207',
     lease = ARGV[at + 4], keys = keys, delayed = KEYS[keys + 10], leased = KEYS[keys + 11], taken = {}, pending = {} }
   if queue.room >= 0 then
     queue.room = math.max(0, queue.room - call('ZCARD', queue.leased))
@@ -47,18 +49,19 @@ for place, count in ipairs(call('HMGET', KEYS[5], unpack(fields))) do
 end
 
 -- Takes entries from the front of a list. Those of tasks that have moved since are dropped.
-local taken = {}
+local ids, owners, before, sizes, count = {}, {}, {}, {}, 0
 local function take(queue, priority, wanted)
   local key = KEYS[queue.keys + priority]
   local entries = call('LPOP', key, wanted)
   if not entries then
     return 0
   end
-  local ids = {}
+  local found = {}
   for place, entry in ipairs(entries) do
-    ids[place] = sub(entry, 9, 24)
+    found[place] = sub(entry, 9, 24)
   end
-  local stored = call('HMGET', KEYS[1], unpack(ids))
+  local stored = call('HMGET', KEYS[1], unpack(found))
+  local counted = count
   for place, entry in ipairs(entries) do
     if bytes <= 0 then
       for back = #entries, place, -1 do
@@ -69,11 +72,15 @@ local function take(queue, priority, wanted)
     entries_left = entries_left - 1
     local record = stored[place]
     if record and sub(record, 1, 8) == sub(entry, 1, 8) then
-      local size = struct.unpack('>I4', sub(entry, 25))
-      bytes, left, queue.room = bytes - size, left - 1, queue.room - 1
-      queue.taken[priority] = (queue.taken[priority] or 0) + 1
-      insert(taken, { id = ids[place], queue = queue, before = record, size = size })
+      local size = struct.unpack('>I4', entry, 25)
+      bytes, count = bytes - size, count + 1
+      ids[count], owners[count], before[count], sizes[count] = found[place], queue, record, size
     end
+  end
+  local taken = count - counted
+  left, queue.room = left - taken, queue.room - taken
+  if taken > 0 then
+    queue.taken[priority] = (queue.taken[priority] or 0) + taken
   end
   return #entries
 end
@@ -107,24 +114,31 @@ for priority = highest, lowest, -1 do
   end
 end
 
-local count, answers = #taken, {}
+local answers = {}
 if count > 0 then
   local first = call('INCRBY', KEYS[3], count) - count + 1
-  local puts, events, leases, small, ids, claimed = {}, {}, {}, {}, {}, {}
-  for place, task in ipairs(taken) do
-    local record = '\146' .. sub(task.before, 10) .. task.queue.claim .. '\207' .. sub(task.before, 1, 8)
-    insert(puts, task.id)
-    insert(puts, pack('>I8', first + place - 1) .. record)
-    insert(events, record)
-    insert(ids, task.id)
-    insert(claimed, task.id .. pack('>I8', first + place - 1))
-    answers[place] = { pack('>I8', first + place - 1) .. record, false }
-    local of = leases[task.queue] or {}
-    leases[task.queue] = of
-    insert(of, task.queue.lease)
-    insert(of, task.id)
-    if task.size <= tonumber(ARGV[4]) then
-      insert(small, place)
+  local puts, events, leases, small, wanted, claimed = {}, { '\221' .. pack('>I4', count) }, {}, {}, {}, {}
+  local inline_max, at, piece = tonumber(ARGV[4]), 0, 1
+  for place = 1, count do
+    local id, queue, stored = ids[place], owners[place], before[place]
+    local version, task, previous = pack('>I8', first + place - 1), sub(stored, 10), sub(stored, 1, 8)
+    local record = version .. '\146' .. task .. queue.claim .. previous
+    puts[at + 1], puts[at + 2] = id, record
+    answers[at + 1], answers[at + 2] = record, false
+    at = at + 2
+    events[piece + 1], events[piece + 2], events[piece + 3], events[piece + 4] = '\146', task, queue.claim, previous
+    piece = piece + 4
+    claimed[at - 1], claimed[at] = id, version
+    local of = leases[queue]
+    if not of then
+      of = {}
+      leases[queue] = of
+    end
+    local size = #of
+    of[size + 1], of[size + 2] = queue.lease, id
+    if sizes[place] <= inline_max then
+      small[#small + 1] = at
+      wanted[#wanted + 1] = id
     end
   end
   call('HSET', KEYS[1], unpack(puts))
@@ -139,22 +153,18 @@ if count > 0 then
       end
       call('HINCRBY', KEYS[5], 'r' .. queue.command, number)
     end
-    local head = call('ZRANGE', queue.leased, 0, 0, 'WITHSCORES')
+    local head = call('ZRANGE', queue.leased, '0', '0', 'WITHSCORES')
     call('ZADD', KEYS[7], head[2], queue.member)
   end
-  call('XADD', KEYS[4], first .. '-0', 'w', '\221' .. pack('>I4', count) .. table.concat(events))
+  call('XADD', KEYS[4], first .. '-0', 'w', table.concat(events))
   call('PUBLISH', ARGV[5], ARGV[6])
   if ARGV[7] ~= '0' then
     call('APPEND', KEYS[8], table.concat(claimed))
     call('PEXPIRE', KEYS[8], ARGV[7])
   end
   if #small > 0 then
-    local wanted = {}
-    for _, place in ipairs(small) do
-      insert(wanted, ids[place])
-    end
     for place, body in ipairs(call('HMGET', KEYS[2], unpack(wanted))) do
-      answers[small[place]][2] = body
+      answers[small[place]] = body
     end
   end
 end
@@ -167,8 +177,8 @@ for place, queue in ipairs(queues) do
       insert(priorities, priority)
     end
   end
-  local delayed = call('ZRANGE', queue.delayed, 0, 0, 'WITHSCORES')
-  local leased = call('ZRANGE', queue.leased, 0, 0, 'WITHSCORES')
+  local delayed = call('ZRANGE', queue.delayed, '0', '0', 'WITHSCORES')
+  local leased = call('ZRANGE', queue.leased, '0', '0', 'WITHSCORES')
   known[place] = { table.concat(priorities), delayed[2] or '', leased[2] or '' }
 end
-return { answers, known }
+return { answers, known, entries_left <= 0 and 1 or 0 }
