@@ -1,5 +1,6 @@
 """`codeq doctor` on a real Redis, and on a server whose tasks are there, says what an acknowledged write survives."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from tests.server.server_process import start_server
 
 from codeq.cli import redis_checks
 from codeq.cli.machine_checks import CheckResult
-from codeq.store.redis.durability import NodeSettings, judge
+from codeq.store.redis.connection import RedisClient, parse_url
+from codeq.store.redis.durability import Durability, DurabilityWatch, NodeSettings, inspect, judge
+from codeq.store.redis.keys import ShardKeys
 from codeq.wire import paths
 
 SAFE = NodeSettings(version="7.2.4", is_appending=True, fsync="always", eviction="noeviction", replicas=0)
@@ -98,7 +101,7 @@ def test_a_server_on_redis_says_what_a_write_survives(redis: RedisNode, tmp_path
     redis.command("CONFIG", "SET", "appendfsync", "no")
     with start_server(tmp_path / "server", settings={"store": {"url": redis.url}}) as server:
         ready = server.request("GET", paths.READYZ, token=None).json()
-        assert (ready["status"], ready["store"]) == ("ready", "redis")
+        assert (ready["status"], ready["store"], ready["durability"]) == ("ready", "redis", "process")
         assert ready["survives"].startswith("kill -9 of Redis")
         assert "appendfsync is no" in ready["warnings"][0]
         assert "an acknowledged write survives kill -9 of Redis" in server.log_text()
@@ -106,3 +109,21 @@ def test_a_server_on_redis_says_what_a_write_survives(redis: RedisNode, tmp_path
     told = [(check["state"], check["detail"]) for check in done["checks"] if check["name"] == "server durability"]
     assert [state for state, _ in told] == ["ok", "warning"]
     assert "kill -9 of Redis" in told[0][1]
+
+
+def test_a_change_of_the_settings_is_told_while_the_server_runs(redis: RedisNode) -> None:
+    told: list[Durability] = []
+
+    async def change_and_look() -> None:
+        client, keys = RedisClient(parse_url(redis.url)), ShardKeys("codeq", 0)
+        known = await inspect(client, keys, replicas=0)
+        watch = DurabilityWatch(client, keys, replicas=0, known=known, on_change=told.append, every_s=0)
+        await watch.look()
+        assert told == []
+        redis.command("CONFIG", "SET", "appendfsync", "everysec")
+        await watch.look()
+        await watch.look()
+        await client.close()
+
+    asyncio.run(change_and_look())
+    assert [found.level for found in told] == ["process"]

@@ -23,8 +23,8 @@ def test_a_server_that_answers_is_alive(server: Server) -> None:
 
 def test_a_server_whose_disk_takes_writes_is_ready_and_says_how_durable_it_is(server: Server) -> None:
     ready = answered(server.request("GET", paths.READYZ, token=None), 200)
-    assert (ready["status"], ready["durability"]) == ("ready", "fsync")
-    assert "power loss" in ready["survives"]
+    assert ready["status"] == "ready"
+    assert (ready["durability"] == "fsync") == ready["survives"].endswith(" and power loss")
 
 
 @pytest.mark.parametrize("path", [paths.HEALTHZ, paths.READYZ, paths.OPENAPI, paths.DOCS, paths.JWKS, paths.TASKS])

@@ -15,13 +15,15 @@ _ON_ROCKSDB = {
 class DurabilityInForce:
     def __init__(self, store: StoreSettings) -> None:
         self.engine = "redis" if store.url else "rocksdb"
+        self.level = store.durability
+        """In the words of the setting; of Redis, what its own settings come to."""
         self.survives = "" if store.url else _ON_ROCKSDB.get(store.durability, _ON_ROCKSDB["fsync"])
         """Empty until Redis has told its settings."""
         self.warnings: tuple[str, ...] = ()
 
-    def told(self, survives: str, warnings: Sequence[str]) -> None:
+    def told(self, level: str, survives: str, warnings: Sequence[str]) -> None:
         """Takes over and logs what the store tells at its opening, and whenever it has changed."""
-        self.survives, self.warnings = survives, tuple(warnings)
+        self.level, self.survives, self.warnings = level, survives, tuple(warnings)
         log(logging.INFO, f"an acknowledged write survives {survives}")
         for warning in warnings:
             log(logging.WARNING, warning)

@@ -153,7 +153,7 @@ def _log_start(state: AppState, listener: socket.socket, scrapes: socket.socket 
         "started",
         port=listener.getsockname()[1],
         metrics_port=scrapes.getsockname()[1] if scrapes else None,
-        durability=state.settings.store.durability,
+        durability=state.durability.level,
         store=state.durability.engine,
         survives=state.durability.survives,
         dev=is_dev,
@@ -260,7 +260,7 @@ def _open_redis(settings: Settings, listeners: Sequence[Listener], durability: D
         wanted,
         process=f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}",
         listeners=listeners,
-        on_durability=lambda found: durability.told(found.survives, found.warnings),
+        on_durability=lambda found: durability.told(found.level, found.survives, found.warnings),
     )
 
 

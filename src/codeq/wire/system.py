@@ -10,7 +10,7 @@ from codeq.wire.message import Request, Wire
 class Health(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     status: str
     durability: str | None = None
-    """The setting."""
+    """In force: fsync, process or replicated; on Redis without persistence, none."""
     store: str | None = None
     """The engine: rocksdb or redis."""
     survives: str | None = None

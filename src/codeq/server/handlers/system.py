@@ -18,7 +18,7 @@ async def readyz(state: AppState, request: HttpRequest) -> HttpResponse:
     told = state.durability
     health = Health(
         status="ready" if fault is None else "not-ready",
-        durability=state.settings.store.durability,
+        durability=told.level,
         store=told.engine,
         survives=told.survives,
         warnings=told.warnings,

@@ -14,6 +14,8 @@ LOOK_EVERY_S = 60.0
 
 
 class Durability(Struct, frozen=True, kw_only=True):
+    level: str
+    """`none`, `process` (it survives a kill), `fsync` (and power loss) or `replicated` (and loss of the primary)."""
     survives: str
     """What an acknowledged write survives."""
     warnings: tuple[str, ...] = ()
@@ -64,21 +66,22 @@ async def _fsync(client: RedisClient, keys: ShardKeys) -> str:
 
 def judge(found: NodeSettings, *, replicas: int) -> Durability:
     """Returns what a write survives with these settings, if calls wait for this many replicas."""
-    survives = _survives(found)
+    level, survives = _survives(found)
     if replicas:
+        level = "replicated"
         survives += f", and the loss of the primary, because {replicas} replica(s) have it"
     faults = (unsafe_eviction(found), unsafe_replication(found, replicas=replicas), unsafe_persistence(found))
-    return Durability(survives=survives, warnings=tuple(fault for fault in faults if fault is not None))
+    warnings = tuple(fault for fault in faults if fault is not None)
+    return Durability(level=level, survives=survives, warnings=warnings)
 
 
-def _survives(found: NodeSettings) -> str:
+def _survives(found: NodeSettings) -> tuple[str, str]:
     if not found.is_appending:
-        return "nothing but a restart of codeQ"
+        return "none", "nothing but a restart of codeQ"
     if found.fsync == "always":
-        return "kill -9 of Redis and power loss"
-    if found.fsync == "everysec":
-        return "kill -9 of Redis; a power loss may take the last two seconds"
-    return "kill -9 of Redis; a power loss may take the last half minute"
+        return "fsync", "kill -9 of Redis and power loss"
+    loss = "two seconds" if found.fsync == "everysec" else "half minute"
+    return "process", f"kill -9 of Redis; a power loss may take the last {loss}"
 
 
 def unsafe_persistence(found: NodeSettings) -> str | None:
@@ -114,17 +117,19 @@ class DurabilityWatch:
         replicas: int,
         known: Durability,
         on_change: Callable[[Durability], None],
+        every_s: float = LOOK_EVERY_S,
     ) -> None:
         self._client = client
         self._keys = keys
         self._replicas = replicas
         self._on_change = on_change
         self._known = known
+        self._every_s = every_s
         self._looked_s = monotonic()
 
     async def look(self) -> None:
-        """Reads the settings if LOOK_EVERY_S have passed."""
-        if monotonic() - self._looked_s < LOOK_EVERY_S:
+        """Reads the settings again, unless that was a short time ago."""
+        if monotonic() - self._looked_s < self._every_s:
             return
         self._looked_s = monotonic()
         found = await inspect(self._client, self._keys, replicas=self._replicas)
