@@ -90,7 +90,7 @@ def test_the_shell_commands_of_the_redis_guide_run(tmp_path: Path) -> None:
     try:
         run = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],
-            cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120, check=False,
+            cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
     finally:
         end_processes_in(tmp_path)
