@@ -3,9 +3,7 @@
 import contextlib
 import resource
 import signal
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -81,37 +79,6 @@ def test_doctor_does_not_look_for_a_server_that_nobody_named(cli: Cli, tmp_path:
 def test_doctor_finds_a_token_that_is_not_accepted(cli: Cli, tmp_path: Path) -> None:
     done = cli("doctor", "--data", str(tmp_path), "--token", "wrong", "--json")
     assert (done.code, states(done)["token"], states(done)["server"]) == (1, "problem", "ok")
-
-
-def test_doctor_says_when_redis_cannot_be_looked_at(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "redis", None)
-    done = cli.ok("doctor", "--data", str(tmp_path), "--redis", "redis://127.0.0.1:1", "--json")
-    assert states(done)["redis"] == "warning"
-
-
-def test_doctor_never_shows_the_password_of_redis(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Link:
-        def info(self, _: str) -> Any:
-            raise OSError("refused")
-
-    library: Any = ModuleType("redis")
-    library.RedisError = RuntimeError
-    library.Redis = type("Redis", (), {"from_url": staticmethod(lambda *_, **__: Link())})
-    monkeypatch.setitem(sys.modules, "redis", library)
-    [result] = server_checks.redis("redis://:hunter2@127.0.0.1:1/0")
-    assert (result.state, "hunter2" in result.detail, "127.0.0.1:1/0" in result.detail) == ("problem", False, True)
-
-
-@pytest.mark.parametrize(
-    ("version", "settings", "expected"),
-    [
-        ("7.2.4", {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}, ["ok", "ok", "ok"]),
-        ("7.2.4", {"appendonly": "yes", "appendfsync": "everysec"}, ["ok", "warning", "ok"]),
-        ("6.0.1", {"appendonly": "no", "maxmemory-policy": "allkeys-lru"}, ["problem", "problem", "problem"]),
-    ],
-)
-def test_doctor_knows_what_settings_of_redis_mean(version: str, settings: dict[str, str], expected: list[str]) -> None:
-    assert [result.state for result in server_checks.redis_settings(version, settings)] == expected
 
 
 def test_doctor_notices_clocks_that_differ() -> None:

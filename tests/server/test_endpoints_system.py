@@ -22,7 +22,9 @@ def test_a_server_that_answers_is_alive(server: Server) -> None:
 
 
 def test_a_server_whose_disk_takes_writes_is_ready_and_says_how_durable_it_is(server: Server) -> None:
-    assert answered(server.request("GET", paths.READYZ, token=None), 200) == {"status": "ready", "durability": "fsync"}
+    ready = answered(server.request("GET", paths.READYZ, token=None), 200)
+    assert ready["status"] == "ready"
+    assert (ready["durability"] == "fsync") == ready["survives"].endswith(" and power loss")
 
 
 @pytest.mark.parametrize("path", [paths.HEALTHZ, paths.READYZ, paths.OPENAPI, paths.DOCS, paths.JWKS, paths.TASKS])

@@ -27,6 +27,7 @@ from codeq.server.backups import Backups
 from codeq.server.connection import Connection
 from codeq.server.connection_limit import ConnectionLimit
 from codeq.server.dev import auth_config
+from codeq.server.durability import DurabilityInForce
 from codeq.server.logs import JsonLines, log
 from codeq.server.metrics import Metrics
 from codeq.server.ratelimit import RateLimiter
@@ -340,6 +341,7 @@ class Traced:
             metrics=metrics,
             tracing=Tracing(provider),
             backups=Backups("", partial(back_up, store)),
+            durability=DurabilityInForce(Settings().store),
         )
         app = App(self.state, ROUTES, tasks=set(), on_failure=lambda: None)
         self.context = ServerContext(app.begin, Settings().http, ResponseHeads(list), set(), ConnectionLimit(100))

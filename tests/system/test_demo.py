@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import pytest
+from tests.redis_servers import start_node
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +74,30 @@ def test_the_outcome_is_one_json_document_and_what_it_is_about_can_be_kept(tmp_p
     acknowledged = [json.loads(line)["id"] for line in (kept / "acknowledged.jsonl").read_text().splitlines()]
     assert len(set(acknowledged)) == figures["acknowledged"]
     assert (kept / "data" / "codeq.json").exists()
+
+
+def test_the_demo_ends_well_on_a_redis_of_its_own_and_leaves_nothing(tmp_path: Path) -> None:
+    run = subprocess.run(
+        command_line("--store", "redis", "--seconds", "8", "--tasks", "1000", "--json", "--no-pipeline"),
+        env=environment(tmp_path), capture_output=True, text=True, timeout=140, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+    report = json.loads(run.stdout)
+    assert report["ok"]
+    assert (report["figures"]["workers_killed"], report["figures"]["servers_killed"]) == (1, 1)
+    assert list(tmp_path.iterdir()) == []
+    assert eventually(lambda: not ours(tmp_path), LEFT_S_MAX), ours(tmp_path)
+
+
+def test_a_demo_on_an_existing_redis_deletes_its_keys_and_no_others(tmp_path: Path) -> None:
+    with start_node(tmp_path / "redis", appendonly="yes") as node:
+        node.command("SET", "{codeq:0}:n", 7)
+        run = subprocess.run(
+            command_line("--store", node.url, "--seconds", "6", "--tasks", "900", "--plain", "--no-pipeline"),
+            env=environment(tmp_path), capture_output=True, text=True, timeout=140, check=False,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert node.command("KEYS", "*") == [b"{codeq:0}:n"]
 
 
 @pytest.mark.spark

@@ -11,12 +11,16 @@ from codeq.cli.errors import ExitCode
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("demo", epilog=examples("codeq demo --seconds 20"))(demo)
+    app.command("demo", epilog=examples("codeq demo --seconds 20\ncodeq demo --store redis"))(demo)
 
 
 def demo(
     seconds: Annotated[float, typer.Option(min=5, max=3600, help="Approximate duration.")] = 45,
     tasks: Annotated[int | None, typer.Option(min=1, help="Number of tasks; default: 450 per second.")] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Redis to run on, redis://host:6379/0; `redis` starts one. Default: RocksDB."),
+    ] = None,
     keep: Annotated[Path | None, typer.Option(help="New directory in which to keep data and logs.")] = None,
     page: Annotated[Path, typer.Option("--report", help="Where to write the report.")] = Path("codeq-demo.html"),
     pipeline: Annotated[bool, typer.Option(help="Run the data pipeline at the end; needs codeq[spark].")] = True,
@@ -44,7 +48,8 @@ def demo(
     is_plain = plain or json or not console.is_terminal
     view = PlainView(console) if is_plain else LiveView(console)
     try:
-        report = run(DemoOptions(seconds=seconds, tasks=tasks, keep=keep, page=page if pipeline else None), view)
+        shown = page if pipeline else None
+        report = run(DemoOptions(seconds=seconds, tasks=tasks, keep=keep, page=shown, store=store), view)
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("codeq: stopped; all processes of the demo have ended", file=sys.stderr)
         raise typer.Exit(ExitCode.INTERRUPTED) from None

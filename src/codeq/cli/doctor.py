@@ -38,7 +38,7 @@ def doctor(
     With --repair, the data directory is compared task by task with its indexes; no process may have it open.
     Exits with 1 if there is a problem, with 0 if there are only warnings.
     """
-    from codeq.cli import machine_checks, server_checks
+    from codeq.cli import machine_checks, redis_checks, server_checks
 
     def checks() -> "Iterator[CheckResult]":
         if repair:
@@ -48,7 +48,7 @@ def doctor(
         if endpoint.is_explicit:
             yield from server_checks.server(endpoint)
         if redis is not None:
-            yield from server_checks.redis(redis)
+            yield from redis_checks.redis(redis)
 
     results: list[CheckResult] = []
     for result in checks():

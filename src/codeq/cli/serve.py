@@ -44,6 +44,8 @@ def serve(
         with running_redis((data or Path("./data")) / "redis") as url:
             settings = _load(config, flags | {"store.url": url})
             raise typer.Exit(main.run(settings, is_dev=dev, warnings=read_settings.warnings(os.environ)))
+    if store == "redis":
+        raise InvalidRequest("`--store redis` starts a Redis of its own, with --dev only; give an address: redis://...")
     raise typer.Exit(main.run(_load(config, flags), is_dev=dev, warnings=read_settings.warnings(os.environ)))
 
 

@@ -1,29 +1,31 @@
-"""The checks of `codeq doctor` on a codeQ server, and on a Redis that is to be the store."""
+"""The checks of `codeq doctor` on a codeQ server: that it answers, what its writes survive, clock, token."""
 
 import http.client
-import importlib
 import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+import msgspec
 
 from codeq.cli.machine_checks import CheckResult, ok, problem, warning
 from codeq.cli.output import count, format_duration
 from codeq.domain.errors import CodeqError
+from codeq.wire.system import Health
 
 if TYPE_CHECKING:
     from codeq.cli.connect import Endpoint
 
 TIMEOUT_S = 5.0
+BODY_BYTES_MAX = 1 << 16
 CLOCK_S_FEW, CLOCK_S_MAX = 3.0, 60.0
 """A `Date` has whole seconds. Past a minute, valid tokens are refused as expired or not yet valid."""
-REDIS_LEAST = (6, 2)
 
 
 def server(endpoint: "Endpoint") -> Iterator[CheckResult]:
     try:
-        status, date = _get(endpoint.url, "/healthz")
+        status, date, _ = _get(endpoint.url, "/healthz")
     except (OSError, http.client.HTTPException, ValueError) as fault:
         yield problem(
             "server",
@@ -35,59 +37,31 @@ def server(endpoint: "Endpoint") -> Iterator[CheckResult]:
         yield problem("server", f"{endpoint.url} answers {status} at /healthz", "is this a codeQ server?")
         return
     yield ok("server", f"{endpoint.url} is alive")
-    ready, _ = _get(endpoint.url, "/readyz")
-    if ready == 200:
-        yield ok("ready", "a write reaches its disk")
-    else:
-        yield problem("ready", f"/readyz answers {ready}", "see its log; after a failed write, restart it")
+    yield from _ready(*_get(endpoint.url, "/readyz"))
     if date is not None:
         yield _clock(date)
     yield _token(endpoint)
 
 
-def redis(url: str) -> Iterator[CheckResult]:
+def _ready(status: int, _: str | None, body: bytes) -> Iterator[CheckResult]:
+    """What the server says of its store. A server of an older version, or a proxy, may say less."""
     try:
-        library: Any = importlib.import_module("redis")
-    except ImportError:
-        yield warning("redis", "not checked: the package redis is not installed", "pip install redis")
-        return
-    try:
-        link = library.Redis.from_url(url, socket_timeout=TIMEOUT_S, decode_responses=True)
-        version = str(link.info("server")["redis_version"])
-        settings = {name: link.config_get(name).get(name, "") for name in _REDIS_SETTINGS}
-    except (library.RedisError, OSError, ValueError) as fault:
-        yield problem("redis", f"{_shown(url)}: {fault}", "correct the address or the password, or start it")
-        return
-    yield from redis_settings(version, settings)
-
-
-_REDIS_SETTINGS = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
-
-
-def redis_settings(version: str, settings: dict[str, str]) -> Iterator[CheckResult]:
-    """Checks whether tasks are safe with these settings."""
-    parts = version.split(".")
-    if tuple(int(part) for part in parts[:2] if part.isdigit()) < REDIS_LEAST:
-        yield problem("redis", f"version {version}", "codeQ needs Redis 6.2 or newer, or Valkey")
+        told = msgspec.json.decode(body, type=Health)
+    except msgspec.MsgspecError:
+        told = Health(status="")
+    if status == 200:
+        yield ok("ready", "a write reaches its store")
     else:
-        yield ok("redis", f"version {version}")
-    if settings.get("appendonly") != "yes":
-        detail = "appendonly is off: a restart loses tasks"
-        yield problem("redis persistence", detail, "CONFIG SET appendonly yes, and in redis.conf")
-    elif settings.get("appendfsync") != "always":
-        detail = f"appendfsync is {settings.get('appendfsync')}: a power cut loses up to two seconds"
-        yield warning("redis persistence", detail, "appendfsync always, or replicas and durability: replicated")
-    else:
-        yield ok("redis persistence", "appendonly, fsync before every answer")
-    policy = settings.get("maxmemory-policy", "")
-    if policy not in ("", "noeviction"):
-        detail = f"maxmemory-policy is {policy}: tasks are deleted when memory is short"
-        yield problem("redis eviction", detail, "CONFIG SET maxmemory-policy noeviction, and in redis.conf")
-    else:
-        yield ok("redis eviction", "none")
+        reason = f": {told.error}" if told.error else ""
+        yield problem("ready", f"/readyz answers {status}{reason}", "see its log; after a failed write, restart it")
+    if told.survives:
+        yield ok("server durability", f"{told.store}: an acknowledged write survives {told.survives}")
+    for unsafe in told.warnings:
+        yield warning("server durability", unsafe, "correct the settings of its store; see docs/guides/redis.md")
 
 
-def _get(url: str, path: str) -> tuple[int, str | None]:
+def _get(url: str, path: str) -> tuple[int, str | None, bytes]:
+    """Returns status, `Date` and body."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("a server's address is like http://127.0.0.1:8080")
@@ -96,8 +70,7 @@ def _get(url: str, path: str) -> tuple[int, str | None]:
     try:
         link.request("GET", parts.path.rstrip("/") + path)
         answer = link.getresponse()
-        answer.read()
-        return answer.status, answer.headers.get("date")
+        return answer.status, answer.headers.get("date"), answer.read(BODY_BYTES_MAX)
     finally:
         link.close()
 
@@ -122,9 +95,3 @@ def _token(endpoint: "Endpoint") -> CheckResult:
         return ok("token", f"accepted; it sees {count(len(queues), 'queue')} with tasks")
     except CodeqError as fault:
         return problem("token", f"not accepted: {fault}", "give another: --token-file, CODEQ_TOKEN or a profile")
-
-
-def _shown(url: str) -> str:
-    """The address without its password."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

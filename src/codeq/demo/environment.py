@@ -11,6 +11,7 @@ import msgspec
 
 from codeq.demo.acknowledged import AcknowledgedTasks
 from codeq.demo.processes import START_S_MAX, ChildProcess, ServerProcess, wait_until
+from codeq.demo.redis_store import DemoStore
 from codeq.demo.task_states import TaskStates
 from codeq.domain.backoff import Backoff, BackoffKind
 from codeq.domain.queue import OnExpiry, QueuePolicy
@@ -62,11 +63,11 @@ class TenantClients:
 class DemoEnvironment:
     """Use it with `async with`: leaving it ends every process that it started."""
 
-    def __init__(self, folder: Path, *, seconds: float, tasks: int) -> None:
+    def __init__(self, folder: Path, *, seconds: float, tasks: int, store: DemoStore | None = None) -> None:
         self.folder = folder
         self.seconds = seconds
         self.tasks = tasks
-        self.server = ServerProcess(folder)
+        self.server = ServerProcess(folder, store)
         self.acknowledged = AcknowledgedTasks(folder / "acknowledged.jsonl")
         self.states = TaskStates()
         self.timeline: list[TimelineEntry] = []

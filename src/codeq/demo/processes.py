@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
 
+from codeq.demo.redis_store import DemoStore
 from codeq.domain.errors import CodeqError
 from codeq.wire import paths
 
@@ -17,7 +18,7 @@ START_S_MAX = 60.0
 STOP_S_MAX = 15.0
 LOG_CHARS_SHOWN = 2000
 
-_ADDRESS = re.compile(r"at http://[^ ]*:(\d+), data in")
+_ADDRESS = re.compile(r"at http://[^ ]*:(\d+), (?:data|tasks) in")
 
 
 class DemoFailed(CodeqError):
@@ -81,10 +82,11 @@ class ChildProcess:
 class ServerProcess(ChildProcess):
     """`codeq serve --dev`, which restarts on the same data and the same port."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: DemoStore | None = None) -> None:
         super().__init__("server", folder / "server.log")
         self.data = folder / "data"
         self.port = 0
+        self._env = {"CODEQ_STORE_URL": store.url, "CODEQ_STORE_PREFIX": store.prefix} if store else {}
 
     @property
     def url(self) -> str:
@@ -92,7 +94,8 @@ class ServerProcess(ChildProcess):
 
     async def serve(self) -> None:
         """Starts the server and returns once it answers."""
-        self.start("codeq.cli.main:app", "serve", "--dev", "--data", str(self.data), "--port", str(self.port))
+        arguments = ["serve", "--dev", "--data", str(self.data), "--port", str(self.port)]
+        self.start("codeq.cli.main:app", *arguments, env=self._env)
         deadline_s = monotonic() + START_S_MAX
         while not await self._answers():
             self.check()

@@ -19,6 +19,7 @@ from codeq.demo.figures import Figures
 from codeq.demo.lake import LakeFigures, make_lake
 from codeq.demo.processes import DemoFailed
 from codeq.demo.producers import produce
+from codeq.demo.redis_store import DemoStore, emptied_at_the_end, own_redis
 from codeq.demo.scenario import STEPS, WORKERS, task_count
 from codeq.demo.screen import View
 from codeq.domain.errors import InvalidRequest
@@ -37,6 +38,8 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where to leave data, logs and the list of acknowledged tasks; None leaves nothing."""
     page: Path | None = None
     """Where to write the report of the lake; None skips the pipeline."""
+    store: str | None = None
+    """`redis` for a Redis of its own, or the address of one; None for RocksDB."""
 
     @property
     def deadline_s(self) -> float:
@@ -54,16 +57,20 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(options: DemoOptions, view: View) -> DemoReport:
     """Runs the demo. Raises DemoFailed if it cannot be finished; leaves no process behind."""
-    with _folder(options.keep) as folder:
-        return asyncio.run(_run(options, view, folder))
+    with _folder(options.keep) as folder, own_redis(options.store, folder) as store:
+        return asyncio.run(_run(options, view, folder, store=store))
 
 
-async def _run(options: DemoOptions, view: View, folder: Path) -> DemoReport:
+async def _run(options: DemoOptions, view: View, folder: Path, *, store: DemoStore | None) -> DemoReport:
     this_task = asyncio.current_task()
     if this_task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this_task.cancel)
     tasks = options.tasks if options.tasks is not None else round(options.seconds * TASKS_PER_SECOND)
-    async with DemoEnvironment(folder, seconds=options.seconds, tasks=task_count(tasks)) as demo:
+    is_kept = options.keep is not None
+    async with (
+        emptied_at_the_end(store, is_kept=is_kept),
+        DemoEnvironment(folder, seconds=options.seconds, tasks=task_count(tasks), store=store) as demo,
+    ):
         with view:
             drawing = asyncio.create_task(_draw(demo, view))
             running = asyncio.create_task(_run_all(demo, options))

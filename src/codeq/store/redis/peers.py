@@ -47,7 +47,7 @@ class RedisPeers:
         shards: int,
         policies: PolicyCache,
         process: str,
-        refresh_time: Callable[[], Awaitable[None]] | None = None,
+        refresh: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._connection = connection
         self._listeners = list(listeners)
@@ -66,7 +66,7 @@ class RedisPeers:
         self._listening: asyncio.Task[None] | None = None
         self._next_look = 0
         self._is_closing = False
-        self._refresh_time = refresh_time
+        self._refresh = refresh
 
     # -- what this process does ----------------------------------------------------------------------------------
 
@@ -259,8 +259,8 @@ class RedisPeers:
                 listener.look_again()
             with contextlib.suppress(StoreError):
                 await self._refresh_policies()
-                if self._refresh_time is not None:
-                    await self._refresh_time()
+                if self._refresh is not None:
+                    await self._refresh()
             await self._end_subscriptions()
 
     async def _end_subscriptions(self) -> None:
