@@ -40,7 +40,7 @@ SAMPLES_MAX = 50
 EXERCISED: dict[tuple[str, str], dict[int, list[bytes]]] = {(route.method, route.path): {} for route in ROUTES}
 """By method and path of the route, and by status: the first JSON bodies of such responses."""
 
-_BANNER = re.compile(r"at http://[^ ]*:(\d+), data in")
+_BANNER = re.compile(r"at http://[^ ]*:(\d+), (?:data|tasks) in")
 _SHAPES = [
     (route.method, route.path, re.compile(re.sub(r"{\w+}", "[^/]+", route.path)))
     for route in sorted(ROUTES, key=lambda route: route.path.count("{"))

@@ -39,6 +39,7 @@ from codeq.server.ratelimit import SCOPES, RateLimiter
 from codeq.server.response_head import ResponseHeads
 from codeq.server.server_context import ServerContext
 from codeq.server.settings import Settings
+from codeq.server.shared_ratelimit import SharedRateLimiter
 from codeq.server.state import AppState
 from codeq.server.tracing import Tracing, set_up
 from codeq.store.data_dir import back_up, open_rocksdb
@@ -146,6 +147,7 @@ async def _serve(settings: Settings, listener: socket.socket, file_limit: int, *
         await asyncio.gather(sweeping, return_exceptions=True)
         await state.authenticator.close()
         await state.backups.close()
+        await state.limiter.close()
         try:
             await state.core.close()
         except StoreError:
@@ -177,7 +179,6 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
     failures = FailureLimit(0 if is_dev else settings.auth.failures_per_minute, on_hit=metrics.rate_limited)
     authenticator = _authenticator(settings, data, failures, is_dev=is_dev)
     await authenticator.start()
-    limits = settings.rate_limit
     tracing = _tracing(settings)
     spans = tracing if tracing.is_on else None
     state = AppState(
@@ -193,11 +194,7 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
         ),
         settings=settings,
         authenticator=authenticator,
-        limiter=RateLimiter(
-            {scope: getattr(limits, scope) for scope in SCOPES},
-            {scope: getattr(limits, f"tenant_{scope}") for scope in SCOPES},
-            on_hit=metrics.rate_limited,
-        ),
+        limiter=_limiter(settings, metrics),
         metrics=metrics,
         tracing=tracing,
         backups=Backups(settings.backup.path, partial(back_up, store)),
@@ -250,6 +247,20 @@ def _log_durability(durability: "Durability") -> None:
     log(logging.INFO, f"an acknowledged write survives {durability.survives}")
     for warning in durability.warnings:
         log(logging.WARNING, warning)
+
+
+def _limiter(settings: Settings, metrics: Metrics) -> RateLimiter:
+    """Returns the limiter of this server; servers on one Redis share their buckets there."""
+    limits, store = settings.rate_limit, settings.store
+    per_subject = {scope: getattr(limits, scope) for scope in SCOPES}
+    per_tenant = {scope: getattr(limits, f"tenant_{scope}") for scope in SCOPES}
+    limiter = RateLimiter(per_subject, per_tenant, on_hit=metrics.rate_limited)
+    if not store.url or not limiter.is_on:
+        return limiter
+    from codeq.store.redis.rate_buckets import RedisBuckets  # noqa: PLC0415 - needs the extra `redis`
+
+    shared = RedisBuckets(store.url, store.prefix)
+    return SharedRateLimiter(per_subject, per_tenant, shared, on_hit=metrics.rate_limited)
 
 
 def _authenticator(settings: Settings, data: Path, failures: FailureLimit, *, is_dev: bool) -> Authenticator:
