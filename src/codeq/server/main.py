@@ -43,7 +43,7 @@ from codeq.server.shared_ratelimit import SharedRateLimiter
 from codeq.server.state import AppState
 from codeq.server.tracing import Tracing, set_up
 from codeq.store.data_dir import back_up, open_rocksdb
-from codeq.store.interface import Listener, Store
+from codeq.store.interface import Store
 from codeq.usecases import sweep
 from codeq.usecases.core import make_core
 from codeq.usecases.waiters import Waiters
@@ -175,7 +175,7 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
     metrics = Metrics(settings.metrics.queues_max)
     data = Path(settings.store.path)
     jwks = dev.prepare(data) if is_dev else None
-    store = _open_store(settings, [waiters, metrics], open_files_max=file_limit // 2)
+    store = _open_store(settings, waiters, metrics, open_files_max=file_limit // 2)
     failures = FailureLimit(0 if is_dev else settings.auth.failures_per_minute, on_hit=metrics.rate_limited)
     authenticator = _authenticator(settings, data, failures, is_dev=is_dev)
     await authenticator.start()
@@ -208,9 +208,9 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
     return state
 
 
-def _open_store(settings: Settings, listeners: Sequence[Listener], *, open_files_max: int) -> Store:
+def _open_store(settings: Settings, waiters: Waiters, metrics: Metrics, *, open_files_max: int) -> Store:
     if settings.store.url:
-        return _open_redis(settings, listeners)
+        return _open_redis(settings, waiters, metrics)
     clock = SteadyClock()
     store = open_rocksdb(
         Path(settings.store.path),
@@ -218,7 +218,7 @@ def _open_store(settings: Settings, listeners: Sequence[Listener], *, open_files
         shards=None if (Path(settings.store.path) / "codeq.json").exists() else settings.store.shards,
         fsync=settings.store.durability == "fsync",
         grace_ms=round(settings.leases.grace_seconds * 1000),
-        listeners=listeners,
+        listeners=[waiters, metrics],
         open_files_max=open_files_max,
     )
     ahead_s = clock() // 1000 - round(time.time())
@@ -227,7 +227,8 @@ def _open_store(settings: Settings, listeners: Sequence[Listener], *, open_files
     return store
 
 
-def _open_redis(settings: Settings, listeners: Sequence[Listener]) -> Store:
+def _open_redis(settings: Settings, waiters: Waiters, metrics: Metrics) -> Store:
+    from codeq.store.redis.filters import Filters, FilterSize, RotatingFilter  # noqa: PLC0415 - as below
     from codeq.store.redis.opening import Wanted, open_redis  # noqa: PLC0415 - needs the extra `redis`
 
     store = settings.store
@@ -239,8 +240,18 @@ def _open_redis(settings: Settings, listeners: Sequence[Listener]) -> Store:
         replicas_timeout_ms=round(store.replicas_timeout_seconds * 1000),
         is_strict=store.strict,
     )
+    sizes = msgspec.convert(msgspec.to_builtins(store.filters), dict[str, FilterSize])
+    filters = Filters(**{name: RotatingFilter(size) for name, size in sizes.items()})
+    metrics.show_filters(filters.by_name())
     process = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
-    return open_redis(store.url, wanted, process=process, listeners=listeners, on_durability=_log_durability)
+    return open_redis(
+        store.url,
+        wanted,
+        process=process,
+        listeners=[waiters, metrics],
+        on_durability=_log_durability,
+        filters=filters,
+    )
 
 
 def _log_durability(durability: "Durability") -> None:

@@ -20,6 +20,7 @@ from codeq.store.redis import records
 from codeq.store.redis.connection import RedisAddress, RedisClient, parse_url
 from codeq.store.redis.durability import Durability, inspect
 from codeq.store.redis.eventlog import EventStream
+from codeq.store.redis.filters import Filters
 from codeq.store.redis.keys import Channels, ShardKeys, queue_of_member
 from codeq.store.redis.peers import RedisPeers
 from codeq.store.redis.plan import CommitPlan
@@ -64,6 +65,7 @@ def open_redis(
     clock: Clock | None = None,
     listeners: Sequence[Listener] = (),
     on_durability: Callable[[Durability], None] = lambda _: None,
+    filters: Filters | None = None,
 ) -> Store:
     """Opens the store at this address. Any number of processes may, each with a name of its own, `process`.
 
@@ -81,11 +83,14 @@ def open_redis(
         policies=PolicyCache(prepared.policies),
         refresh_time=None if clock is not None else lambda: redis_time.ask(client, meta),
     )  # fmt: skip
+    filters = filters or Filters()
     opened: list[RedisShard] = []
     for number in range(prepared.shards):
         marker = ShardKeys(prefix, number).marker
         replicas = ReplicaWait(client, marker, replicas=wanted.replicas, timeout_ms=wanted.replicas_timeout_ms)
-        opened.append(RedisShard(number, client, peers, prefix=prefix, clock=prepared.clock, replicas=replicas))
+        opened.append(
+            RedisShard(number, client, peers, prefix=prefix, clock=prepared.clock, replicas=replicas, filters=filters)
+        )
     return opened[0] if len(opened) == 1 else ShardedStore(opened)
 
 

@@ -23,8 +23,10 @@ from codeq.store.redis.connection import PAUSES_S, LuaScript, RedisClient
 from codeq.store.redis.counting import Counting
 from codeq.store.redis.due import DueTasks
 from codeq.store.redis.eventlog import EventStream
+from codeq.store.redis.filters import Filters
 from codeq.store.redis.heads import QueueHeads
 from codeq.store.redis.keys import Channels, ShardKeys, id_bytes
+from codeq.store.redis.known import KnownChanges
 from codeq.store.redis.peers import RedisPeers
 from codeq.store.redis.plan import CommitPlan, answer_of
 from codeq.store.redis.replicas import ReplicaWait
@@ -53,6 +55,7 @@ class RedisShard:
         prefix: str,
         clock: Clock,
         replicas: ReplicaWait,
+        filters: Filters,
     ) -> None:
         self.peers = peers
         self.now_ms = clock.__call__
@@ -63,6 +66,7 @@ class RedisShard:
         self._replicas = replicas
         self._heads = QueueHeads()
         self._rotation = claims.Rotation()
+        self._known = KnownChanges(connection, self._keys, filters)
         self._commits = CommitQueue(self._send)
         self._events = EventStream(connection, self._keys)
         self._counting = Counting(connection, self._keys)
@@ -76,7 +80,8 @@ class RedisShard:
         self._check()
         if not changes:
             return []
-        raw = await self._commits.commit(changes)
+        raw = await self._answers(changes)
+        self._known.learn(changes, raw)
         answers = [answer_of(change, answer) for change, answer in zip(changes, raw, strict=True)]
         tasks: list[Task | None] = [None if isinstance(answer, bytes) else answer for answer in answers]
         owners = {place: keys.task_id(answer) for place, answer in enumerate(answers) if isinstance(answer, bytes)}
@@ -86,6 +91,16 @@ class RedisShard:
                 tasks[place] = task if task is not None and task.tenant in tenants else None
         self._report([task for task, change in zip(tasks, changes, strict=True) if task is change.after], changes)
         return tasks
+
+    async def _answers(self, changes: Sequence[Change]) -> Sequence[int | bytes]:
+        """Returns the script's answers, without running it for changes that are known to change nothing."""
+        suspects = self._known.suspects(changes)
+        known = await self._known.look(changes, suspects) if suspects else {}
+        if not known:
+            return await self._commits.commit(changes)
+        others = [change for place, change in enumerate(changes) if place not in known]
+        sent = iter(await self._commits.commit(others) if others else ())
+        return [known[place] if place in known else next(sent) for place in range(len(changes))]
 
     async def _send(self, changes: Sequence[Change]) -> list[int | bytes]:
         plan = CommitPlan(self._keys, self._channels, self._number, changes)
