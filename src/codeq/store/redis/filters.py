@@ -50,9 +50,11 @@ class RotatingFilter:
         if self._current is None and self._previous is None:
             return False
         self._rotate()
-        found = any(part is not None and item in part for part in (self._current, self._previous))
-        self.hits += found
-        return found
+        current, previous = self._current, self._previous
+        if (current is not None and item in current) or (previous is not None and item in previous):
+            self.hits += 1
+            return True
+        return False
 
     @property
     def size_bytes(self) -> int:

@@ -1,6 +1,6 @@
 """Changes that would change nothing: found by filters, confirmed by a read, and answered without a write."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from codeq.domain import lifecycle
 from codeq.domain.queue import Index
@@ -15,8 +15,8 @@ _CANCEL, _ENQUEUE, _PURGE = Move.CANCEL, Move.ENQUEUE, Move.PURGE
 _CONTENT = slice(9, None)
 """The task in a record, after its version and the number of its parts."""
 
-Answers = Mapping[int, int | bytes]
-"""By the place of the change, what the commit script would answer."""
+UNKNOWN = -1
+"""Stands for an answer that only the script can give."""
 
 
 class KnownChanges:
@@ -41,21 +41,21 @@ class KnownChanges:
             return id_bytes(change.after.id) in self._filters.ghost
         return move is _PURGE and id_bytes(change.after.id) in self._filters.cleanup
 
-    async def look(self, changes: Sequence[Change], suspects: Sequence[int]) -> Answers:
-        """Returns the answers to those suspects that would indeed change nothing."""
-        fields = {place: field for place in suspects if (field := _field(changes[place])) is not None}
-        ids = {place: id_bytes(changes[place].after.id) for place in suspects if place not in fields}
-        answers: dict[int, int | bytes] = {}
+    async def look(self, changes: Sequence[Change]) -> list[int | bytes]:
+        """Returns what the commit script would answer to those that would indeed change nothing; UNKNOWN for others."""
+        answers: list[int | bytes] = [UNKNOWN] * len(changes)
+        fields = {place: field for place, change in enumerate(changes) if (field := _field(change)) is not None}
+        ids = {place: id_bytes(change.after.id) for place, change in enumerate(changes) if place not in fields}
         if fields:
             owners = await self._connection.call("HMGET", self._keys.idempotency, *fields.values())
-            found = zip(fields, owners, strict=True)
-            answers |= {
-                place: owner for place, owner in found if owner not in (None, id_bytes(changes[place].after.id))
-            }
+            for place, owner in zip(fields, owners, strict=True):
+                if owner not in (None, id_bytes(changes[place].after.id)):
+                    answers[place] = owner
         if ids:
             stored = await self._connection.call("HMGET", self._keys.records, *ids.values())
-            read = zip(ids, stored, strict=True)
-            answers |= {place: 0 for place, record in read if _is_stale(changes[place], record)}
+            for place, record in zip(ids, stored, strict=True):
+                if _is_stale(changes[place], record):
+                    answers[place] = 0
         return answers
 
     def learn(self, changes: Sequence[Change], answers: Sequence[int | bytes]) -> None:

@@ -26,7 +26,7 @@ from codeq.store.redis.eventlog import EventStream
 from codeq.store.redis.filters import Filters
 from codeq.store.redis.heads import QueueHeads
 from codeq.store.redis.keys import Channels, ShardKeys, id_bytes
-from codeq.store.redis.known import KnownChanges
+from codeq.store.redis.known import UNKNOWN, KnownChanges
 from codeq.store.redis.peers import RedisPeers
 from codeq.store.redis.plan import CommitPlan, answer_of
 from codeq.store.redis.replicas import ReplicaWait
@@ -67,6 +67,7 @@ class RedisShard:
         self._heads = QueueHeads()
         self._rotation = claims.Rotation()
         self._known = KnownChanges(connection, self._keys, filters)
+        self._looks = CommitQueue(self._known.look)
         self._commits = CommitQueue(self._send)
         self._events = EventStream(connection, self._keys)
         self._counting = Counting(connection, self._keys)
@@ -95,9 +96,10 @@ class RedisShard:
     async def _answers(self, changes: Sequence[Change]) -> Sequence[int | bytes]:
         """Returns the script's answers, without running it for changes that are known to change nothing."""
         suspects = self._known.suspects(changes)
-        known = await self._known.look(changes, suspects) if suspects else {}
-        if not known:
+        if not suspects:
             return await self._commits.commit(changes)
+        looked = zip(suspects, await self._looks.commit([changes[place] for place in suspects]), strict=True)
+        known = {place: answer for place, answer in looked if answer != UNKNOWN}
         others = [change for place, change in enumerate(changes) if place not in known]
         sent = iter(await self._commits.commit(others) if others else ())
         return [known[place] if place in known else next(sent) for place in range(len(changes))]
@@ -333,6 +335,7 @@ class RedisShard:
         if self._closed is None:
             await self._takes.end()
             self._closed = because or StoreClosed("the store was closed")
+            await self._looks.drain()
             await self._commits.drain()
             await self.peers.close()
 
