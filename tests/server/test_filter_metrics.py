@@ -15,7 +15,7 @@ def test_memory_checks_and_hits_of_the_filters_are_metrics(tmp_path: Path) -> No
         with start_server(tmp_path / "server", settings=settings) as server:
             producer = server.tenant().producer
             task = {"command": "work", "payload": 1, "idempotencyKey": "order-1"}
-            ids = {answered(producer.post(paths.TASKS, task), status)["id"] for status in (202, 200, 200)}
+            ids = {answered(producer.post(paths.TASKS, task), 202)["id"] for _ in range(3)}
             assert len(ids) == 1
             lines = server.request("GET", "/metrics", token=None).text.splitlines()
     shown = dict(line.rsplit(" ", 1) for line in lines if line.startswith("codeq_filter_"))
