@@ -83,6 +83,7 @@ ENGINES = {
         Engine("rocksdb-3-shards", 3),
         Engine("redis", 1, redis_engines.open_node, crash=redis_engines.crash),
         Engine("redis-3-shards", 3, redis_engines.open_node, crash=redis_engines.crash),
+        Engine("redis-full-filters", 1, redis_engines.open_with_full_filters, crash=redis_engines.crash),
         Engine("redis-cluster", 3, redis_engines.open_cluster, crash=redis_engines.crash),
     )
 }

@@ -15,6 +15,7 @@ from tests.redis_servers import start_cluster, start_node
 
 from codeq.store.interface import Clock, Listener, Store
 from codeq.store.redis.connection import parse_url
+from codeq.store.redis.filters import Filters, FilterSize, RotatingFilter
 from codeq.store.redis.keys import ShardKeys
 from codeq.store.redis.opening import Wanted, open_redis
 
@@ -51,6 +52,24 @@ def open_cluster(path: Path, **options: object) -> Store:
     return _open(cluster_url(), path, **options)  # type: ignore[arg-type]
 
 
+class EightBits(RotatingFilter):
+    """Never starts anew: after a few items it says yes to everything."""
+
+    def _is_full(self) -> bool:
+        return False
+
+
+def open_with_full_filters(path: Path, **options: object) -> Store:
+    tiny = FilterSize(items=1, error_rate=0.5, seconds=86_400)
+    filters = Filters(idempotency=EightBits(tiny), ghost=EightBits(tiny), cleanup=EightBits(tiny))
+    for each in filters.by_name().values():
+        for item in range(100):
+            each.add(str(item))
+        assert each.size_bytes == 1
+        assert "never added" in each
+    return _open(node_url(), path, filters=filters, **options)  # type: ignore[arg-type]
+
+
 def crash(path: Path, target: Path) -> None:
     """A process that is killed leaves everything in Redis."""
     _moved[target] = _moved.get(path, path)
@@ -66,12 +85,13 @@ def _open(
     fsync: bool,
     grace_ms: int,
     listeners: Sequence[Listener],
+    filters: Filters | None = None,
 ) -> Store:
     path.mkdir(exist_ok=True)
     prefix = "t" + hashlib.sha1(str(_moved.get(path, path)).encode()).hexdigest()[:16]
     _forget_the_server(url, prefix, shards or 1)
     wanted = Wanted(prefix=prefix, shards=shards, grace_ms=grace_ms)
-    return open_redis(url, wanted, clock=clock, listeners=listeners, process=str(next(_processes)))
+    return open_redis(url, wanted, clock=clock, listeners=listeners, process=str(next(_processes)), filters=filters)
 
 
 def _forget_the_server(url: str, prefix: str, shards: int) -> None:

@@ -74,7 +74,8 @@ class App:
         if not isinstance(handler, BatchedHandler) or not request.is_complete or self._state.tracing.is_on:
             return False
         principal = self._state.authenticator.cached(route.kind, _token(request))
-        if principal is None:
+        limiter = self._state.limiter
+        if principal is None or (limiter.is_shared and limiter.is_stale(route.charge, principal)):
             return False
         self._admit(route, request, principal)
         _check_body(route, request)
@@ -153,7 +154,11 @@ class App:
         if route.kind is not TokenKind.NONE and request.principal is NOBODY:
             token = _token(request)
             principal = self._state.authenticator.cached(route.kind, token)
-            self._admit(route, request, principal or await self._authenticate(route, request, token))
+            if principal is None:
+                principal = await self._authenticate(route, request, token)
+            if self._state.limiter.is_shared:
+                await self._state.limiter.refresh(route.charge, principal)
+            self._admit(route, request, principal)
         if route.method in ("POST", "PUT"):
             _check_body(route, request)
             if not request.is_complete:

@@ -40,6 +40,7 @@ from codeq.server.ratelimit import SCOPES, RateLimiter
 from codeq.server.response_head import ResponseHeads
 from codeq.server.server_context import ServerContext
 from codeq.server.settings import Settings
+from codeq.server.shared_ratelimit import SharedRateLimiter
 from codeq.server.state import AppState
 from codeq.server.tracing import Tracing, set_up
 from codeq.store.data_dir import back_up, open_rocksdb
@@ -137,6 +138,7 @@ async def _serve(settings: Settings, listener: socket.socket, file_limit: int, *
         await asyncio.gather(sweeping, return_exceptions=True)
         await state.authenticator.close()
         await state.backups.close()
+        await state.limiter.close()
         try:
             await state.core.close()
         except StoreError:
@@ -180,13 +182,12 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
     durability = DurabilityInForce(settings.store)
     listeners: list[Listener] = [waiters, metrics]
     if settings.store.url:
-        store = _open_redis(settings, listeners, durability)
+        store = _open_redis(settings, listeners, durability, metrics=metrics)
     else:
         store = _open_rocksdb(settings, listeners, open_files_max=file_limit // 2)
     failures = FailureLimit(0 if is_dev else settings.auth.failures_per_minute, on_hit=metrics.rate_limited)
     authenticator = _authenticator(settings, data, failures, is_dev=is_dev)
     await authenticator.start()
-    limits = settings.rate_limit
     tracing = _tracing(settings)
     spans = tracing if tracing.is_on else None
     state = AppState(
@@ -202,11 +203,7 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
         ),
         settings=settings,
         authenticator=authenticator,
-        limiter=RateLimiter(
-            {scope: getattr(limits, scope) for scope in SCOPES},
-            {scope: getattr(limits, f"tenant_{scope}") for scope in SCOPES},
-            on_hit=metrics.rate_limited,
-        ),
+        limiter=_limiter(settings, metrics),
         metrics=metrics,
         tracing=tracing,
         backups=Backups(settings.backup.path, partial(back_up, store)),
@@ -238,8 +235,11 @@ def _open_rocksdb(settings: Settings, listeners: Sequence[Listener], *, open_fil
     return store
 
 
-def _open_redis(settings: Settings, listeners: Sequence[Listener], durability: DurabilityInForce) -> Store:
+def _open_redis(
+    settings: Settings, listeners: Sequence[Listener], durability: DurabilityInForce, *, metrics: Metrics
+) -> Store:
     try:
+        from codeq.store.redis.filters import Filters, FilterSize, RotatingFilter  # noqa: PLC0415 - as below
         from codeq.store.redis.opening import Wanted, open_redis  # noqa: PLC0415 - needs the extra `redis`
     except ModuleNotFoundError as fault:
         raise InvalidRequest(
@@ -255,13 +255,31 @@ def _open_redis(settings: Settings, listeners: Sequence[Listener], durability: D
         replicas_timeout_ms=round(store.replicas_timeout_seconds * 1000),
         is_strict=store.strict,
     )
+    sizes = msgspec.convert(msgspec.to_builtins(store.filters), dict[str, FilterSize])
+    filters = Filters(**{name: RotatingFilter(size) for name, size in sizes.items()})
+    metrics.show_filters(filters.by_name())
     return open_redis(
         store.url,
         wanted,
         process=f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}",
         listeners=listeners,
         on_durability=lambda found: durability.told(found.level, found.survives, found.warnings),
+        filters=filters,
     )
+
+
+def _limiter(settings: Settings, metrics: Metrics) -> RateLimiter:
+    """Returns the limiter of this server; servers on one Redis share their buckets there."""
+    limits, store = settings.rate_limit, settings.store
+    per_subject = {scope: getattr(limits, scope) for scope in SCOPES}
+    per_tenant = {scope: getattr(limits, f"tenant_{scope}") for scope in SCOPES}
+    limiter = RateLimiter(per_subject, per_tenant, on_hit=metrics.rate_limited)
+    if not store.url or not limiter.is_on:
+        return limiter
+    from codeq.store.redis.rate_buckets import RedisBuckets  # noqa: PLC0415 - needs the extra `redis`
+
+    shared = RedisBuckets(store.url, store.prefix)
+    return SharedRateLimiter(per_subject, per_tenant, shared, on_hit=metrics.rate_limited)
 
 
 def _authenticator(settings: Settings, data: Path, failures: FailureLimit, *, is_dev: bool) -> Authenticator:

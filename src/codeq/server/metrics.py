@@ -1,7 +1,8 @@
 """What the service counts, for Prometheus. Names are the original codeQ's; values are exact per tenant and command."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -20,6 +21,16 @@ _HTTP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5
 _HELD_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 
+class FilterCounts(Protocol):
+    """What is shown of a Bloom filter."""
+
+    checks: int
+    hits: int
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
 class Metrics(Listener):
     """Counts what the store reports, so that no handler counts anything. `scrape` writes it out."""
 
@@ -30,6 +41,7 @@ class Metrics(Listener):
         self._rate_limit_hits: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._sweep_failures: defaultdict[str, int] = defaultdict(int)
         self._unreadable = 0
+        self._filters: Mapping[str, FilterCounts] = {}
         self._held = FastHistogram(_HELD_BUCKETS_S)
         self._held_max_s = 0.0
         self.registry = CollectorRegistry()
@@ -71,6 +83,10 @@ class Metrics(Listener):
     def unreadable(self, key: bytes, reason: str) -> None:  # noqa: ARG002 - the store logs them
         self._unreadable += 1
 
+    def show_filters(self, filters: Mapping[str, FilterCounts]) -> None:
+        """Includes these Bloom filters, by name."""
+        self._filters = filters
+
     def loop_held(self, seconds: float) -> None:
         self._held.observe(seconds)
         self._held_max_s = max(self._held_max_s, seconds)
@@ -92,4 +108,16 @@ class Metrics(Listener):
         longest = GaugeMetricFamily("codeq_loop_held_max_seconds", "The longest of them since the last scrape")
         longest.add_metric([], self._held_max_s)
         self._held_max_s = 0.0
-        return (hits, sweeps, unreadable, held, longest)
+        return (hits, sweeps, unreadable, held, longest, *self._of_filters())
+
+    def _of_filters(self) -> Iterable[Metric]:
+        if not self._filters:
+            return
+        size = GaugeMetricFamily("codeq_filter_bytes", "Memory of a Bloom filter", labels=["filter"])
+        checks = CounterMetricFamily("codeq_filter_checks", "Checks of a Bloom filter", labels=["filter"])
+        hits = CounterMetricFamily("codeq_filter_hits", "Checks it answered yes; a read follows", labels=["filter"])
+        for name, counted in self._filters.items():
+            size.add_metric([name], counted.size_bytes)
+            checks.add_metric([name], counted.checks)
+            hits.add_metric([name], counted.hits)
+        yield from (size, checks, hits)

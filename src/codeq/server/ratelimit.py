@@ -21,6 +21,9 @@ BUCKETS_MAX = 100_000
 SCOPES = ("producer", "worker", "lease", "admin", "read")
 """Creates and cancels; claims; heartbeats, nacks, abandons and results; admin routes; other reads."""
 
+Bucket = tuple[str, ...]
+"""Names a bucket: scope and tenant, and the subject if the bucket is one of a subject."""
+
 
 class Rate(Struct, frozen=True, kw_only=True):
     requests_per_minute: Annotated[int, Meta(ge=0)] = 0
@@ -41,6 +44,9 @@ class Charge(Struct, frozen=True, gc=False):
 class RateLimiter:
     """Every authenticated request spends one token; a batch then spends one for each further item."""
 
+    is_shared = False
+    """Whether `refresh` must be awaited before a call that `is_stale`: other servers spend from the same buckets."""
+
     def __init__(
         self,
         per_subject: Mapping[str, Rate],
@@ -54,7 +60,7 @@ class RateLimiter:
         self.is_on = bool(self._per_subject or self._per_tenant)
         self._clock = clock
         self._on_hit = on_hit
-        self._buckets: OrderedDict[tuple[str, ...], tuple[float, float]] = OrderedDict()
+        self._buckets: OrderedDict[Bucket, tuple[float, float]] = OrderedDict()
 
     def spend(self, charge: Charge, caller: Principal) -> None:
         """Spends a token for a request."""
@@ -76,7 +82,7 @@ class RateLimiter:
                 f"a batch may have at most {burst} items: the {charge.scope} rate limit admits no more at once"
             )
         for key, rate in self._rates(charge, caller):
-            self._put(key, self._left(key, rate) + 1)
+            self._spend(key, self._left(key, rate), -1)
         self._take(charge, caller, items)
 
     def affordable(self, charge: Charge, caller: Principal, items: int) -> int:
@@ -91,11 +97,20 @@ class RateLimiter:
         that wait at the same time may leave the buckets in debt; later calls are refused until it is paid."""
         if self.is_on and items > 1:
             for key, rate in self._rates(charge, caller):
-                self._put(key, self._left(key, rate) - (items - 1))
+                self._spend(key, self._left(key, rate), items - 1)
 
-    def _rates(self, charge: Charge, caller: Principal) -> list[tuple[tuple[str, ...], Rate]]:
+    def is_stale(self, charge: Charge, caller: Principal) -> bool:  # noqa: ARG002 - nobody else spends
+        return False
+
+    async def refresh(self, charge: Charge, caller: Principal) -> None:
+        """Does nothing here."""
+
+    async def close(self) -> None:
+        """Does nothing here."""
+
+    def _rates(self, charge: Charge, caller: Principal) -> list[tuple[Bucket, Rate]]:
         scope = charge.scope
-        found: list[tuple[tuple[str, ...], Rate]] = []
+        found: list[tuple[Bucket, Rate]] = []
         if (rate := self._per_subject.get(scope)) is not None:
             found.append(((scope, caller.tenant, caller.subject), rate))
         if (rate := self._per_tenant.get(scope)) is not None:
@@ -115,13 +130,19 @@ class RateLimiter:
                 retry_after_s=max(1, math.ceil(max(waits_s))),
             )
         for key, _, left in buckets:
-            self._put(key, left - items)
+            self._spend(key, left, items)
 
-    def _left(self, key: tuple[str, ...], rate: Rate) -> float:
+    def _rate(self, key: Bucket) -> Rate:
+        return (self._per_subject if len(key) == 3 else self._per_tenant)[key[0]]
+
+    def _spend(self, key: Bucket, left: float, tokens: float) -> None:
+        self._put(key, left - tokens)
+
+    def _left(self, key: Bucket, rate: Rate) -> float:
         left, seen_s = self._buckets.get(key, (float(rate.burst_size), 0.0))
         return min(rate.burst_size, left + (self._clock() - seen_s) * rate.requests_per_minute / 60)
 
-    def _put(self, key: tuple[str, ...], left: float) -> None:
+    def _put(self, key: Bucket, left: float) -> None:
         self._buckets[key] = (left, self._clock())
         self._buckets.move_to_end(key)
         if len(self._buckets) > BUCKETS_MAX:

@@ -66,6 +66,41 @@ class HttpSettings(Struct, frozen=True, kw_only=True):
     shutdown_seconds: Annotated[float, described("How long calls under way may take at shutdown.", gt=0, le=600)] = 10.0
 
 
+class IdempotencyFilterSettings(Struct, frozen=True, kw_only=True):
+    items: Annotated[
+        int, described("Idempotency keys that a period of the filter holds. 0: no filter.", ge=0, le=1_000_000_000)
+    ] = 1_000_000
+    error_rate: Annotated[float, described("Share of false positives; each costs a read.", gt=0, lt=1)] = 0.01
+    seconds: Annotated[float, described("How long a period is.", gt=0, le=604_800)] = 1800.0
+
+
+class GhostFilterSettings(Struct, frozen=True, kw_only=True):
+    items: Annotated[
+        int,
+        described(
+            "Tasks cancelled while pending that a period of the filter holds. 0: no filter.", ge=0, le=1_000_000_000
+        ),
+    ] = 2_000_000
+    error_rate: Annotated[float, described("Share of false positives; each costs a read.", gt=0, lt=1)] = 1e-12
+    seconds: Annotated[float, described("How long a period is.", gt=0, le=604_800)] = 21_600.0
+
+
+class CleanupFilterSettings(Struct, frozen=True, kw_only=True):
+    items: Annotated[
+        int, described("Purged tasks that a period of the filter holds. 0: no filter.", ge=0, le=1_000_000_000)
+    ] = 2_000_000
+    error_rate: Annotated[float, described("Share of false positives; each costs a read.", gt=0, lt=1)] = 0.01
+    seconds: Annotated[float, described("How long a period is.", gt=0, le=604_800)] = 21_600.0
+
+
+class FilterSettings(Struct, frozen=True, kw_only=True):
+    """Bloom filters of a server on Redis: each remembers for one to two periods."""
+
+    idempotency: IdempotencyFilterSettings = IdempotencyFilterSettings()
+    ghost: GhostFilterSettings = GhostFilterSettings()
+    cleanup: CleanupFilterSettings = CleanupFilterSettings()
+
+
 class StoreSettings(Struct, frozen=True, kw_only=True):
     path: Annotated[str, described("Data directory.")] = "./data"
     url: Annotated[
@@ -94,6 +129,7 @@ class StoreSettings(Struct, frozen=True, kw_only=True):
     strict: Annotated[
         bool, described("Refuse a Redis whose settings may lose acknowledged tasks, instead of a warning.")
     ] = False
+    filters: FilterSettings = FilterSettings()
 
 
 class BackupSettings(Struct, frozen=True, kw_only=True):

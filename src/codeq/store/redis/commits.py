@@ -1,7 +1,7 @@
 """Commits of one shard, merged: what waits while calls are under way goes to Redis in one script.
 
 Sixteen small commits in one script cost Redis a third of sixteen scripts. Nothing waits for others: a commit is sent at
-once unless AT_ONCE are under way.
+once unless AT_ONCE are under way. Looks before commits (`known.py`) are merged in the same way.
 """
 
 import asyncio

@@ -26,6 +26,8 @@ All keys of a shard begin with its hash tag, so that they are in one slot of a c
     m                            hash    format, number of shards, and run id of the server when leases got their grace
     s                            string  the process that does the background work; expires
     w                            string  written before WAIT
+    v:<scope>:<tenant>:<subject> string  a rate limit's bucket: tokens left, and when; in the first shard. Without a
+                                         subject, that of the tenant. Expires when it is full
     h                            hash    what could not be read: its key, and why
     -                            none     never written. A script that declares it is refused whole while the slot moves
                                          between nodes; else one that empties a key and reads it would end half-way
@@ -39,6 +41,7 @@ Channels have no slot; every process hears those it subscribes to:
 Tenants and idempotency keys are percent-encoded, and commands have no colon, so that no name can forge a key.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, unquote
@@ -109,6 +112,9 @@ class ShardKeys:
 
     def claim(self, tenant: str, worker: str, request_id: str) -> str:
         return f"{self.tag}:o:{quoted(tenant)}:{quoted(worker)}:{quoted(request_id)}"
+
+    def bucket(self, name: Sequence[str]) -> str:
+        return f"{self.tag}:v:{':'.join(map(quoted, name))}"
 
 
 class Channels:

@@ -15,6 +15,7 @@ from codeq.store.redis import keys as naming
 from codeq.store.redis.connection import RedisAddress, RedisClient, parse_url
 from codeq.store.redis.durability import Durability, DurabilityWatch, inspect
 from codeq.store.redis.eventlog import EventStream
+from codeq.store.redis.filters import Filters
 from codeq.store.redis.grace import RestartGrace
 from codeq.store.redis.keys import ShardKeys
 from codeq.store.redis.peers import RedisPeers
@@ -61,6 +62,7 @@ def open_redis(
     clock: Clock | None = None,
     listeners: Sequence[Listener] = (),
     on_durability: Callable[[Durability], None] = lambda _: None,
+    filters: Filters | None = None,
 ) -> Store:
     """Opens the store at this address. Any number of processes may, each with a name of its own, `process`.
 
@@ -86,6 +88,7 @@ def open_redis(
         policies=PolicyCache(prepared.policies),
         refresh=refresh,
     )  # fmt: skip
+    filters = filters or Filters()
     opened: list[RedisShard] = []
     for number in range(prepared.shards):
         keys = ShardKeys(prefix, number)
@@ -95,7 +98,16 @@ def open_redis(
         )  # fmt: skip
         grace = RestartGrace(client, keys, shard=number, now_ms=prepared.clock, grace_ms=wanted.grace_ms)
         opened.append(
-            RedisShard(number, client, peers, prefix=prefix, clock=prepared.clock, replicas=replicas, grace=grace)
+            RedisShard(
+                number,
+                client,
+                peers,
+                prefix=prefix,
+                clock=prepared.clock,
+                replicas=replicas,
+                grace=grace,
+                filters=filters,
+            )
         )
     return opened[0] if len(opened) == 1 else ShardedStore(opened)
 

@@ -23,9 +23,11 @@ from codeq.store.redis.connection import PAUSES_S, LuaScript, RedisClient
 from codeq.store.redis.counting import Counting
 from codeq.store.redis.due import DueTasks
 from codeq.store.redis.eventlog import EventStream
+from codeq.store.redis.filters import Filters
 from codeq.store.redis.grace import RestartGrace
 from codeq.store.redis.heads import QueueHeads
 from codeq.store.redis.keys import Channels, ShardKeys, id_bytes
+from codeq.store.redis.known import UNKNOWN, KnownChanges
 from codeq.store.redis.peers import RedisPeers
 from codeq.store.redis.plan import COMMIT, CommitPlanner, answer_of
 from codeq.store.redis.replicas import ReplicaWait
@@ -54,6 +56,7 @@ class RedisShard:
         clock: Clock,
         replicas: ReplicaWait,
         grace: RestartGrace,
+        filters: Filters,
     ) -> None:
         self.peers = peers
         self.now_ms = clock.__call__
@@ -65,6 +68,8 @@ class RedisShard:
         self._heads = QueueHeads()
         self._rotation = claims.Rotation()
         self._planner = CommitPlanner(self._keys, number)
+        self._known = KnownChanges(connection, self._keys, filters)
+        self._looks = CommitQueue(self._known.look)
         self._commits = CommitQueue(self._send)
         self._events = EventStream(connection, self._keys)
         self._counting = Counting(connection, self._keys)
@@ -78,7 +83,8 @@ class RedisShard:
         self._check()
         if not changes:
             return []
-        raw = await self._commits.commit(changes)
+        raw = await self._answers(changes)
+        self._known.learn(changes, raw)
         answers = [answer_of(change, answer) for change, answer in zip(changes, raw, strict=True)]
         tasks: list[Task | None] = [None if isinstance(answer, bytes) else answer for answer in answers]
         owners = {place: keys.task_id(answer) for place, answer in enumerate(answers) if isinstance(answer, bytes)}
@@ -87,6 +93,17 @@ class RedisShard:
             tasks[place] = task if task is not None else (await self.commit([changes[place]]))[0]
         self._report([task for task, change in zip(tasks, changes, strict=True) if task is change.after], changes)
         return tasks
+
+    async def _answers(self, changes: Sequence[Change]) -> Sequence[int | bytes]:
+        """Returns the script's answers, without running it for changes that are known to change nothing."""
+        suspects = self._known.suspects(changes)
+        if not suspects:
+            return await self._commits.commit(changes)
+        looked = zip(suspects, await self._looks.commit([changes[place] for place in suspects]), strict=True)
+        known = {place: answer for place, answer in looked if answer != UNKNOWN}
+        others = [change for place, change in enumerate(changes) if place not in known]
+        sent = iter(await self._commits.commit(others) if others else ())
+        return [known[place] if place in known else next(sent) for place in range(len(changes))]
 
     async def _send(self, changes: Sequence[Change]) -> list[int | bytes]:
         plan = self._planner.plan(changes)
@@ -321,6 +338,7 @@ class RedisShard:
         if self._closed is None:
             await self._takes.end()
             self._closed = because or StoreClosed("the store was closed")
+            await self._looks.drain()
             await self._commits.drain()
             await self.peers.close()
 
