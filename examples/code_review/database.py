@@ -124,8 +124,16 @@ class Database:
 
     def begin(self, review_id: int, fencing: int, now_ms: int) -> Review | None:
         """Begins a try under the number of its claim. Returns None if there is nothing to do: the review has ended, is
-        unknown, or was claimed again since."""
+        unknown, or was claimed again since. One whose worker died ATTEMPTS_MAX times in the middle ends as FAILED."""
         with self.transaction() as tx:
+            died = tx.execute(
+                "SELECT id FROM reviews WHERE id = ? AND fencing < ? AND status = 'running' AND attempts >= ?",
+                (review_id, fencing, ATTEMPTS_MAX),
+            ).fetchone()
+            if died:
+                error = f"its worker ended in the middle of try {ATTEMPTS_MAX}"
+                self._end(tx, self._review(tx, review_id), Status.FAILED, now_ms, error)
+                return None
             row = tx.execute(
                 "UPDATE reviews SET status = 'running', fencing = ?, attempts = attempts + 1, started_ms = ?"
                 " WHERE id = ? AND fencing < ? AND status IN ('waiting', 'running') RETURNING id",
@@ -143,11 +151,13 @@ class Database:
             tx.executemany("INSERT INTO findings VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             return True
 
-    def put_back(self, review: Review, error: str, *, now_ms: int, again_ms: int, is_final: bool = False) -> Status:
+    def put_back(
+        self, review: Review, error: str, *, now_ms: int, again_ms: int, attempts_max: int = ATTEMPTS_MAX
+    ) -> Status:
         """Ends a try that failed. Returns the status of the review, which is FAILED after the last try. Otherwise the
         outbox offers it at `again_ms`, whatever became of the queue."""
         with self.transaction() as tx:
-            if is_final or review.attempts >= ATTEMPTS_MAX:
+            if review.attempts >= attempts_max:
                 self._end(tx, review, Status.FAILED, now_ms, error)
             else:
                 is_ours = tx.execute(

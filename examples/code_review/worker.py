@@ -6,8 +6,8 @@ import signal
 import sqlite3
 from collections.abc import Sequence
 
-from .database import Database
-from .git_changes import Unreviewable, read_change
+from .database import ATTEMPTS_MAX, Database
+from .git_changes import NotYet, Unreviewable, read_change
 from .queues import Claim, ClaimLost, QueueDown, ReviewQueue, open_queue
 from .reviewers import Reviewer, load_reviewers, review_all
 from .reviews import Finding, Review, Status, now_ms
@@ -17,6 +17,9 @@ CLAIM_WAIT_S = 2.0
 """How long a worker without work takes at most to notice that it should stop."""
 PAUSE_S = 1.0
 """Between two tries to reach a queue or a database that does not answer."""
+DELAY_S_MAX = 300.0
+NOT_YET_ATTEMPTS_MAX = 60
+"""Tries for commits that are not in the local repository yet: about four hours, for mirrors that are fetched slowly."""
 ERROR_CHARS_MAX = 500
 log = logging.getLogger(__name__)
 
@@ -99,12 +102,16 @@ class Worker:
     async def _put_back(self, claim: Claim, review: Review, fault: Exception) -> None:
         """Ends a failed try: in the database first, so that the outbox knows of it even if the queue is down."""
         log.warning("review %d, try %d failed: %s", review.id, review.attempts, fault)
-        delay_s = self._settings.retry_s * 2 ** (review.attempts - 1)
+        delay_s = min(DELAY_S_MAX, self._settings.retry_s * 2 ** min(review.attempts - 1, 20))
         again_ms = now_ms() + round((delay_s + self._settings.offer_again_s) * 1000)
         error = (str(fault) or type(fault).__name__)[:ERROR_CHARS_MAX]
-        is_final = isinstance(fault, Unreviewable)
+        attempts_max = ATTEMPTS_MAX
+        if isinstance(fault, Unreviewable | NotYet):
+            attempts_max = 0 if isinstance(fault, Unreviewable) else NOT_YET_ATTEMPTS_MAX
         status = await asyncio.to_thread(
-            lambda: self._database.put_back(review, error, now_ms=now_ms(), again_ms=again_ms, is_final=is_final)
+            lambda: self._database.put_back(
+                review, error, now_ms=now_ms(), again_ms=again_ms, attempts_max=attempts_max
+            )
         )
         if status is Status.WAITING:
             await self._queue.retry(claim, delay_s)

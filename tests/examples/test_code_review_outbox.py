@@ -14,7 +14,7 @@ from examples.code_review.relay import Relay
 from examples.code_review.reviewers import Reviewer
 from examples.code_review.reviews import Due, Finding, Kind, Priority, Review, ReviewRequest, Status, now_ms
 from examples.code_review.settings import read_settings
-from examples.code_review.worker import Worker
+from examples.code_review.worker import NOT_YET_ATTEMPTS_MAX, Worker
 from tests.examples.review_application import REPOSITORY, Changes, expected_finding
 from tests.redis_servers import RedisNode, start_node
 from tests.server.server_process import start_server
@@ -192,6 +192,30 @@ def test_a_late_worker_cannot_store_and_nobody_stores_twice(database: Database) 
     assert database.put_back(late, "late", now_ms=8, again_ms=9) is Status.DONE
     assert database.begin(1, 10, 11) is None
     assert (rows(database, "findings"), rows(database, "outbox")) == (1, 0)
+
+
+def test_a_review_whose_workers_die_every_time_ends_as_failed(database: Database) -> None:
+    review_id, _ = database.record(request(), now_ms())
+    for fencing in range(1, ATTEMPTS_MAX + 1):
+        assert database.begin(review_id, fencing, now_ms()) is not None
+    assert database.begin(review_id, ATTEMPTS_MAX + 1, now_ms()) is None
+    [review] = database.reviews()
+    assert (review.status, review.error) == (Status.FAILED, "its worker ended in the middle of try 5")
+    assert database.due(now_ms() + 10**9) == []
+
+
+def test_a_review_waits_for_its_commits_longer_than_for_a_reviewer_that_fails(database: Database) -> None:
+    review_id, _ = database.record(request(), now_ms())
+    for fencing in range(1, ATTEMPTS_MAX + 3):
+        review = database.begin(review_id, fencing, now_ms())
+        assert review is not None
+        patient = database.put_back(
+            review, "not yet", now_ms=now_ms(), again_ms=now_ms(), attempts_max=NOT_YET_ATTEMPTS_MAX
+        )
+        assert patient is Status.WAITING
+    last = database.begin(review_id, ATTEMPTS_MAX + 3, now_ms())
+    assert last is not None
+    assert database.put_back(last, "broken", now_ms=now_ms(), again_ms=now_ms()) is Status.FAILED
 
 
 def test_a_worker_that_dies_before_it_stores_is_replaced_and_its_claim_is_lost(
