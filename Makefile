@@ -44,7 +44,7 @@ reference: setup ## Write docs/reference from the code
 test: setup ## All tests but those of test-cluster
 	$(BIN)/pytest -n 2 -m "not cluster"
 
-test-cluster: setup ## The tests that start a Spark of their own: a cluster, Connect, kills, the demo's lake; 9 minutes
+test-cluster: setup ## The tests with clusters of their own, Spark's and Redis's, and long kills; 11 minutes
 	$(BIN)/pytest -m cluster
 
 test-fast: setup ## The tests to run while working, in under a minute

@@ -11,14 +11,14 @@ import pytest
 # The tests' own modules are imported by their full name, which `--import-mode=importlib` leaves to the path.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.contract.engines import ENGINES, Engine, FakeClock
+from tests.contract.engines import ENGINES, USUAL, Engine, FakeClock
 from tests.contract.world import World, Worlds
 
 TEST_S_MAX = 30
 """A test that takes longer hangs; it is stopped where it waits, so that the trace shows where."""
 
 
-@pytest.fixture(params=sorted(ENGINES))
+@pytest.fixture(params=USUAL)
 def engine(request: pytest.FixtureRequest) -> Engine:
     return ENGINES[request.param]
 

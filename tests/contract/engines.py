@@ -88,6 +88,10 @@ ENGINES = {
     )
 }
 
+USUAL = [name for name in ENGINES if name not in ("redis-3-shards", "redis-full-filters")]
+"""The cluster has three shards too; what a full filter can spoil has tests on every engine."""
+on_every_engine = pytest.mark.parametrize("engine", sorted(ENGINES), indirect=True)
+
 ON_FILES = [name for name in ENGINES if name.startswith("rocksdb")]
 """Engines with a data directory of their own: opened by one process, backed up by codeQ."""
 on_files = pytest.mark.parametrize("engine", ON_FILES, indirect=True)

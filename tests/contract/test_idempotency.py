@@ -5,12 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.contract.engines import on_every_engine
 from tests.contract.world import KEEP_MS, TENANT, World, accepted
 
 from codeq.domain.errors import IdempotencyMismatch, InvalidRequest
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Status
 from codeq.usecases.enqueue import Enqueued, enqueue
+
+pytestmark = on_every_engine
 
 
 def new_task(key: str = "k", *, command: str = "work", payload: bytes = b"null") -> NewTask:

@@ -1,12 +1,15 @@
 """Operators cancel, replay and purge: one task, or all that match."""
 
 import pytest
+from tests.contract.engines import on_every_engine
 from tests.contract.world import BACKOFF_MS, KEEP_MS, TENANT, World, ids, replay_each
 
 from codeq.domain.errors import AlreadyFinal, CodeqError, NotDead, NotFinal, NotFound
 from codeq.domain.requests import Filter
 from codeq.domain.task import Move, Status, Task
 from codeq.usecases import cancel, purge, replay
+
+pytestmark = on_every_engine
 
 
 async def test_a_pending_task_is_cancelled_at_once(world: World) -> None:

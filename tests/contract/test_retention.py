@@ -1,11 +1,14 @@
 """Only ended tasks are purged, counted from their end, with all that belongs to them."""
 
 import msgspec
+from tests.contract.engines import on_every_engine
 from tests.contract.world import BACKOFF_MS, KEEP_DEAD_MS, KEEP_MS, LEASE_MS, TENANT, World
 
 from codeq.domain.requests import Filter
 from codeq.domain.task import Status
 from codeq.usecases import sweep
+
+pytestmark = on_every_engine
 
 
 async def test_retention_is_counted_from_the_end_of_the_task(world: World) -> None:

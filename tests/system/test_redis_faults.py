@@ -47,6 +47,7 @@ def assert_exactly_once(load: RedisLoad, client: "redis.Redis | redis.RedisClust
 # -- servers -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cluster
 def test_servers_that_are_killed_again_and_again_lose_no_task_and_end_none_twice(tmp_path: Path) -> None:
     with start_node(tmp_path / "redis", **DURABLE) as node:
         servers = [serve(tmp_path, node.url, name=name) for name in "ab"]
@@ -100,6 +101,7 @@ def test_a_reader_of_events_hears_of_those_of_another_server(pair: tuple[Server,
 # -- Redis -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cluster
 def test_redis_killed_again_and_again_loses_nothing_and_servers_go_on_by_themselves(tmp_path: Path) -> None:
     with start_node(tmp_path / "redis", **DURABLE) as node:
         servers = [serve(tmp_path, node.url, name=name) for name in "ab"]
@@ -149,6 +151,7 @@ def cluster_url(cluster: RedisClusterNodes) -> str:
     return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
 
 
+@pytest.mark.cluster
 def test_a_cluster_whose_scripts_are_flushed_slots_move_and_a_master_dies_loses_nothing(tmp_path: Path) -> None:
     with (
         start_cluster(tmp_path / "redis", masters=3, replicas=True) as cluster,
