@@ -99,7 +99,7 @@ def test_check_53_the_limiter_needs_no_backend(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(RateLimited):
             limiter.spend(charge, caller)
     limiter.spend(charge, callers[0])
-    assert "Buckets are in memory" in (PROJECT / "docs" / "guides" / "server.md").read_text()
+    assert "With RocksDB buckets are in memory" in (PROJECT / "docs" / "guides" / "server.md").read_text()
 
 
 def test_check_73_headers_of_the_page(server: Server) -> None:

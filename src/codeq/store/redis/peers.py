@@ -155,6 +155,9 @@ class RedisPeers:
         while self._listening is not None and not self._listening.done():
             self._listening.cancel()  # again if the library has swallowed it, as it may while it connects
             await asyncio.wait([self._listening], timeout=0.2)
+        if self._subscriptions is not None:  # here, where no further cancellation can interrupt it
+            with contextlib.suppress(*FAULTS):
+                await self._subscriptions.aclose()
         for shard, (is_mine, _) in self._sweeps.items():
             if is_mine:
                 with contextlib.suppress(StoreError):
@@ -197,8 +200,6 @@ class RedisPeers:
             await asyncio.gather(looking, self._follow_signals())
         finally:
             looking.cancel()
-            if self._subscriptions is not None:
-                await self._subscriptions.aclose()
 
     async def _follow_signals(self) -> None:
         """Reads signals, and renews a broken connection."""
