@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo serve code-review check format reference test test-cluster test-fast kills bench lock clean
+.PHONY: help setup demo serve code-review check format reference test test-cluster test-redis test-fast kills redis-kills bench lock clean
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,14 +44,22 @@ reference: setup ## Write docs/reference from the code
 test: setup ## All tests but those of test-cluster
 	$(BIN)/pytest -n 2 -m "not cluster"
 
-test-cluster: setup ## The tests with clusters of their own, Spark's and Redis's, and long kills; 11 minutes
+test-cluster: setup ## The tests with clusters of their own, Spark's and Redis's, and long kills; 13 minutes
 	$(BIN)/pytest -m cluster
+
+test-redis: setup ## The tests of server, SDK, worker and command line on servers that store tasks in Redis
+	CODEQ_TEST_STORE=redis $(BIN)/pytest -n 2 -m "not cluster" tests/server tests/sdk tests/worker tests/cli
 
 test-fast: setup ## The tests to run while working, in under a minute
 	$(BIN)/pytest -n 2 -m "not slow and not spark"
 
 kills: setup ## Kill server, driver and executors 30 times under load, and compare the lake with the log
 	$(BIN)/python -m tests.system.pipeline_kills --kills 30
+
+redis-kills: setup ## Kill servers for two minutes, Redis 20 times, and 10 primaries behind a partition, and audit
+	$(BIN)/python -m tests.system.redis_kills servers --seconds 120
+	$(BIN)/python -m tests.system.redis_kills redis --kills 20
+	$(BIN)/python -m tests.system.redis_kills failover --rounds 10
 
 bench: setup ## Measure the engine against raw RocksDB, HTTP against the engine, what a program sees, the priority queue, and Redis against RocksDB
 	$(BIN)/python benchmarks/engine.py

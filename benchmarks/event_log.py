@@ -45,6 +45,13 @@ def add_events(url: str, events: int) -> None:
             client.complete_many(jobs, [{"ok": True}] * len(jobs))
 
 
+def add_waiting(url: str, tasks: int) -> None:
+    """So many tasks that wait in the queue from which `add_events` claims, the oldest first."""
+    with codeq.Client(url, "dev-token") as client:
+        for start in range(0, tasks, BATCH):
+            client.enqueue_many(new_tasks("more", ({"n": start + n, "to": "x" * 40} for n in range(BATCH))))
+
+
 @contextmanager
 def serving(home: Path) -> Iterator[tuple[str, int]]:
     """A server in development mode on `home/data`: its address and process id. Its token is `dev-token`."""

@@ -140,17 +140,18 @@ class Generator:
 
 
 @contextmanager
-def serving(home: Path, store: str | None = None) -> Iterator[Target]:
+def serving(home: Path, store: str | None = None, *, program: Path | None = None) -> Iterator[Target]:
     """A real server in development mode on a port of its own, stopped at the end whatever happens.
 
-    Its tasks are in its folder, or in the Redis at this address.
+    Its tasks are in its folder, or in the Redis at this address. `program` is the `codeq` to run, if not the one beside
+    this Python.
     """
     home.mkdir()
     out = home / "server.out"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CODEQ_")}
-    program = str(Path(sys.executable).with_name("codeq"))
+    codeq_command = str(program or Path(sys.executable).with_name("codeq"))
     where = ["--data", str(home / "data")] if store is None else ["--store", store]
-    command = [program, "serve", "--dev", *where, "--host", HOST, "--port", "0"]
+    command = [codeq_command, "serve", "--dev", *where, "--host", HOST, "--port", "0"]
     with out.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment, cwd=home)
     try:

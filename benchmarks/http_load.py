@@ -247,7 +247,7 @@ class Callers:
 
     async def run(self) -> Loaded:
         job = self._job
-        connections = await _connect(job.target, job.connections, self.answered)
+        connections = await connect(job.target, job.connections, self.answered)
         meter = Meter(job.target.pid)
         for connection in connections:
             self._ask(connection, "enqueue", self._requests.enqueue())
@@ -330,7 +330,7 @@ class Pollers:
         server = psutil.Process(job.target.pid)
         rss_before_mb = _rss_mb(server)
         started_s = time.perf_counter()
-        waiting = await _connect(job.target, job.polls, self._polled, first=self._poll)
+        waiting = await connect(job.target, job.polls, self._polled, first=self._poll)
         opening_s = await self._quiet(job.target) - started_s
         meter = Meter(job.target.pid)
         await asyncio.sleep(job.idle_s)
@@ -357,7 +357,7 @@ class Pollers:
 
     async def _rounds(self) -> list[tuple[float, bool]]:
         """One task at a time. Ends early if a task wakes nobody: the next ones would not either."""
-        [asking] = await _connect(self._job.target, 1, self._asked)
+        [asking] = await connect(self._job.target, 1, self._asked)
         wakes: list[tuple[float, bool]] = []
         for _ in range(self._job.rounds):
             wake = await self._round(asking)
@@ -418,7 +418,7 @@ class Pollers:
         connection.send(self._poll)
 
 
-async def _connect(
+async def connect(
     target: Target, number: int, on_answer: Callable[[Connection, int, bytes], None], *, first: bytes | None = None
 ) -> Sequence[Connection]:
     """Open so many connections, a few at a time; each sends `first` at once."""

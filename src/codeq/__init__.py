@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from codeq.sdk.client import AsyncClient, Client
     from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, ReplayedTask, TaskDetails, TaskFailed, WaitTimeout
     from codeq.sdk.new_tasks import new_tasks
+    from codeq.sdk.webhooks import WebhookInvalid, verify_webhook
     from codeq.sdk.worker import Fail, Interrupted, Retry, RunningJob, Worker, current_job
     from codeq.store.data_dir import restore
 
@@ -31,6 +32,7 @@ _NAMES_BY_MODULE = {
     "codeq.sdk.client": ("AsyncClient", "Client"),
     "codeq.sdk.jobs": ("ReleaseResult", "ReplayedTask", "Job", "TaskDetails", "QueueInfo", "TaskFailed", "WaitTimeout"),
     "codeq.sdk.new_tasks": ("new_tasks",),
+    "codeq.sdk.webhooks": ("WebhookInvalid", "verify_webhook"),
     "codeq.sdk.worker": ("Fail", "Interrupted", "Retry", "RunningJob", "Worker", "current_job"),
     "codeq.store.data_dir": ("restore",),
 }
@@ -65,6 +67,7 @@ __all__ = [
     "TaskFailed",
     "TenantLimits",
     "WaitTimeout",
+    "WebhookInvalid",
     "Worker",
     "current_job",
     "errors",
@@ -72,6 +75,7 @@ __all__ = [
     "open",
     "open_async",
     "restore",
+    "verify_webhook",
 ]
 
 if not TYPE_CHECKING:  # a type checker must still notice a name that is not there

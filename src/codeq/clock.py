@@ -38,7 +38,8 @@ class SteadyClock:
 
     def __call__(self) -> int:
         # Every verb asks, many within a millisecond: the answer holds until it changes.
-        return self._now_ms if self._steady_ns() < self._changes_ns else self._advance()
+        steady_ns = self._steady_ns()
+        return self._now_ms if steady_ns < self._changes_ns else self._advance(steady_ns)
 
     def start_at(self, ms: int) -> None:
         """Puts the clock forward to this time if it is behind it."""
@@ -46,13 +47,14 @@ class SteadyClock:
             self._now_ns = ms * 1_000_000
             self._show()
 
-    def _advance(self) -> int:
-        steady_ns = self._steady_ns()
+    def _advance(self, steady_ns: int) -> int:
         elapsed_ns = steady_ns - self._since_ns
-        slew_ns = elapsed_ns // SLEW_DIVISOR
-        corrected_ns = max(-slew_ns, min(slew_ns, self._behind_ns))
-        self._now_ns += elapsed_ns + corrected_ns
-        self._behind_ns -= corrected_ns
+        if self._behind_ns:
+            slew_ns = elapsed_ns // SLEW_DIVISOR
+            corrected_ns = max(-slew_ns, min(slew_ns, self._behind_ns))
+            self._behind_ns -= corrected_ns
+            elapsed_ns += corrected_ns
+        self._now_ns += elapsed_ns
         self._since_ns = steady_ns
         if steady_ns - self._checked_ns >= CHECK_NS:
             self._checked_ns = steady_ns

@@ -2,8 +2,10 @@
 
 from codeq.domain.errors import (
     AlreadyFinal,
+    ArtifactTooLarge,
     Cancelled,
     CodeqError,
+    DigestMismatch,
     IdempotencyMismatch,
     InvalidRequest,
     NotDead,
@@ -24,8 +26,11 @@ from codeq.domain.errors import (
     StoreLocked,
     StoreMismatch,
     StoreUnavailable,
+    UploadOffset,
+    WebhookRefused,
 )
 from codeq.sdk.jobs import TaskFailed, WaitTimeout
+from codeq.sdk.webhooks import WebhookInvalid
 from codeq.wire.errors import (
     Conflict,
     Forbidden,
@@ -39,9 +44,11 @@ from codeq.wire.errors import (
 
 __all__ = [
     "AlreadyFinal",
+    "ArtifactTooLarge",
     "Cancelled",
     "CodeqError",
     "Conflict",
+    "DigestMismatch",
     "Forbidden",
     "IdempotencyMismatch",
     "InvalidRequest",
@@ -70,5 +77,8 @@ __all__ = [
     "Unavailable",
     "Unexpected",
     "Unreachable",
+    "UploadOffset",
     "WaitTimeout",
+    "WebhookInvalid",
+    "WebhookRefused",
 ]

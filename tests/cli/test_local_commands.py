@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.cli.shell import Cli
 from tests.server.server_process import eventually, start_server
+from tests.server.stores import on_rocksdb
 
 import codeq
 from codeq.cli import bench, machine_checks, server_checks
@@ -167,6 +168,7 @@ def test_a_directory_is_counted_copied_and_put_back(cli: Cli, tmp_path: Path) ->
     assert "has no queues with tasks" in cli.ok("stats", again, "--tenant", "other").out
 
 
+@on_rocksdb("a store on Redis is backed up with Redis's own means")
 def test_a_running_server_is_backed_up_by_name(cli: Cli, tmp_path: Path) -> None:
     """(13.27)"""
     with start_server(tmp_path, settings={"backup": {"path": str(tmp_path / "backups")}}) as server:
@@ -181,6 +183,7 @@ def test_a_running_server_is_backed_up_by_name(cli: Cli, tmp_path: Path) -> None
     assert cli.ok("stats", str(tmp_path / "backups" / "monday"), "--tenant", "acme", "--json").json["queues"]
 
 
+@on_rocksdb("a server on Redis has no files to lock")
 def test_a_directory_that_is_none_or_is_open_is_said_so(cli: Cli, tmp_path: Path) -> None:
     done = cli("stats", str(tmp_path))
     assert (done.code, "is not a codeQ data directory" in done.err) == (3, True)

@@ -1,11 +1,9 @@
 """One suite for every engine: each test gets a `world` per engine, and asynchronous tests are run here."""
 
 import asyncio
-import gc
 import inspect
 import signal
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -47,17 +45,6 @@ def synced_world(worlds: Worlds) -> World:
     return worlds.open("synced", fsync=True)
 
 
-def forget_dropped_connections() -> None:
-    """Collects connections that were not closed, whose warnings would fail another test later.
-
-    Known to be wrong: about one store in a hundred that is closed on a cluster leaves one connection to be collected.
-    It is not known yet whether the engine or redis-py forgets it.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     test = pyfuncitem.obj
@@ -75,8 +62,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
             worlds = pyfuncitem.funcargs["worlds"]
             assert isinstance(worlds, Worlds)
             await worlds.close()
-            if worlds.engine.name == "redis-cluster":
-                forget_dropped_connections()
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(TEST_S_MAX + 5)

@@ -38,6 +38,15 @@ def node_url() -> str:
 
 
 @cache
+def durable_node_url() -> str:
+    """As `node_url`, of a server that syncs every write before it answers."""
+    if given := os.environ.get(SERVER_URL):
+        return given
+    folder = Path(_running.enter_context(tempfile.TemporaryDirectory(prefix="codeq-redis-")))
+    return _running.enter_context(start_node(folder, appendonly="yes", appendfsync="always")).url
+
+
+@cache
 def cluster_url() -> str:
     folder = Path(_running.enter_context(tempfile.TemporaryDirectory(prefix="codeq-cluster-")))
     cluster = _running.enter_context(start_cluster(folder, masters=3))
@@ -76,6 +85,10 @@ def crash(path: Path, target: Path) -> None:
     target.mkdir()
 
 
+def prefix_of(path: Path) -> str:
+    return "t" + hashlib.sha1(str(_moved.get(path, path)).encode()).hexdigest()[:16]
+
+
 def _open(
     url: str,
     path: Path,
@@ -88,7 +101,7 @@ def _open(
     filters: Filters | None = None,
 ) -> Store:
     path.mkdir(exist_ok=True)
-    prefix = "t" + hashlib.sha1(str(_moved.get(path, path)).encode()).hexdigest()[:16]
+    prefix = prefix_of(path)
     _forget_the_server(url, prefix, shards or 1)
     wanted = Wanted(prefix=prefix, shards=shards, grace_ms=grace_ms)
     return open_redis(url, wanted, clock=clock, listeners=listeners, process=str(next(_processes)), filters=filters)

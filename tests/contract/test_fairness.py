@@ -1,5 +1,7 @@
 """A claim is served by its own queues, whatever others have waiting, and in order of priority over all shards."""
 
+import dataclasses
+
 from msgspec.structs import replace
 from tests.contract.world import DEFAULTS, TENANT, World, ids
 
@@ -8,6 +10,7 @@ from codeq.domain.queue import Index, OnExpiry, QueueKey
 from codeq.domain.requests import NewTask
 from codeq.store.interface import Scope
 from codeq.usecases import sweep
+from codeq.usecases.core import Sweeping
 
 OTHER = "other"
 
@@ -31,6 +34,16 @@ async def test_expired_leases_of_another_tenant_do_not_come_first(world: World) 
     await world.claim("mail", lease_ms=1_500)
     world.clock.now_ms += 2_000
     assert ids(await world.claim("mail")) == [mine.id]
+
+
+async def test_a_claim_promotes_as_many_due_tasks_as_it_is_set_to(world: World) -> None:
+    """(13.7)"""
+    await world.enqueue_all([NewTask(command="work", delay_ms=1_000) for _ in range(100)])
+    world.clock.now_ms += 2_000
+    for limit, pending in ((3, 3), (40, 43), (200, 100)):  # the second is more than is promoted in one piece
+        core = dataclasses.replace(world.core, sweeping=Sweeping(inspect_limit=limit))
+        await sweep.before_claim(core, TENANT, ["work"])
+        assert await world.counts() == (pending, 100 - pending, 0, 0)
 
 
 async def test_a_claim_of_all_commands_promotes_those_of_its_tenant(world: World) -> None:

@@ -327,10 +327,17 @@ async def test_due_leases_are_answered_earliest_first_after_heartbeats_too(world
     assert ids(due) == ids([held[1], held[2], held[0]])
 
 
-async def test_an_expiry_decided_before_a_heartbeat_does_not_end_the_extended_lease(world: World) -> None:
+@pytest.mark.parametrize("move", [Move.EXPIRE, Move.ABANDON])
+async def test_an_end_of_a_lease_decided_before_a_heartbeat_does_not_end_the_extended_lease(
+    world: World, move: Move
+) -> None:
+    """So a claim sent again, which extends the lease, keeps what the first call is about to hand back."""
     await world.enqueue()
     held = await world.claim_one()
-    stale = lifecycle.expire(held, held.lease_until_ms, retry_ms=0, retention_ms=1)
+    if move is Move.EXPIRE:
+        stale = lifecycle.expire(held, held.lease_until_ms, retry_ms=0, retention_ms=1)
+    else:
+        stale = lifecycle.abandon(held, holder_of(held), world.clock(), retention_ms=1)
     await world.heartbeat(held, extend_ms=2 * LEASE_MS)
     assert await world.store.commit([stale]) == [None]
     assert (await world.load(held)).status is Status.IN_PROGRESS

@@ -72,6 +72,8 @@ async def test_a_claim_whose_caller_leaves_between_two_pieces_hands_everything_b
     claiming.cancel()
     await asyncio.wait([claiming])
     assert claiming.cancelled()
+    while (await world.counts())[2]:  # noqa: ASYNC110 - on Redis a piece that is under way returns a moment later
+        await asyncio.sleep(0)
     assert await world.counts() == (BATCH_TASKS_MAX, 0, 0, 0)
     assert all(task.attempts == 0 for task in await world.claim("work", limit=BATCH_TASKS_MAX))
 

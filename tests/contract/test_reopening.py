@@ -50,6 +50,13 @@ async def everything(world: World) -> Everything:
     return steady, await world.store.counts(None), await world.events(), dict(world.store.policies())
 
 
+async def test_the_log_keeps_its_id_over_a_restart(world: World) -> None:
+    before = world.store.log_id
+    assert before
+    await world.reopen()
+    assert world.store.log_id == before
+
+
 async def test_everything_survives_closing_and_opening(world: World) -> None:
     await fill(world)
     before = await everything(world)

@@ -18,8 +18,10 @@ from codeq.domain.requests import Claim, Filter, NewTask, Outcome, Record
 from codeq.domain.task import Holder, Status, Task
 from codeq.embedded import AsyncQueue
 from codeq.store.interface import Store
+from codeq.store.object_storage import DirectoryObjects
 from codeq.usecases import abandon, cancel, enqueue, heartbeat, nack, queries, submit, sweep
 from codeq.usecases import claim as claiming
+from codeq.usecases.artifact_storage import ArtifactStorage
 from codeq.usecases.core import Core, durable, make_core
 from codeq.usecases.enqueue import Enqueued
 from codeq.usecases.moves import move_each
@@ -77,7 +79,8 @@ class World:
     def open(self, *, grace_ms: int = RESTART_GRACE_MS) -> "World":
         waiters = Waiters()
         self.store = self.engine.open(self.path, self.clock, waiters, fsync=self.fsync, grace_ms=grace_ms)
-        self.core = make_core(self.store, waiters, self.defaults, randomness=random.Random())
+        artifacts = ArtifactStorage(DirectoryObjects(self.path.with_name(f"{self.path.name}-artifacts")))
+        self.core = make_core(self.store, waiters, self.defaults, randomness=random.Random(), artifacts=artifacts)
         self.is_open = True
         return self
 

@@ -18,7 +18,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.contract.conftest import forget_dropped_connections
 from tests.contract.engines import ENGINES, FakeClock
 from tests.contract.world import purge_each, replay_each
 from tests.lockstep.model import (
@@ -111,8 +110,6 @@ class Lockstep(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "runner"):
             self.run(self.store.close())
-            if self.engine.name == "redis-cluster":
-                self.run(_forget())
             self.runner.close()
             signal.signal(signal.SIGALRM, self.alarm)
             self.patch.undo()
@@ -578,10 +575,6 @@ class Lockstep(RuleBasedStateMachine):
             assert usage.queues == len(usage.commands)
             stored = [len(task.payload) for task in self.model.kept() if task.tenant == tenant]
             assert usage.payload_bytes == sum(stored)
-
-
-async def _forget() -> None:
-    forget_dropped_connections()
 
 
 def _stop(*_: object) -> None:

@@ -5,7 +5,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from codeq.pipeline.lake.partitions import Update
+from codeq.pipeline.lake.update import Update
 from codeq.pipeline.session import parallelism_of
 
 

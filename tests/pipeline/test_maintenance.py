@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.pipeline.histories import History, Row, churn, frame
+from tests.pipeline.bronze import put
+from tests.pipeline.histories import SHARDS, History, Row, churn, frame
 from tests.pipeline.silver_by_spark import silver_by_spark
 
 from codeq.pipeline import audit
@@ -41,7 +42,7 @@ def lake(spark: SparkSession, history: History, tmp_path_factory: pytest.TempPat
     """Every batch was ingested and brought to silver by a run of its own, and all of them to gold by the last."""
     lake = Lake(tmp_path_factory.mktemp("lake"))
     for batch in cut(history.events):
-        ingest(spark, lake, batch)
+        put(spark, lake, batch)
         update_silver(spark, lake)
     assert compact(spark, lake, files_max=1) == 0, "gold does not have the batches yet"
     update_gold(spark, lake)
@@ -52,11 +53,6 @@ def cut(events: list[Row]) -> list[list[Row]]:
     ordered = sorted(events, key=lambda event: event["at"])
     size = -(-len(ordered) // BATCHES)
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
-
-
-def ingest(spark: SparkSession, lake: Lake, events: list[Row]) -> None:
-    batch = lake.bronze.batch + 1
-    lake.bronze.commit(lake.bronze.write(frame(spark, events), part=EVENTS, batch=batch), batch=batch)
 
 
 def rows(frame: DataFrame) -> list[str]:
@@ -93,13 +89,14 @@ def test_small_files_are_compacted_and_no_row_changes(spark: SparkSession, histo
     assert compact(spark, lake, files_max=1000) == 0
     assert compact(spark, lake, files_max=1) >= 3 * BATCHES
     fresh = Lake(lake.folder)
-    for table, part in ((fresh.bronze, EVENTS), (fresh.attempts, CLOSED), (fresh.tasks, CLOSED)):
-        assert len(table.files(part=part)) == 1
+    for table, part, files in ((fresh.bronze, EVENTS, SHARDS), (fresh.attempts, CLOSED, 1), (fresh.tasks, CLOSED, 1)):
+        assert len(table.files(part=part)) == files
         assert table.batch == BATCHES
+    batches = {table.folder.name: table.batch for table in fresh.all}
     assert {table.folder.name: rows(table.read(spark)) for table in fresh.all} == before
     update_silver(spark, fresh)
     update_gold(spark, fresh)
-    assert all(table.batch == BATCHES for table in fresh.all), "no batch was counted again"
+    assert {table.folder.name: table.batch for table in fresh.all} == batches, "no batch was counted again"
     nothing = spark.createDataFrame([], tables.SILVER_TASKS.schema)
     again = silver_by_spark(silver.tasks, nothing, frame(spark, history.events))
     assert rows(fresh.tasks.read(spark)) == rows(again)

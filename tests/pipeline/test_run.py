@@ -21,7 +21,9 @@ import codeq
 from codeq.pipeline.client import PipelineClient, ServerOptions
 from codeq.pipeline.connector.source import DataLost
 from codeq.pipeline.lake import gold, silver, tables
-from codeq.pipeline.lake.run import LogMismatch, ingest, rebuild, run_once, update_gold, update_silver
+from codeq.pipeline.lake.partitions import ParquetFiles
+from codeq.pipeline.lake.position import position_of
+from codeq.pipeline.lake.run import LogMismatch, ScopeMismatch, ingest, rebuild, run_once, update_gold, update_silver
 from codeq.pipeline.lake.table import DAYS, EVENTS, Lake, LakeConflict, LakeTable
 from codeq.server.dev import ALL_SCOPES
 
@@ -245,38 +247,41 @@ def test_tables_that_share_sums_catch_up_each_from_its_own_batch(
             fresh.gold = fresh.gold[:standing]
             update_gold(spark, fresh)
         whole = Lake(lake.folder)
-        assert {table.batch for _, table in whole.gold} == {BATCHES}
+        assert len({position_of(whole, table) for _, table in whole.gold}) == 1
         assert_whole(spark, whole, expected)
 
 
 def test_events_that_bronze_has_twice_change_nothing_in_silver(
-    spark: SparkSession, lake: Lake, grown: list[Path]
+    spark: SparkSession, lake: Lake, log_server: ServerOptions, grown: list[Path]
 ) -> None:
     lake = Lake(Path(shutil.copytree(grown[0], lake.folder)))
-    before = [counted(table.read(spark)) for table in (lake.attempts, lake.tasks)]
-    assert all(before)
-    lake.bronze.commit(lake.bronze.write(lake.bronze.read(spark), part=EVENTS, batch=2), batch=2)
+    files = [lake.bronze.parquet_files([file]) for file in lake.bronze.files()]
+    again = lake.bronze.write_pieces(spark, ParquetFiles.batches, files, part=EVENTS, batch=2)
+    lake.bronze.commit(again, batch=2)
+    ingest(spark, lake, log_server, events_max=batch_size(log_server, BATCHES))
     update_silver(spark, lake)
     assert lake.tasks.batch == 2
-    assert [counted(table.read(spark)) for table in (lake.attempts, lake.tasks)] == before
+    expected = Lake(grown[1])
+    for one, other in zip(lake.silver, expected.silver, strict=True):
+        assert counted(one.read(spark)) == counted(other.read(spark))
 
 
 def test_a_rebuild_that_died_is_finished_by_the_next_run(
     spark: SparkSession, lake: Lake, log_server: ServerOptions, grown: list[Path], expected: Rows
 ) -> None:
     shutil.copytree(grown[0], lake.folder)
-    drop = LakeTable.drop
-    dropped: list[LakeTable] = []
+    begin_epoch = LakeTable.begin_epoch
+    emptied: list[LakeTable] = []
 
-    def once(table: LakeTable) -> None:
-        if dropped:
+    def once(table: LakeTable, epoch: int) -> None:
+        if emptied:
             raise Killed
-        drop(table)
-        dropped.append(table)
+        begin_epoch(table, epoch)
+        emptied.append(table)
 
     with few_gold_tables(gold.THROUGHPUT, gold.LATENCY):
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(LakeTable, "drop", once)
+            patched.setattr(LakeTable, "begin_epoch", once)
             with pytest.raises(Killed):
                 rebuild(spark, Lake(lake.folder))
         assert run_once(spark, Lake(lake.folder), log_server).events > 0
@@ -289,19 +294,20 @@ def test_a_run_ends_although_there_are_always_new_events(
     monkeypatch.setattr(gold, "ALL", ())
     commit = LakeTable.commit
 
-    def produce() -> None:
-        with codeq.Client(busy.base, busy.token()) as client:
-            client.enqueue("mail", "one more")
-
     def while_others_produce(table: LakeTable, *args: Any, **given: Any) -> None:
         commit(table, *args, **given)
         assert table.batch < 4, "the run ingests forever, and never reaches silver"
-        produce()
+        produce(busy)
 
-    produce()
+    produce(busy)
     monkeypatch.setattr(LakeTable, "commit", while_others_produce)
     run_once(spark, Lake(lake.folder), options_of(busy, tmp_path))
     assert Lake(lake.folder).tasks.batch == 1
+
+
+def produce(server: Server) -> None:
+    with codeq.Client(server.base, server.token()) as client:
+        client.enqueue("mail", "one more")
 
 
 class Killed(BaseException):
@@ -339,6 +345,35 @@ def test_the_log_of_another_server_is_refused(
     ingest(spark, lake, log_server)
     with pytest.raises(LogMismatch, match="another server"):
         ingest(spark, lake, options_of(busy, tmp_path))
+
+
+def test_the_longer_log_of_another_server_is_refused_too(
+    spark: SparkSession, busy: Server, lake: Lake, log_server: ServerOptions, tmp_path: Path
+) -> None:
+    produce(busy)
+    ingest(spark, lake, options_of(busy, tmp_path))
+    before = counted(lake.bronze.read(spark))
+    with pytest.raises(LogMismatch, match="another server, or one restored"):
+        ingest(spark, lake, log_server)
+    assert counted(Lake(lake.folder).bronze.read(spark)) == before
+
+
+def test_a_lake_refuses_the_events_of_another_tenant(
+    spark: SparkSession, busy: Server, lake: Lake, tmp_path: Path
+) -> None:
+    produce(busy)
+    every = options_of(busy, tmp_path)
+    assert ingest(spark, lake, every, tenant="acme") > 0
+    produce(busy)
+    (tmp_path / "globex").write_text(busy.token("globex", "admin"))
+    other = ServerOptions(endpoint=busy.base, token_file=str(tmp_path / "globex"))
+    for wrong in ({"server": every}, {"server": every, "tenant": "globex"}, {"server": other}):
+        with pytest.raises(ScopeMismatch, match="the lake has the events of tenant=acme"):
+            ingest(spark, Lake(lake.folder), **wrong)
+    (tmp_path / "acme").write_text(busy.token("acme", "admin"))
+    own = ServerOptions(endpoint=busy.base, token_file=str(tmp_path / "acme"))
+    assert ingest(spark, Lake(lake.folder), own) > 0, "its own token gets the same events"
+    assert Lake(lake.folder).bronze.read(spark).count() == 2
 
 
 def test_events_that_were_trimmed_before_they_were_ingested_are_an_error(

@@ -14,8 +14,8 @@ from tests.pipeline.silver_by_spark import silver_by_spark
 from tests.pipeline.table_comparison import counted
 
 from codeq.pipeline.lake import silver
-from codeq.pipeline.lake.partitions import Update
 from codeq.pipeline.lake.tables import SILVER_ATTEMPTS, SILVER_TASKS, Table
+from codeq.pipeline.lake.update import Update
 
 FOLDS: dict[str, tuple[Table, Update]] = {
     "attempts": (SILVER_ATTEMPTS, silver.attempts),

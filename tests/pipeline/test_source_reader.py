@@ -12,6 +12,7 @@ from tests.server.server_process import Server, Tenant, answered, eventually
 from codeq.errors import Unreachable
 from codeq.pipeline import event_schema
 from codeq.pipeline.client import retry_transient
+from codeq.pipeline.connector.offsets import StoredOffsets, shards_of
 from codeq.pipeline.connector.options import read_options
 from codeq.pipeline.connector.source import DataLost, EventsReader, EventsStreamReader
 from codeq.wire import paths
@@ -23,7 +24,7 @@ def stream(options: dict[str, str]) -> EventsStreamReader:
     return EventsStreamReader(read_options(options), event_schema())
 
 
-def read(reader: EventsStreamReader, start: dict[str, int], end: dict[str, int]) -> list[int]:
+def read(reader: EventsStreamReader, start: StoredOffsets, end: StoredOffsets) -> list[int]:
     travelled = pickle.loads(pickle.dumps(reader))  # as it is sent to an executor
     return [
         seq
@@ -42,11 +43,13 @@ def test_a_read_ends_where_its_limit_says(tenant: Tenant, options_for: OptionsFo
     start = {"0": end_of(tenant.server)}
     enqueue(tenant, 30)
     reader = stream(options_for(tenant.admin))
-    assert reader.latestOffset(start, ReadMaxRows(7)) == {"0": start["0"] + 7}
-    assert reader.latestOffset(start, ALL) == {"0": start["0"] + 30}
-    assert reader.latestOffset(start, ReadMinRows(30)) == {"0": start["0"] + 30}
+    assert shards_of(reader.latestOffset(start, ReadMaxRows(7))) == {"0": start["0"] + 7}
+    assert shards_of(reader.latestOffset(start, ALL)) == {"0": start["0"] + 30}
+    assert shards_of(reader.latestOffset(start, ReadMinRows(30))) == {"0": start["0"] + 30}
     assert reader.latestOffset(start, ReadMinRows(31)) == start
-    assert reader.reportLatestOffset() == {"0": start["0"] + 30}
+    known = reader.reportLatestOffset()
+    assert known is not None
+    assert shards_of(known) == {"0": start["0"] + 30}
 
 
 def test_the_limit_is_the_option(tenant: Tenant, options_for: OptionsFor) -> None:
@@ -62,9 +65,48 @@ def test_a_drain_ends_where_the_log_ended_when_it_began(tenant: Tenant, options_
     enqueue(tenant, 10)
     middle = reader.latestOffset(start, ReadMaxRows(6))
     end = reader.latestOffset(middle, ReadMaxRows(6))
-    assert (middle, end) == ({"0": start["0"] + 6}, {"0": start["0"] + 10})
+    assert (shards_of(middle), shards_of(end)) == ({"0": start["0"] + 6}, {"0": start["0"] + 10})
     assert reader.latestOffset(end, ReadMaxRows(6)) == end
     assert reader.latestOffset(end, ReadMinRows(1)) == end
+
+
+def test_a_drain_does_not_end_early_because_its_server_went_away(tenant: Tenant, options_for: OptionsFor) -> None:
+    """A query with the trigger AvailableNow ends, as a success, as soon as there is nothing new."""
+    with relay() as way, ThreadPoolExecutor(1) as pool:
+        way.lead_to(tenant.server.port)
+        start = {"0": end_of(tenant.server)}
+        enqueue(tenant, 10)
+        impatient, patient = (
+            stream(options_for(tenant.admin, endpoint=way.base, retrySeconds=wait)) for wait in ("0", "60")
+        )
+        for reader in (impatient, patient):
+            reader.prepareForTriggerAvailableNow()
+            assert shards_of(reader.latestOffset(start, ReadMaxRows(4))) == {"0": start["0"] + 4}
+        way.cut()
+        with pytest.raises(Unreachable):
+            impatient.latestOffset(start, ReadMaxRows(4))
+        refused = way.refused
+        waiting = pool.submit(patient.latestOffset, start, ReadMaxRows(4))
+        eventually(lambda: way.refused > refused or waiting.done())
+        way.lead_to(tenant.server.port)
+        assert shards_of(waiting.result(60)) == {"0": start["0"] + 4}
+
+
+def test_offsets_name_their_log_and_those_of_another_log_are_an_error(
+    server: Server, trimmed: Server, options_for: OptionsFor
+) -> None:
+    start = stream(options_for(platform(server))).initialOffset()
+    log_id = answered(platform(server).get(paths.EVENTS, limit=1), 200)["logId"]
+    assert start["log"] == log_id
+    other = stream(options_for(platform(trimmed)))
+    moved = {"0": end_of(trimmed) - 1, "log": log_id}
+    with pytest.raises(DataLost, match=f"offsets of log {log_id} mean nothing"):
+        other.latestOffset(moved, ALL)
+    with pytest.raises(DataLost, match=f"offsets of log {log_id} mean nothing"):
+        read(other, moved, {"0": end_of(trimmed), "log": log_id})
+    lenient = stream(options_for(platform(trimmed), failOnDataLoss="false"))
+    assert lenient.latestOffset(moved, ALL)["log"] != log_id
+    assert shards_of(other.latestOffset({"0": moved["0"]}, ALL)) == {"0": end_of(trimmed)}, "an older checkpoint"
 
 
 def test_pages_join_without_a_gap(tenant: Tenant, options_for: OptionsFor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +141,7 @@ def test_an_unavailable_server_has_no_new_events(tenant: Tenant, options_for: Op
         way.cut()
         assert reader.latestOffset(start, ALL) == start
         way.lead_to(tenant.server.port)
-        assert reader.latestOffset(start, ALL) == {"0": start["0"] + 5}
+        assert shards_of(reader.latestOffset(start, ALL)) == {"0": start["0"] + 5}
 
 
 def test_a_read_that_has_begun_waits_for_its_server(
@@ -128,7 +170,7 @@ def test_events_trimmed_before_they_were_read_are_an_error(trimmed: Server, opti
     with pytest.raises(DataLost, match=f"events 21 to {first - 1}"):
         read(strict, start, end)  # planned before they were trimmed
     lenient = stream(options_for(platform(trimmed), failOnDataLoss="false", minPartitions="3"))
-    assert lenient.latestOffset(start, ReadMaxRows(10)) == {"0": first + 10}
+    assert shards_of(lenient.latestOffset(start, ReadMaxRows(10))) == {"0": first + 10}
     assert read(lenient, start, end) == list(range(first, 201))
     assert read(lenient, start, {"0": first + 2}) == [first, first + 1]
 
@@ -137,7 +179,7 @@ def test_another_log_under_the_same_offsets_is_noticed(trimmed: Server, options_
     with pytest.raises(DataLost, match="another log"):
         stream(options_for(platform(trimmed))).latestOffset({"0": 5000}, ALL)
     lenient = stream(options_for(platform(trimmed), failOnDataLoss="false"))
-    assert lenient.latestOffset({"0": 5000}, ALL) == {"0": 5000}
+    assert shards_of(lenient.latestOffset({"0": 5000}, ALL)) == {"0": 5000}
     with pytest.raises(DataLost, match="another log"):
         read(stream(options_for(platform(trimmed))), {"0": 5000}, {"0": 5010})
 
@@ -147,7 +189,7 @@ def test_a_shard_that_the_checkpoint_does_not_know_is_read_from_its_start(
 ) -> None:
     first = answered(platform(trimmed).get(paths.EVENTS), 200)["firstOffset"]
     reader = stream(options_for(platform(trimmed)))
-    assert reader.latestOffset({}, ReadMaxRows(5)) == {"0": first + 5}
+    assert shards_of(reader.latestOffset({}, ReadMaxRows(5))) == {"0": first + 5}
 
 
 def test_a_wait_for_the_server_is_logged_at_intervals(capfd: pytest.CaptureFixture[str]) -> None:

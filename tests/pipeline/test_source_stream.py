@@ -10,7 +10,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.pipeline.event_log import OptionsFor, enqueue, log_of, platform
 from tests.pipeline.relay import relay
-from tests.server.server_process import Server, Tenant, eventually, launch, start_server
+from tests.server.server_process import Server, Tenant, answered, eventually, launch, start_server
+
+from codeq.wire import paths
 
 
 class Lake:
@@ -56,7 +58,8 @@ def test_it_drains_in_limited_batches_and_goes_on_from_its_checkpoint(
     options = options_for(tenant.admin, startingOffsets=f'{{"0": {start}}}', maxEventsPerTrigger="100")
     assert lake.drain(options) == [100, 100, 50]
     kept = Path(lake.checkpoint, "offsets", "0").read_text().splitlines()[-1]
-    assert json.loads(kept) == {"0": start + 100}
+    log_id = answered(tenant.admin.get(paths.EVENTS, limit=1), 200)["logId"]
+    assert json.loads(kept) == {"0": start + 100, "log": log_id}
     enqueue(tenant, 30)
     assert lake.drain(options) == [30]
     assert lake.seqs() == numbers(tenant)
@@ -84,7 +87,7 @@ def test_a_server_that_goes_and_comes_back_is_waited_for(lake: Lake, tmp_path: P
         query = lake.start(options_for(tenant.admin, endpoint=way.base), processingTime="100 milliseconds")
         try:
             eventually(lambda: rows_read(query) == 10, 60)
-            assert json.loads(query.recentProgress[0]["sources"][0]["latestOffset"]) == {"0": 11}
+            assert json.loads(query.recentProgress[0]["sources"][0]["latestOffset"])["0"] == 11
             first.kill()
             way.cut()
             eventually(lambda: way.refused or not query.isActive, 60)

@@ -2,6 +2,7 @@
 
 with ReplyLosingProxy(node.port) as proxy:
     proxy.lose_replies = True       # from now on a connection is closed when the server answers on it
+    proxy.cut()                     # nothing passes any more in either direction, and nobody is told
 """
 
 import contextlib
@@ -19,6 +20,8 @@ class ReplyLosingProxy:
         self.lose_replies = False
         self.lost = 0
         self._sockets: list[socket.socket] = [self._listener]
+        self._passes = threading.Event()
+        self._passes.set()
 
     def __enter__(self) -> Self:
         self._spawn(self._accept)
@@ -31,6 +34,14 @@ class ReplyLosingProxy:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
+        self._passes.set()
+
+    def cut(self) -> None:
+        """Holds back everything, as a partition of the network does, until `mend`."""
+        self._passes.clear()
+
+    def mend(self) -> None:
+        self._passes.set()
 
     def close_connections(self) -> None:
         """Closes those that are open. New ones go to `server_port`, as after a failover of an address."""
@@ -42,6 +53,7 @@ class ReplyLosingProxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                self._passes.wait()
                 try:
                     server = socket.create_connection(("127.0.0.1", self.server_port))
                 except OSError:  # it is down
@@ -54,12 +66,14 @@ class ReplyLosingProxy:
     def _pass_commands(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(65536):
+                self._passes.wait()
                 server.sendall(data)
             server.shutdown(socket.SHUT_RDWR)
 
     def _pass_replies(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(65536):
+                self._passes.wait()
                 if self.lose_replies:
                     self.lost += 1
                     break

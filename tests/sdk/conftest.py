@@ -12,15 +12,20 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.sdk.clients import KINDS, Clients, Connect
 from tests.sdk.proxy import Proxy
 from tests.server.server_process import Server, start_server
+from tests.server.stores import ENGINE, run_on_every_engine
 
 from codeq.sdk.blocking import BlockingVerbs
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    run_on_every_engine(metafunc, "test_claim")
+
+
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Each test has a tenant of its own. Do not stop it. It waits for no disk: that is tested elsewhere."""
-    folder = tmp_path_factory.mktemp("server")
-    with start_server(folder, settings={"store": {"durability": "process"}}) as running:
+    folder, engine = tmp_path_factory.mktemp("server"), getattr(request, "param", ENGINE)
+    with start_server(folder, settings={"store": {"durability": "process"}}, engine=engine) as running:
         yield running
 
 

@@ -274,7 +274,7 @@ class Reader:
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
-        self._left = b""
+        self._left = bytearray()
 
     def message(self) -> bytes:
         """One message, head and body. Raises Hung when the other side has closed."""
@@ -285,7 +285,8 @@ class Reader:
         length = len(head) + 4 + (int(found[1]) if found else 0)
         while len(self._left) < length:
             self._more()
-        message, self._left = self._left[:length], self._left[length:]
+        message = bytes(self._left[:length])
+        del self._left[:length]
         return message
 
     def _more(self) -> None:

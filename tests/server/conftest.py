@@ -10,12 +10,18 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.server.server_process import Server, Tenant, start_server
+from tests.server.stores import ENGINE, run_on_every_engine
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    run_on_every_engine(metafunc, "test_endpoints_")
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Shared by all tests that change nothing for others: each has its own tenant. Do not stop it."""
-    with start_server(tmp_path_factory.mktemp("server")) as running:
+    engine = getattr(request, "param", ENGINE)
+    with start_server(tmp_path_factory.mktemp("server"), engine=engine) as running:
         yield running
 
 

@@ -18,6 +18,7 @@ from codeq.server.request_reader import HEADER_BYTES_MAX
 from codeq.server.response_head import ResponseHeads
 from codeq.server.server_context import ServerContext
 from codeq.server.settings import HttpSettings
+from codeq.server.streams import read_body
 
 BODY_MAX = 1 << 20
 
@@ -83,7 +84,7 @@ class EchoServer:
         for _ in range(len(request.path) % 3):
             await asyncio.sleep(0)
         if not request.is_complete:
-            await request.connection.body(request, BODY_MAX)
+            await read_body(request.connection, request, BODY_MAX)
         target = request.path + ("?" + request.query_string.decode() if request.query_string else "")
         seen = Seen(request.method, target, request.body.decode("latin-1"))
         request.connection.send(request, HttpResponse(200, msgspec.json.encode(seen)))

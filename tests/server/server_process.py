@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import httpx
 import yaml
+from tests.server.stores import ENGINE, with_store
 
 from codeq.server.dev import make_token
 from codeq.server.routes import ROUTES
@@ -237,6 +238,7 @@ def start_server(
     ready: bool = True,
     open_files: int | None = None,
     open_files_hard: int | None = None,
+    engine: str = ENGINE,
 ) -> Iterator[Server]:
     """Starts a server with its data, settings and log below `folder`; stopped at the end if it still runs.
 
@@ -251,6 +253,7 @@ def start_server(
         data=data,
         ready=ready,
         before=_limited(open_files, open_files_hard),
+        engine=engine,
     )
     with server:
         yield server
@@ -266,13 +269,14 @@ def launch(
     ready: bool = True,
     port: int = 0,
     before: Sequence[str] = (),
+    engine: str = ENGINE,
 ) -> Server:
     """As `start_server`, but the caller must stop it (`stop`, `kill` or `with`). Port 0 picks a free one; `before` is
     a command that runs the server, as `fiu-run` does."""
     folder.mkdir(parents=True, exist_ok=True)
     data = data or folder / "data"
     config, log, out = folder / "settings.yaml", folder / "stderr.log", folder / "stdout.log"
-    config.write_text(yaml.safe_dump(dict(settings or {})))
+    config.write_text(yaml.safe_dump(with_store(settings, env, data=data, engine=engine)))
     arguments = [
         "serve",
         "--config",

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.server.server_process import Caller, Server, answered, eventually, refused, start_server
+from tests.server.stores import on_rocksdb
 from tests.system.audit import audit
 
 import codeq
@@ -32,6 +33,7 @@ def back_up(server: Server, name: Any) -> httpx.Response:
     return platform(server).post(paths.BACKUP, {"name": name})
 
 
+@on_rocksdb("a store on Redis is backed up with Redis's own means")
 def test_a_backup_of_a_working_server_has_all_that_was_acknowledged(
     backed_up: tuple[Server, Path], tmp_path: Path
 ) -> None:
@@ -64,6 +66,7 @@ def test_a_backup_of_a_working_server_has_all_that_was_acknowledged(
     assert found[held["id"]] is codeq.Status.IN_PROGRESS
 
 
+@on_rocksdb("a store on Redis is backed up with Redis's own means")
 def test_only_the_owner_can_read_a_backup(backed_up: tuple[Server, Path]) -> None:
     server, backups = backed_up
     answered(back_up(server, "private"), 200)
@@ -81,6 +84,7 @@ def test_a_backup_has_a_plain_name(backed_up: tuple[Server, Path], name: Any) ->
     assert not [path for path in backups.parent.iterdir() if path.name == "x"]
 
 
+@on_rocksdb("a store on Redis is backed up with Redis's own means")
 def test_a_backup_is_not_overwritten(backed_up: tuple[Server, Path]) -> None:
     server, backups = backed_up
     answered(back_up(server, "once"), 200)
@@ -111,6 +115,7 @@ def test_backups_that_cannot_be_written_say_so_and_harm_nothing(tmp_path: Path) 
         assert server.tenant().create()["status"] == "PENDING"
 
 
+@on_rocksdb("a store on Redis is backed up with Redis's own means")
 def test_one_backup_is_made_at_a_time_and_goes_on_when_its_caller_leaves(tmp_path: Path) -> None:
     """The copy is held before its end, until the test writes into a pipe."""
     hold = tmp_path / "hold"

@@ -9,12 +9,14 @@ import pyarrow as pa
 import pytest
 from rocksdict import WriteBatch
 from tests.server.server_process import Caller, Server, Tenant, answered, at, refused, start_server, waiting
+from tests.server.stores import on_rocksdb
 
+import codeq
 from codeq.store import codec
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.database import Database
 from codeq.wire import paths
-from codeq.wire.events import ARROW, ARROW_LZ4, COLUMNS
+from codeq.wire.events import ARROW, ARROW_LZ4, COLUMNS, EventPage
 
 TYPES = {"int32": pa.int32(), "int64": pa.int64(), "string": pa.string(), "timestamp": pa.timestamp("us", tz="UTC")}
 
@@ -103,6 +105,11 @@ def test_a_page_says_where_to_read_on_and_what_is_kept(tmp_path: Path) -> None:
         assert (beyond["events"], beyond["nextOffset"]) == ([], page["endOffset"])
 
 
+def without_artifacts(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the columns of the row. How many artifacts a result has is shown in JSON alone."""
+    return {name: value for name, value in row.items() if name not in ("artifacts", "artifactBytes")}
+
+
 @pytest.mark.parametrize("is_platform", [False, True])
 def test_arrow_holds_the_same_rows_with_the_types_of_the_columns(tenant: Tenant, is_platform: bool) -> None:
     """A tenant's events are filtered one by one; the platform's are made into columns as they are in the log."""
@@ -111,7 +118,7 @@ def test_arrow_holds_the_same_rows_with_the_types_of_the_columns(tenant: Tenant,
     tenant.ended("traced")
     reader = platform(tenant.server) if is_platform else tenant.admin
     end = end_offset(tenant.server)  # tasks of other tests may move at any time: what is compared ends here
-    rows = [row for row in walk(reader) if row["seq"] < end]
+    rows = [without_artifacts(row) for row in walk(reader) if row["seq"] < end]
     answer = reader.request("GET", paths.EVENTS, headers={"Accept": ARROW}, params={"limit": end - 1})
     assert (answer.status_code, answer.headers["content-type"]) == (200, ARROW)
     table = pa.ipc.open_stream(answer.content).read_all()
@@ -129,6 +136,7 @@ def test_arrow_holds_the_same_rows_with_the_types_of_the_columns(tenant: Tenant,
     assert end <= int(answer.headers["codeq-end-offset"]) <= page["endOffset"]
 
 
+@on_rocksdb("writes into RocksDB's files")
 def test_arrow_shows_a_record_that_columns_do_not_know(tmp_path: Path) -> None:
     """As another version may have written it: here, a number below zero."""
     with start_server(tmp_path) as server:
@@ -384,3 +392,37 @@ def test_a_batch_says_which_of_its_tasks_were_known(tenant: Tenant) -> None:
     first = answered(tenant.producer.post(paths.TASKS_BATCH, {"tasks": [one]}), 200)["results"]
     again = answered(tenant.producer.post(paths.TASKS_BATCH, {"tasks": [one, two]}), 200)["results"]
     assert [result.get("replayed", False) for result in [*first, *again]] == [False, True, False]
+
+
+def test_a_page_names_the_log_and_whose_events_it_has(server: Server, tenant: Tenant) -> None:
+    def named(caller: Caller, **query: Any) -> tuple[str, str]:
+        page = answered(caller.get(paths.EVENTS, **query), 200)
+        arrow = caller.request("GET", paths.EVENTS, params=query, headers={"accept": ARROW})
+        headers = arrow.headers["codeq-log-id"], arrow.headers["codeq-events-scope"]
+        assert headers == (page["logId"], page["scope"])
+        return headers
+
+    log_id, everything = named(platform(server))
+    assert len(log_id) == 32
+    assert everything == ""
+    assert named(tenant.admin) == (log_id, f"tenant={tenant.name}")
+    assert named(platform(server), tenant="a|b", command="mail,charge") == (
+        log_id,
+        "tenant=a%7Cb&command=charge%2Cmail",
+    )
+
+
+@pytest.mark.parametrize("from_a_backup", [True, False], ids=["backup", "copied-directory"])
+def test_a_restored_store_has_another_log(tmp_path: Path, from_a_backup: bool) -> None:
+    with codeq.open(tmp_path / "data", sweeping=False) as queue:
+        queue.enqueue("work", 1)
+        queue.backup(tmp_path / "backup")
+        log_id = page_of(queue).log_id
+    codeq.restore(tmp_path / ("backup" if from_a_backup else "data"), tmp_path / "restored")
+    with codeq.open(tmp_path / "restored", sweeping=False) as queue:
+        assert page_of(queue).log_id != log_id
+        assert len(page_of(queue).events) == 1
+
+
+def page_of(queue: codeq.Queue) -> EventPage:
+    return queue.events(limit=10)

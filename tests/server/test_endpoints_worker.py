@@ -361,7 +361,7 @@ def test_an_unknown_task_is_not_found(tenant: Tenant, path: str, body: dict[str,
         {"status": "FAILED", "error": ""},
         {"status": 5},
         DONE | {"more": 1},
-        DONE | {"artifacts": [{"name": "a", "contentBase64": ""}]},
+        DONE | {"artifacts": [{"name": "a", "contentBase64": "!"}]},
         DONE | {"leaseToken": "1"},
     ],
 )

@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.server_process import Caller, Server, Tenant, answered, at, eventually, refused, start_server
+from tests.server.stores import on_rocksdb
 
 from codeq.clock import SteadyClock
 from codeq.domain.errors import StoreBusy
@@ -156,6 +157,7 @@ def test_requests_are_counted_by_route_and_status_never_by_path(talkative: Serve
     assert "no-such" not in talkative.request("GET", paths.METRICS).text
 
 
+@on_rocksdb("Redis does the fsync")
 def test_every_fsync_and_who_shared_it_is_counted(talkative: Server) -> None:
     tenant = talkative.tenant()
     before = scraped(talkative)

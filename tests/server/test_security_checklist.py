@@ -355,7 +355,8 @@ def test_check_24_tasks_of_others(server: Server, tenant: Tenant) -> None:
     """Every route with an id answers as for an id that nobody has."""
     task, stranger = tenant.held(), server.tenant()
     for route in [route for route in ROUTES if "{id}" in route.path]:
-        caller = stranger.worker if route.kind is TokenKind.WORKER else stranger.producer
+        callers = {TokenKind.WORKER: stranger.worker, TokenKind.ADMIN: stranger.admin}
+        caller = callers.get(route.kind, stranger.producer)
         body = DONE if route.path == paths.RESULT else {}
         ask = [
             caller.request(route.method, at(route.path, name), body if route.method == "POST" else None)

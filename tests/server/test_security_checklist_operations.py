@@ -31,6 +31,7 @@ from tests.server.server_process import (
     run_codeq,
     start_server,
 )
+from tests.server.stores import on_rocksdb
 from typer.testing import CliRunner
 
 import codeq
@@ -268,6 +269,7 @@ def test_check_82_nothing_stored_is_executed() -> None:
     assert '"S"' in select[1]
 
 
+@on_rocksdb("looks at the permissions of RocksDB's files")
 def test_check_83_data_directory(tmp_path: Path) -> None:
     before = os.umask(0)
     try:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from tests.server.issuer import settings_for
 from tests.server.server_process import Server, answered, refused, run_codeq, start_server
+from tests.server.stores import on_rocksdb
 from typer.testing import CliRunner
 
 from codeq.cli.main import app
@@ -76,6 +77,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -
     assert load(None, {}) == Settings()
 
 
+@on_rocksdb("looks for the data directory of RocksDB")
 def test_a_running_server_keeps_to_that_order(tmp_path: Path) -> None:
     content = {"store": {"path": str(tmp_path / "file"), "durability": "process"}, "retry": {"max_attempts": 3}}
     env = {"CODEQ_STORE_DURABILITY": "fsync", "CODEQ_LEASES_DEFAULT_SECONDS": "12"}
@@ -226,6 +228,7 @@ def test_a_port_that_is_taken_is_said_to_be(tmp_path: Path) -> None:
         assert port in refused_start("--dev", "--data", str(tmp_path / "data"), "--port", port)
 
 
+@on_rocksdb("any number of servers may share a Redis")
 def test_a_data_directory_serves_one_process_only(server: Server) -> None:
     assert "another process" in refused_start("--dev", "--data", str(server.data), "--port", "0")
 

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 import yaml
 from tests.server.issuer import ISSUER, PRODUCERS, Issuer, claims, sign, worker_claims
-from tests.server.server_process import answered, run_codeq, start_server
+from tests.server.server_process import Tenant, answered, eventually, run_codeq, start_server
 
 import codeq
 from codeq.domain.errors import InvalidRequest
@@ -303,3 +304,21 @@ def test_a_development_key_that_others_can_read_is_refused(tmp_path: Path, mode:
     assert (done.returncode, done.stdout) == (1, "")
     (tmp_path / "dev-key.pem").chmod(0o600)
     dev.prepare(tmp_path)
+
+
+def test_how_much_a_claim_and_the_sweeper_promote_and_how_often_are_settings(tmp_path: Path) -> None:
+    """(13.7) Tasks that become due together are claimed one by one, and the rest is left to a sweeper that sleeps."""
+    sweeping = {"inspect_limit": 1, "promote_limit": 1, "promote_interval_seconds": 60}
+    with start_server(tmp_path, settings={"sweep": sweeping}) as server:
+        tenant = server.tenant()
+        assert _claimed(tenant) == []
+        soon = (datetime.now(UTC) + timedelta(seconds=3)).isoformat()
+        tasks = [{"command": "work", "payload": place, "runAt": soon} for place in range(3)]
+        answered(tenant.producer.post(paths.TASKS_BATCH, {"tasks": tasks}), 200)
+        sizes = [len(eventually(lambda: _claimed(tenant), within_s=30)) for _ in range(3)]
+    assert sizes == [1, 1, 1]
+
+
+def _claimed(tenant: Tenant) -> list[Any]:
+    answer = tenant.worker.post(paths.CLAIM_BATCH, {"commands": ["work"], "count": 3})
+    return list(answer.json()["tasks"]) if answer.status_code == 200 else []

@@ -117,6 +117,14 @@ every_id_is_unknown("POST", paths.HEARTBEAT, lambda two: two.worker, {"leaseToke
 every_id_is_unknown("POST", paths.ABANDON, lambda two: two.worker, {"leaseToken": 1})
 every_id_is_unknown("POST", paths.NACK, lambda two: two.worker, {"leaseToken": 1})
 every_id_is_unknown("POST", paths.RESULT, lambda two: two.worker, DONE | {"leaseToken": 1})
+every_id_is_unknown("GET", paths.ARTIFACTS, lambda two: two.stranger.producer)
+every_id_is_unknown("GET", paths.ARTIFACT, lambda two: two.stranger.producer)
+every_id_is_unknown("PUT", paths.ARTIFACT, lambda two: two.worker, {"any": "bytes"})
+every_id_is_unknown("DELETE", paths.ARTIFACT, lambda two: two.worker)
+every_id_is_unknown("GET", paths.DELIVERY, lambda two: two.stranger.admin)
+every_id_is_unknown("POST", paths.SUBSCRIPTION_HEARTBEAT, lambda two: two.worker)
+every_id_is_unknown("DELETE", paths.SUBSCRIPTION, lambda two: two.worker)
+every_id_is_unknown("DELETE", paths.ADMIN_SUBSCRIPTION, lambda two: two.stranger.admin)
 
 
 @on("GET", paths.RESULT)
@@ -266,6 +274,45 @@ no_dead_task_is_found(paths.DLQ_PURGE)
 @on("POST", paths.BACKUP)
 def an_admin_of_one_tenant_backs_up_nothing(two: Neighbours) -> None:
     refused(two.stranger.admin.post(paths.BACKUP, {"name": "theirs"}), 403, "forbidden")
+
+
+@on("GET", paths.DELIVERIES)
+def others_deliveries_are_not_listed(two: Neighbours) -> None:
+    assert answered(two.stranger.admin.get(paths.DELIVERIES), 200)["deliveries"] == []
+
+
+@on("POST", paths.DELIVERIES_REPLAY)
+def others_deliveries_are_not_replayed(two: Neighbours) -> None:
+    swept = answered(two.stranger.admin.post(paths.DELIVERIES_REPLAY, {"all": True}), 200)
+    assert (swept["matched"], swept["changed"]) == (0, 0)
+
+
+@on("POST", paths.WEBHOOK_TEST)
+def a_test_delivery_is_ones_own(two: Neighbours) -> None:
+    made = answered(two.stranger.admin.post(paths.WEBHOOK_TEST, {"url": "https://example.invalid/"}), 202)
+    assert two.owner.admin.get(at(paths.DELIVERY, made["id"])).status_code == 404
+
+
+@on("GET", paths.WEBHOOK_SECRET)
+def a_secret_is_ones_own(two: Neighbours) -> None:
+    assert two.owner.name not in answered_text(two.stranger.admin.get(paths.WEBHOOK_SECRET))
+
+
+@on("POST", paths.SUBSCRIPTIONS)
+def a_subscription_is_ones_own(two: Neighbours) -> None:
+    wanted = {"callbackUrl": "https://example.invalid/", "eventTypes": ["secret"]}
+    made = answered(two.worker.post(paths.SUBSCRIPTIONS, wanted), 200)["subscriptionId"]
+    assert two.owner.worker.delete(at(paths.SUBSCRIPTION, made)).status_code == 404
+
+
+@on("GET", paths.ADMIN_SUBSCRIPTIONS)
+def others_subscriptions_are_not_listed(two: Neighbours) -> None:
+    assert answered(two.stranger.admin.get(paths.ADMIN_SUBSCRIPTIONS), 200) == {"subscriptions": []}
+
+
+def answered_text(response: httpx.Response) -> str:
+    assert response.status_code == 200, response.text
+    return response.text
 
 
 def nothing_of_a_tenant(path: str) -> None:

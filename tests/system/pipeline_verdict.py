@@ -67,7 +67,7 @@ def _judge_bronze(found: Verdict, folder: Path, reader: codeq.Client) -> None:
     names = [name for name, _, _ in wire.COLUMNS]
     found.compare("bronze", Counter(zip(*(bronze[name].to_pylist() for name in names), strict=True)), Counter(log))
     lake = Lake(folder)
-    offsets = {shard: lake.bronze.offset(shard) for shard in ends}
+    offsets = lake.bronze.offsets
     if offsets != ends:
         found.faults.append(f"bronze records the offsets {offsets}, and the log ends at {ends}")
     moves = Counter(row[names.index("move")] for row in log)

@@ -21,9 +21,10 @@ def read_shard(client: Any, number: int, prefix: str = "codeq") -> Shard:
     """Returns the events and tasks of a shard. `client` is a redis-py client, of a node or a cluster."""
     keys, shard = ShardKeys(prefix, number), Shard(number)
     for entry_id, fields in client.xrange(keys.events):
-        first = int(entry_id.partition(b"-")[0])
-        for event in records.decode_events(first, next(iter(fields.values()))):
-            shard.events[event.version] = event
+        events = records.decode_events(value for pair in fields.items() for value in pair)
+        if int(entry_id.partition(b"-")[0]) != events[0].version:
+            shard.faults.append(f"entry {entry_id!r} of the events begins with number {events[0].version}")
+        shard.events |= {event.version: event for event in events}
     bodies, results = client.hgetall(keys.bodies), client.hgetall(keys.results)
     for raw_id, record in client.hgetall(keys.records).items():
         body = codec.decode_body(bodies.pop(raw_id))
@@ -62,13 +63,16 @@ def _indexes(client: Any, keys: ShardKeys, tasks: list[Task]) -> Iterator[str]:
         if place in COUNTED:
             counts[task.tenant][COUNTED[place] + task.command] += 1
         if place is not Index.NONE:
+            counts[task.tenant]["#q"] += f"t{task.command}" not in counts[task.tenant]
             counts[task.tenant][f"t{task.command}"] += 1
+        counts[task.tenant]["#t"] += not task.status.is_final
+        counts[task.tenant]["#b"] += task.payload_bytes
         if not is_there:
             yield f"task {task.id} ({task.status}, last move {task.move}) is missing from its index"
     for tenant in {task.tenant for task in tasks}:
         stored = {field.decode(): int(value) for field, value in client.hgetall(keys.counts(tenant)).items()}
-        if stored != dict(counts[tenant]):
-            yield f"{tenant} counts {stored}, and has {dict(counts[tenant])}"
+        if stored != +counts[tenant]:
+            yield f"{tenant} counts {stored}, and has {dict(+counts[tenant])}"
 
 
 def completed(client: Any, shards: int = 1, prefix: str = "codeq") -> Counter[str]:

@@ -34,9 +34,9 @@ def serve(
 
 
 class RedisLoad:
-    """Two producers and three workers per server, until the end of the block; then the workers finish what there is."""
+    """Two producers and some workers per server, until the end of the block; then the workers finish what there is."""
 
-    def __init__(self, servers: Sequence[Server], *, retry_s: float = 60) -> None:
+    def __init__(self, servers: Sequence[Server], *, workers: int = 3, retry_s: float = 60) -> None:
         self.acknowledged: list[str] = []
         self.completed: list[str] = []
         self.faults: list[CodeqError] = []
@@ -45,7 +45,7 @@ class RedisLoad:
         token = token_for(servers[0])
         self._clients = [Client(server.base, token, retry_for=retry_s, timeout=10) for server in servers]
         self._producers = self._threads(self._enqueue, self._enqueue_many)
-        self._workers = self._threads(*[self._work] * 3)
+        self._workers = self._threads(*[self._work] * workers)
 
     def __enter__(self) -> Self:
         for thread in [*self._producers, *self._workers]:
@@ -57,7 +57,7 @@ class RedisLoad:
         _join(self._producers)
         try:
             if kind is None:
-                eventually(self._nothing_is_left, 45, every_s=0.1)
+                eventually(self._nothing_is_left, 60, every_s=0.1)
         finally:
             self._is_drained.set()
             _join(self._workers)

@@ -85,7 +85,15 @@ def abuses(found: dict[str, Any]) -> dict[tuple[str, str], list[Abuse]]:
         msgspec.json.encode({"count": 1000, "commands": [f"queue-{i}" for i in range(64)]}))  # fmt: skip
     add("POST", paths.RESULTS_BATCH, results(dense(MEGABYTE), found["leased"][:30]), results(b"1", found["leased"]),
         results(ordinary(MEGABYTE), found["ended"][:30]))  # fmt: skip
-    one = {"{id}": found["large"], "{command}": "queue-1", "{topic}": "queue-1"}
+    one = {"{id}": found["large"], "{command}": "queue-1", "{topic}": "queue-1", "{name}": "file.bin"}
+    of_worker = one | {"{id}": found["leased"][0]}
+    add("PUT", paths.ARTIFACT, bytes(32_000), target=at(paths.ARTIFACT, of_worker))
+    add("DELETE", paths.ARTIFACT, target=at(paths.ARTIFACT, of_worker))
+    add("POST", paths.DELIVERIES_REPLAY, b'{"all":true}', b'{"error":"nothing"}')
+    add("POST", paths.WEBHOOK_TEST, b'{"url":"https://example.invalid/"}')
+    add("POST", paths.SUBSCRIPTIONS, *[b'{"callbackUrl":"https://example.invalid/"}'] * 3)
+    for query in ("limit=1000", "state=dead&limit=1000"):
+        add("GET", paths.DELIVERIES, target=f"{paths.DELIVERIES}?{query}")
     add("GET", paths.HISTORY, target=paths.HISTORY.replace("{id}", found["restless"]))
     add("POST", paths.RESULT, b'{"status":"COMPLETED","result":%b}' % dense(MEGABYTE), target=at(paths.RESULT, one))
     add("PUT", paths.TOPIC, b'{"policy":{"maxAttempts":3}}', target=at(paths.TOPIC, one))
@@ -112,6 +120,9 @@ PLAIN = {
     ("GET", paths.ADMIN_QUEUE), ("POST", paths.PAUSE), ("POST", paths.RESUME), ("GET", paths.TOPIC),
     ("DELETE", paths.TOPIC), ("GET", paths.HEALTHZ), ("GET", paths.READYZ), ("GET", paths.METRICS),
     ("GET", paths.OPENAPI), ("GET", paths.DOCS), ("GET", paths.JWKS), ("POST", paths.BACKUP),
+    ("GET", paths.ARTIFACTS), ("GET", paths.ARTIFACT), ("GET", paths.DELIVERY), ("GET", paths.WEBHOOK_SECRET),
+    ("POST", paths.SUBSCRIPTION_HEARTBEAT), ("DELETE", paths.SUBSCRIPTION), ("GET", paths.ADMIN_SUBSCRIPTIONS),
+    ("DELETE", paths.ADMIN_SUBSCRIPTION),
 }  # fmt: skip
 """Routes that take nothing to abuse them with: their worst call is the plain one, on this data."""
 

@@ -15,7 +15,9 @@ from tests.contract.engines import FakeClock
 from tests.priority.reply_losing_proxy import ReplyLosingProxy
 from tests.redis_servers import RedisClusterNodes, RedisNode, in_step, start_cluster, start_node, start_pair, wait_until
 from tests.server.server_process import Server, answered, at, eventually, refused, run_codeq, waiting
-from tests.system.redis_audit import completed, faults_of, read_shard
+from tests.system import redis_kills
+from tests.system.redis_audit import faults_of, read_shard
+from tests.system.redis_kills import DURABLE, REPLICATED
 from tests.system.redis_load import LARGE, RedisLoad, serve
 
 from codeq import Client
@@ -31,17 +33,17 @@ from codeq.wire import paths
 from codeq.wire.local_server import DEV_TOKEN
 
 pytestmark = pytest.mark.slow
-DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 SHARDS = 3
 
 
 def assert_exactly_once(load: RedisLoad, client: "redis.Redis | redis.RedisCluster", shards: int = 1) -> None:
     """Every acknowledged task has ended once, and all that is stored is consistent."""
-    ends = completed(client, shards)
-    assert set(load.acknowledged) <= set(ends)
-    assert set(ends.values()) == {1}
-    assert faults_of(client, shards) == []
-    print(f"{len(load.acknowledged)} acknowledged, {len(ends)} ended, {len(load.faults)} unknown")  # noqa: T201
+    assert_clean(redis_kills.judge(load, client, shards=shards))
+
+
+def assert_clean(verdict: redis_kills.Verdict) -> None:
+    assert verdict.faults == []
+    print(verdict.text)  # noqa: T201
 
 
 # -- servers -------------------------------------------------------------------------------------------------------
@@ -49,16 +51,7 @@ def assert_exactly_once(load: RedisLoad, client: "redis.Redis | redis.RedisClust
 
 @pytest.mark.cluster
 def test_servers_that_are_killed_again_and_again_lose_no_task_and_end_none_twice(tmp_path: Path) -> None:
-    with start_node(tmp_path / "redis", **DURABLE) as node:
-        servers = [serve(tmp_path, node.url, name=name) for name in "ab"]
-        with RedisLoad(servers) as load:
-            for kill in range(4):
-                load.more()
-                place = kill % 2
-                servers[place].kill()
-                servers[place] = serve(tmp_path, node.url, name="ab"[place], port=servers[place].port)
-        assert_exactly_once(load, node.client())
-        assert [server.stop() for server in servers] == [0, 0]
+    assert_clean(redis_kills.kill_servers(tmp_path, seconds=15, every_s=1, workers=3))
 
 
 @pytest.fixture(scope="module")
@@ -103,18 +96,7 @@ def test_a_reader_of_events_hears_of_those_of_another_server(pair: tuple[Server,
 
 @pytest.mark.cluster
 def test_redis_killed_again_and_again_loses_nothing_and_servers_go_on_by_themselves(tmp_path: Path) -> None:
-    with start_node(tmp_path / "redis", **DURABLE) as node:
-        servers = [serve(tmp_path, node.url, name=name) for name in "ab"]
-        acme = servers[0].tenant("probe")
-        with RedisLoad(servers) as load:
-            for _ in range(4):
-                load.more()
-                node.kill()
-                refused(acme.producer.post(paths.TASKS, {"command": "other", "payload": 1}), 503, "store-unavailable")
-                node.start()
-        assert_exactly_once(load, node.client())
-        assert [server.process.poll() for server in servers] == [None, None]
-        assert [server.stop() for server in servers] == [0, 0]
+    assert_clean(redis_kills.kill_redis(tmp_path, kills=4, workers=3))
 
 
 def test_leases_that_ended_while_redis_was_down_get_their_grace_from_servers_that_ran_on(tmp_path: Path) -> None:
@@ -182,8 +164,6 @@ def test_a_cluster_whose_scripts_are_flushed_slots_move_and_a_master_dies_loses_
 
 # -- replicas --------------------------------------------------------------------------------------------------------
 
-REPLICATED = {"durability": "replicated", "replicas": 1, "replicas_timeout_seconds": 0.5}
-
 
 def test_without_its_replica_a_write_is_unknown_and_can_be_repeated(tmp_path: Path) -> None:
     with start_pair(tmp_path / "redis", **DURABLE) as (primary, replica):
@@ -232,6 +212,11 @@ def test_a_failover_to_a_replica_that_confirmed_loses_nothing(tmp_path: Path) ->
                 load.more()
             assert server.process.poll() is None
         assert_exactly_once(load, replica.client())
+
+
+@pytest.mark.cluster
+def test_partitions_and_failovers_lose_nothing_that_a_replica_confirmed(tmp_path: Path) -> None:
+    assert_clean(redis_kills.fail_over(tmp_path, rounds=2, workers=3))
 
 
 def test_a_replica_that_was_promoted_after_a_write_cannot_confirm_it(tmp_path: Path) -> None:
@@ -346,9 +331,10 @@ def test_a_server_whose_clock_is_an_hour_off_ends_no_lease_early_and_no_delay_la
 # -- commands --------------------------------------------------------------------------------------------------------
 
 COMMANDS = """
-    append del eval evalsha exec exists get hdel hexists hget hgetall hincrby hmget hscan hset hsetnx incrby info lindex
-    lpop lpush multi pexpire psubscribe publish punsubscribe rpush sadd select set smembers srem subscribe time
-    unsubscribe xadd xrange xrevrange xtrim zadd zcard zrange zrangebylex zrangebyscore zrem zrevrangebylex zscore
+    append del eval evalsha exec exists get hdel hexists hget hgetall hincrby hmget hscan hset hsetnx incrby info
+    lindex llen lpop lpush ltrim multi pexpire psubscribe publish punsubscribe rpush sadd select set smembers srem
+    subscribe time unsubscribe xadd xrange xrevrange xtrim zadd zcard zlexcount zrange zrangebylex zrangebyscore zrem
+    zrevrangebylex zscore
     config|get
 """.split()  # noqa: SIM905 - a list of fifty words is easier to read like this
 """All that the engine sends, directly or from a script: commands that KVRocks documents as well, though it was not run.
@@ -370,6 +356,7 @@ def test_a_user_who_may_run_only_the_documented_commands_can_do_everything(tmp_p
             answered(acme.admin.post(paths.DLQ_REPLAY, {"ids": [dead["id"]]}), 200)
             answered(acme.admin.put(at(paths.TOPIC, "work"), {"policy": {"maxConsumers": 5}}), 201)
             answered(acme.producer.post(at(paths.CANCEL, acme.create()["id"])), 200)
+            acme.held()  # behind the entry of the cancelled task
             for path in (paths.TASKS, paths.QUEUES, at(paths.HISTORY, held["id"])):
                 answered(acme.producer.get(path), 200)
             answered(acme.admin.get(paths.EVENTS), 200)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -186,6 +187,8 @@ def test_an_idle_server_whose_disk_fails_exits(tmp_path: Path, call: str) -> Non
     with launch(tmp_path, before=("fiu-run", "-x", "-f", control)) as server:
         fault = f"enable name=posix/io/{call}"
         subprocess.run(["fiu-ctrl", "-f", control, "-c", fault, str(server.pid)], check=True, timeout=20)
-        assert server.process.wait(60) == EXIT_STORE_FAILED
+        # Where every write fails, libuv cannot wake its own loop from a thread either, and aborts: no disk does that.
+        allowed = {EXIT_STORE_FAILED, -signal.SIGABRT} if call == "rw/write" else {EXIT_STORE_FAILED}
+        assert server.process.wait(60) in allowed
     with launch(tmp_path) as again:
         assert again.tenant("acme").create()["status"] == "PENDING"

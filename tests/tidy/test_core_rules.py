@@ -169,3 +169,15 @@ def test_a_task_is_written_out_by_position_where_it_is_made_and_where_it_moves_a
         if name == "Task" and call.args
     ]
     assert found == ["enqueue", "_moved"]
+
+
+def test_use_cases_commit_changes_of_stored_tasks_through_the_core(sources: "list[Source]") -> None:
+    """`Core.commit` creates the deliveries of tasks with a webhook. New tasks have none to create."""
+    found = [
+        f"{source.name}:{call.lineno}"
+        for source in sources
+        if source.name.startswith("usecases/")
+        for name, call in calls(source.tree)
+        if name.endswith("store.commit") and source.name not in ("usecases/core.py", "usecases/enqueue.py")
+    ]
+    assert not found

@@ -15,7 +15,10 @@ VAGUE = {"utils", "util", "common", "helpers", "helper", "services", "service", 
          "repository", "repositories", "manager", "managers", "misc", "impl"}  # fmt: skip
 
 # Functions with more positional parameters, and why.
-MANY_POSITIONAL = {"server/routes.py _route": "a row of the table of routes, read by its columns"}
+MANY_POSITIONAL = {
+    "server/routes.py _route": "a row of the table of routes, read by its columns",
+    "server/webhooks/connect.py connect_tcp": "httpcore's interface",
+}
 
 # Class names that exist twice, because it is the same idea at another level.
 SAME_IDEA = {
@@ -32,6 +35,7 @@ BROAD = {
     "embedded/aio.py": "the top of the sweepers: whatever ended them, the store is closed and says so",
     "sdk/worker/execution.py": "the top of every handler: what it raises is its task's, never the worker's",
     "server/app.py": "the top of every request: an unexpected error is logged and hidden",
+    "server/webhooks/attempts.py": "the top of every delivery: what a receiver provokes ends its own delivery only",
     "sdk/batcher.py": "the top of a sender: the calls that wait for the batch get the error, and the next one is sent",
 }
 SILENT = {
@@ -39,6 +43,7 @@ SILENT = {
     "sdk/batcher.py",
     "sdk/worker/execution.py",
     "server/app.py",
+    "server/webhooks/attempts.py",
     "store/rocksdb/group_commit.py",
 }
 """Those of them that pass the error to the waiting call instead of raising it again."""

@@ -57,7 +57,7 @@ class FakeStore:
 
 def core_of(store: FakeStore) -> Core:
     policy = EffectivePolicy(max_attempts=7, max_deliveries=70)
-    return Core(cast("Store", store), Waiters(), policy, IdGenerator(bytes), lambda: 0.5)
+    return Core(cast("Store", store), Waiters(), policy, policy, IdGenerator(bytes), lambda: 0.5)
 
 
 def enqueue_all(

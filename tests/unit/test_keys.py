@@ -111,6 +111,7 @@ def test_every_kind_of_key_begins_differently() -> None:
         keys.pending_prefix(queue, 0), keys.delayed(queue, 1, 1), keys.claim_batch(1), keys.dead_prefix(queue),
         keys.ended(1, 1), keys.events(1), keys.counts(queue), keys.policy(queue), keys.UNREADABLE, keys.usage("t"),
         keys.DELAYED_FORMAT_1, keys.large_payload("t", "i"), keys.large_result("t", "i"),
+        keys.registration("k", "t", "n"),
     ]  # fmt: skip
     assert len({key[:2] for key in made}) == len(made)
     assert all(key[1:2] == b"/" for key in made)
@@ -118,5 +119,5 @@ def test_every_kind_of_key_begins_differently() -> None:
 
 def test_the_table_of_keys_lists_every_kind() -> None:
     drawn = {line.split("/")[0].strip() for line in (keys.__doc__ or "").splitlines() if line[4:6].endswith("/")}
-    made = {"m", "b", "t", "i", "p", "d", "w", "z", "h", "q", "x", "e", "c", "y", "l", "r", "u"}
+    made = {"m", "b", "t", "i", "p", "d", "w", "z", "h", "q", "x", "e", "c", "y", "l", "r", "u", "g"}
     assert drawn == made

@@ -87,11 +87,13 @@ class Queues:
     async def hand_back(self, unwanted: Sequence[Delivery]) -> None:
         self.returned += names(unwanted)
 
-    async def wait(self, who: str, *queues: QueueKey, wait_ms: int = LONG_MS) -> "asyncio.Task[list[Delivery]]":
+    async def wait(
+        self, who: str, *queues: QueueKey, wait_ms: int = LONG_MS, ticket: int | None = None
+    ) -> "asyncio.Task[list[Delivery]]":
         """Starts a waiting claim; returns once it waits."""
         looks_at = [MAIL, SMS] if ALL_OF_ACME in queues else list(queues)
         claim = FakeClaim(queues, lambda: self.take(who, looks_at), self.hand_back)
-        waiting = self.waiters.wait_for_tasks(claim, wait_ms, since=self.waiters.signals)
+        waiting = self.waiters.wait_for_tasks(claim, wait_ms, since=self.waiters.signals, ticket=ticket)
         task = asyncio.create_task(waiting, name=who)
         await turns()
         return task
@@ -172,6 +174,18 @@ def test_one_who_waits_for_several_queues_is_served_by_the_first_that_has_a_task
         await turns()
         assert queues.attempted == ["ann"]
         assert list(queues.stock[MAIL]) == ["t2"]
+
+    run(story())
+
+
+def test_a_claim_that_came_earlier_is_served_earlier_though_its_first_look_took_longer() -> None:
+    async def story() -> None:
+        queues = Queues()
+        tickets = [queues.waiters.ticket() for _ in range(4)]
+        waiting = {place: await queues.wait(str(place), MAIL, ticket=tickets[place]) for place in (2, 0, 3, 1)}
+        for place in range(4):
+            queues.put(MAIL, f"t{place}")
+            assert names(await waiting[place]) == [f"t{place}"]
 
     run(story())
 

@@ -220,3 +220,15 @@ async def mark_async(payload: list[Any]) -> int:
     await asyncio.sleep(seconds)
     write_line(path, str(number))
     return int(number) * 2
+
+
+def attach_files(payload: Any, job: codeq.RunningJob) -> str:
+    path = Path(payload["folder"]) / "made.bin"
+    path.write_bytes(b"x" * payload["size"])
+    job.attach("made.bin", path)
+    job.attach("note.txt", b"n" * payload["size"], content_type="text/x-note")
+    return "done"
+
+
+def attach_badly(payload: Any, job: codeq.RunningJob) -> None:
+    job.attach("../x", b"1")

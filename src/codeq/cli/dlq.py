@@ -145,7 +145,7 @@ def _change(
         )
         return
     if matched and not yes:
-        _confirm(f"{do} {more}{count(matched, 'dead task')}{selection}?")
+        confirm(f"{do} {more}{count(matched, 'dead task')}{selection}?")
     results = list(selection.apply(verb, expected=expected, dry_run=False))
     _report(out, results, done=done, where=str(selection))
 
@@ -162,7 +162,7 @@ def _report(out: Output, results: Sequence["BulkResult"], *, done: str, where: s
         raise typer.Exit(exit_code)
 
 
-def _confirm(question: str) -> None:
+def confirm(question: str) -> None:
     if not sys.stdin.isatty():
         raise UsageError(f"{question} There is no terminal to ask in: add --yes, or try --dry-run first")
     if not typer.confirm(question, err=True):

@@ -56,7 +56,9 @@ def enqueue(
     idempotency_key: Annotated[
         str | None, typer.Option(metavar="KEY", help="Idempotency key; a second task with it is not created.")
     ] = None,
-    webhook: Annotated[str | None, typer.Option(metavar="URL", help="Webhook URL, stored with the task.")] = None,
+    webhook: Annotated[
+        str | None, typer.Option(metavar="URL", help="URL that is called when the task has ended.")
+    ] = None,
 ) -> None:
     """Enqueue a task and print its id; with --lines, one task per line of a file or of standard input.
 

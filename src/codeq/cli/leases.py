@@ -10,6 +10,7 @@ from codeq.cli.parameters import duration, json_argument
 
 if TYPE_CHECKING:
     from codeq import Client, Job, ReleaseResult
+    from codeq.domain.artifacts import Artifact
 
 RETRY_S = 15.0
 """Longer than elsewhere, because a result that is not stored loses finished work."""
@@ -66,9 +67,14 @@ def result(
     token: LeaseToken,
     result: Annotated[str | None, typer.Argument(metavar="JSON", help="Result; - reads standard input.")] = (None),
     error: Annotated[str | None, typer.Option(help="Fail the task with this error, without a retry.")] = None,
+    artifact: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="File of the result, uploaded by `codeq artifact put`; repeatable."),
+    ] = None,
 ) -> None:
     """Complete a task with its result, or fail it with --error."""
-    job, value = _claimed_job(task_id, token), json_argument(result, None, "result")
+    job, value = claimed_job(task_id, token), json_argument(result, None, "result")
+    job.attached = [_uploaded(name) for name in artifact or ()]
     if error is None:
         client.complete(job, value)
     else:
@@ -90,12 +96,12 @@ def nack(
     dead: Annotated[bool, typer.Option("--dead", help="Move it to the dead-letter queue without a retry.")] = False,
 ) -> None:
     """Report a failed attempt: the task is retried later, or dead-lettered after its last attempt."""
-    _print_release(out, task_id, client.nack(_claimed_job(task_id, token), reason, delay=delay, dead=dead))
+    _print_release(out, task_id, client.nack(claimed_job(task_id, token), reason, delay=delay, dead=dead))
 
 
 def abandon(client: "Client", out: Output, task_id: TaskId, token: LeaseToken) -> None:
     """Return a task to its queue at once, without counting a failed attempt."""
-    _print_release(out, task_id, client.abandon(_claimed_job(task_id, token)))
+    _print_release(out, task_id, client.abandon(claimed_job(task_id, token)))
 
 
 def heartbeat(
@@ -110,19 +116,25 @@ def heartbeat(
     progress: Annotated[str | None, typer.Option(metavar="TEXT", help="Progress, shown with the task.")] = None,
 ) -> None:
     """Extend a lease. Fails if the lease was lost, or the task was cancelled."""
-    until = client.heartbeat(_claimed_job(task_id, token), extend, progress=progress)
+    until = client.heartbeat(claimed_job(task_id, token), extend, progress=progress)
     until_ms = round(until.timestamp() * 1000)
     out.answer(
         {"taskId": task_id, "leaseUntil": rfc3339(until_ms)}, f"{task_id} is leased until {format_time(until_ms)}"
     )
 
 
-def _claimed_job(task_id: str, token: int) -> "Job":
+def claimed_job(task_id: str, token: int) -> "Job":
     """The job from what `codeq claim` printed. The bearer token tells the server which worker it is."""
     from codeq.domain.task import Holder
     from codeq.sdk.jobs import Job
 
     return Job(task_id, "", b"null", Holder("", token))
+
+
+def _uploaded(name: str) -> "Artifact":
+    from codeq.domain.artifacts import Artifact
+
+    return Artifact(name)
 
 
 def _print_release(out: Output, task_id: str, released: "ReleaseResult") -> None:

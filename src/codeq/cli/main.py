@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from codeq.cli import (
+    artifacts,
     bench,
     data_dir,
     demo,
@@ -20,6 +21,7 @@ from codeq.cli import (
     serve,
     tasks,
     top,
+    webhooks,
     worker,
 )
 from codeq.cli.errors import EXIT_CODES, RootGroup
@@ -34,8 +36,10 @@ app = typer.Typer(
 enqueue.add_to(app)
 leases.add_to(app)
 app.add_typer(tasks.app, name="task")
+app.add_typer(artifacts.app, name="artifact")
 app.add_typer(queues.app, name="queue")
 app.add_typer(dlq.app, name="dlq")
+app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(events.app, name="events")
 top.add_to(app)
 app.add_typer(profiles.app, name="profile")
@@ -49,8 +53,8 @@ app.add_typer(pipeline.app, name="pipeline")
 reference.add_to(app)
 
 _PANELS = {
-    "Tasks": ("enqueue", "claim", "result", "nack", "abandon", "heartbeat", "task", "worker"),
-    "Queues": ("queue", "dlq", "events", "top"),
+    "Tasks": ("enqueue", "claim", "result", "nack", "abandon", "heartbeat", "task", "artifact", "worker"),
+    "Queues": ("queue", "dlq", "webhooks", "events", "top"),
     "Servers": ("serve", "token", "config", "stats", "backup", "restore"),
     "Data": ("pipeline",),
     "This machine": ("profile", "doctor", "bench", "demo"),

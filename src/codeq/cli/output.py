@@ -114,6 +114,14 @@ def truncate(text: str, chars_max: int) -> str:
     return flat if len(flat) <= chars_max else flat[: chars_max - 1] + "…"
 
 
+def format_bytes(size: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
 def format_duration(seconds: float) -> str:
     """A duration in its two largest units."""
     if seconds < 0:
@@ -130,8 +138,8 @@ def format_duration(seconds: float) -> str:
     return f"{left} s"
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
 def format_time(unix_ms: int) -> str:

@@ -58,7 +58,7 @@ def run(
         raise UsageError("--once or --every, not both")
     spark, server, tables = _start(client, lake, master)
     from codeq.pipeline.lake.maintenance import maintain
-    from codeq.pipeline.lake.table import Lake, LakeConflict
+    from codeq.pipeline.lake.table import Lake, LakeConflict, LakeUnavailable
 
     if every is None:
         if keep is not None:  # before the run, because only events that every table has can be deleted
@@ -74,7 +74,7 @@ def run(
             if started_s - maintained_s > MAINTENANCE_EVERY_S:
                 maintained_s = started_s
                 maintain(spark, tables, delete_before=_before(keep), log=out.note)
-        except (Unreachable, LakeConflict) as fault:  # the server is unavailable, or another run was faster
+        except (Unreachable, LakeConflict, LakeUnavailable) as fault:  # a fault that passes, or another run was faster
             print(f"codeq: {fault}; trying again in {every:g} s", file=sys.stderr)
         time.sleep(max(0.0, every - (time.monotonic() - started_s)))
 
@@ -111,7 +111,7 @@ def _audit_and_report(
         return True
     from codeq.pipeline.audit import is_clean, to_text
 
-    verdicts = _run_audit(spark, tables, None)
+    verdicts = _run_audit(spark, tables)
     if report_to is not None:
         _write_report(spark, tables, verdicts, to=report_to, title="codeQ")
         result["report"] = str(report_to)
@@ -132,10 +132,11 @@ def audit(
     master: Master = "local[*]",
 ) -> None:
     """Check the guarantees of the queue over the whole history. Fails if one was broken, and shows the events."""
-    spark, _, tables = _start(client, lake, master, must_exist=True)
+    spark, server, tables = _start(client, lake, master, must_exist=True)
     from codeq.pipeline.audit import is_clean, to_json, to_text
+    from codeq.pipeline.live_audit import audit_live
 
-    verdicts = _run_audit(spark, tables, client if live else None)
+    verdicts = audit_live(spark, tables, server, lambda: _listing(client)) if live else _run_audit(spark, tables)
     print(to_json(verdicts).decode() if out.is_json else to_text(verdicts), end="")
     if not is_clean(verdicts):
         raise typer.Exit(ExitCode.REFUSED)
@@ -153,7 +154,7 @@ def report(
     spark, _, tables = _start(client, lake, master, must_exist=True)
     from codeq.pipeline.report import to_json
 
-    verdicts = _run_audit(spark, tables, None)
+    verdicts = _run_audit(spark, tables)
     if out.is_json:
         print(to_json(_collected(spark, tables, verdicts, title)).decode())
         return
@@ -279,19 +280,10 @@ def _start(
     return spark, ServerOptions(endpoint=client.url, ca_file=client.options["ca_file"], **tokens), lake
 
 
-def _run_audit(spark: "SparkSession", tables: "Lake", client: "Client | None") -> list[Any]:
+def _run_audit(spark: "SparkSession", tables: "Lake") -> list[Any]:
     from codeq.pipeline import audit
 
-    events = tables.bronze.read(spark)
-    verdicts = audit.audit(events)
-    if client is None:
-        return verdicts
-    listing = _listing(client)
-    tenants = {tenant for tenant, _, _ in listing}
-    rows = spark.createDataFrame(listing, "tenant string, task_id string, status string")
-    of_tenant = audit.audit(events.where(events.tenant.isin(sorted(tenants))), rows, settled=tables.bronze.offsets)
-    checked = {verdict.rule: verdict for verdict in of_tenant if verdict.checked}
-    return [verdict if verdict.checked else checked.get(verdict.rule, verdict) for verdict in verdicts]
+    return audit.audit(tables.bronze.read(spark))
 
 
 def _listing(client: "Client") -> list[tuple[str, str, str]]:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from codeq.cli.output import format_duration, format_time, truncate
+from codeq.cli.output import format_bytes, format_duration, format_time, truncate
 
 if TYPE_CHECKING:
     from codeq.domain.task import Task
@@ -83,6 +83,8 @@ def facts(task: "Task") -> list[tuple[str, str]]:
     if task.ended_ms:
         took_s = (task.ended_ms - task.created_ms) / 1000
         pairs.append(("ended", f"{format_time(task.ended_ms)} ({format_duration(took_s)} in all)"))
+    if task.artifacts:
+        pairs.append(("artifacts", f"{task.artifacts} ({format_bytes(task.artifact_bytes)}); codeq artifact list"))
     if task.error:
         pairs.append(("error", task.error))
     if task.last_error:
@@ -114,6 +116,8 @@ def _remark(event: "Event") -> str:
         remarks.append(f"token {event.lease_token}")
     if event.move in FAILING and event.error:
         remarks.append(truncate(event.error, 200))
+    if event.artifacts:
+        remarks.append(f"{event.artifacts} artifact{'' if event.artifacts == 1 else 's'}")
     if event.visible_at and event.move != "claim":
         remarks.append(f"waits {format_duration((moment_ms(event.visible_at) - moment_ms(event.at)) / 1000)}")
     return "; ".join(remarks)

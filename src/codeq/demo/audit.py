@@ -10,6 +10,7 @@ import msgspec
 
 from codeq.demo.acknowledged import AcknowledgedTask, FinalState, RepeatedEnqueue
 from codeq.demo.task_states import state_of
+from codeq.domain.queue import is_system
 from codeq.domain.task import FINAL, Move, Status
 from codeq.wire.events import Event
 
@@ -37,6 +38,10 @@ class Evidence(msgspec.Struct, kw_only=True):
     cross_tenant_reads: Sequence[tuple[str, str]] = ()
     """Tenant and task id, for each task of another tenant that could be read."""
     wrong_results: Sequence[str] = ()
+    called_back: frozenset[str] = frozenset()
+    """The tasks whose result callbacks were accepted."""
+    forged_callbacks: int = 0
+    """Callbacks whose signature did not match."""
 
 
 class PromiseCheck(msgspec.Struct, frozen=True):
@@ -127,7 +132,7 @@ def _enqueued_once(evidence: Evidence) -> Faults:
     for task_id, times in acknowledged.items():
         if times > 1:
             yield task_id, f"was returned for {times} enqueues"
-    created = [event.task_id for event in evidence.events if event.move == Move.ENQUEUE]
+    created = [e.task_id for e in evidence.events if e.move == Move.ENQUEUE and not is_system(e.command)]
     extra = [task_id for task_id in created if task_id not in acknowledged]
     if len(extra) > evidence.unanswered:
         for task_id in extra:
@@ -170,6 +175,14 @@ def _right_results(evidence: Evidence) -> Faults:
         yield task_id, "has a different result than its handler returned"
 
 
+def _called_back(evidence: Evidence) -> Faults:
+    for task in evidence.acknowledged:
+        if task.planned.task.webhook and task.task_id not in evidence.called_back:
+            yield task.task_id, "ended, and its webhook was not called"
+    if evidence.forged_callbacks:
+        yield "", f"{evidence.forged_callbacks} callbacks had a signature that does not match"
+
+
 PROMISES: Sequence[tuple[str, Callable[[Evidence], Faults]]] = (
     ("every acknowledged task is there", _lost),
     ("every task reached its expected final state", _as_expected),
@@ -181,4 +194,5 @@ PROMISES: Sequence[tuple[str, Callable[[Evidence], Faults]]] = (
     ("the event log has no gap", _no_gap),
     ("events read before a crash are unchanged after it", _unchanged),
     ("results are what the handlers returned", _right_results),
+    ("every webhook was called, and signed", _called_back),
 )

@@ -10,6 +10,7 @@ from typing import Self
 import msgspec
 
 from codeq.demo.acknowledged import AcknowledgedTasks
+from codeq.demo.callbacks import CallbackReceiver
 from codeq.demo.processes import START_S_MAX, ChildProcess, ServerProcess, wait_until
 from codeq.demo.redis_store import DemoStore
 from codeq.demo.task_states import TaskStates
@@ -67,7 +68,8 @@ class DemoEnvironment:
         self.folder = folder
         self.seconds = seconds
         self.tasks = tasks
-        self.server = ServerProcess(folder, store)
+        self.callbacks = CallbackReceiver()
+        self.server = ServerProcess(folder, store, settings=self.callbacks.server_settings)
         self.acknowledged = AcknowledgedTasks(folder / "acknowledged.jsonl")
         self.states = TaskStates()
         self.timeline: list[TimelineEntry] = []
@@ -85,6 +87,7 @@ class DemoEnvironment:
 
     async def __aenter__(self) -> Self:
         self._open.callback(self.acknowledged.close)
+        self._open.callback(self.callbacks.close)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:

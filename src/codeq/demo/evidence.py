@@ -26,6 +26,8 @@ async def collect_evidence(demo: DemoEnvironment) -> Evidence:
         listed={name: await _listed(demo, name) for name in demo.tenants},
         cross_tenant_reads=await _cross_tenant_reads(demo),
         wrong_results=await _wrong_results(demo),
+        called_back=frozenset(demo.callbacks.task_ids),
+        forged_callbacks=demo.callbacks.forged,
     )
 
 

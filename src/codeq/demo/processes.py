@@ -82,11 +82,14 @@ class ChildProcess:
 class ServerProcess(ChildProcess):
     """`codeq serve --dev`, which restarts on the same data and the same port."""
 
-    def __init__(self, folder: Path, store: DemoStore | None = None) -> None:
+    def __init__(
+        self, folder: Path, store: DemoStore | None = None, *, settings: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__("server", folder / "server.log")
         self.data = folder / "data"
         self.port = 0
         self._env = {"CODEQ_STORE_URL": store.url, "CODEQ_STORE_PREFIX": store.prefix} if store else {}
+        self._env.update(settings or {})
 
     @property
     def url(self) -> str:

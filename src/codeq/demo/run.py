@@ -23,6 +23,7 @@ from codeq.demo.redis_store import DemoStore, emptied_at_the_end, own_redis
 from codeq.demo.scenario import STEPS, WORKERS, task_count
 from codeq.demo.screen import View
 from codeq.domain.errors import InvalidRequest
+from codeq.domain.queue import is_system
 
 Answer = TypeVar("Answer")
 
@@ -138,7 +139,7 @@ async def _audit(demo: DemoEnvironment) -> DemoReport:
     evidence = await collect_evidence(demo)
     checks = await asyncio.to_thread(audit, evidence)
     counted = figures.count(
-        evidence.events,
+        [event for event in evidence.events if not is_system(event.command)],
         rush_at_ms=demo.rush_at_ms,
         acknowledged=len(evidence.acknowledged),
         repeats=len(evidence.repeats),

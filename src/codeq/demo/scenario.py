@@ -120,6 +120,12 @@ async def drain(demo: DemoEnvironment) -> None:
         if demo.states.queues["initech", "file_report"]["dead"]:  # on a machine so slow that leases expired
             await admin.replay_dead("file_report")
     demo.record("every task has ended", "green")
+    wanted = {task.task_id for task in demo.acknowledged.tasks if task.planned.task.webhook}
+    await wait_until(lambda: wanted <= demo.callbacks.task_ids, WAIT_S_MAX)
+    got = demo.callbacks
+    demo.record(
+        f"{got.accepted} result callbacks arrived, all signed; {got.refused} of them were refused at first", "green"
+    )
 
 
 STEPS = (

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict, deque
 
+from codeq.domain.queue import is_system
 from codeq.domain.task import Move, Status
 from codeq.wire.events import Event
 from codeq.wire.to_domain import moment_ms
@@ -31,6 +32,8 @@ class TaskStates:
 
     def apply(self, event: Event) -> None:
         self.events.append(event)
+        if is_system(event.command):
+            return  # a delivery to a webhook; nobody enqueued it
         queue, task_id, at_ms = (event.tenant, event.command), event.task_id, moment_ms(event.at)
         counts = self.queues[queue]
         before, after = self._state.get(task_id), state_of(event)

@@ -2,7 +2,10 @@
 
 CodeqError
 ├── InvalidRequest           invalid               a value breaks a limit or a pattern
-│   └── IdempotencyMismatch  idempotency-mismatch  the key was used before, for another task
+│   ├── IdempotencyMismatch  idempotency-mismatch  the key was used before, for another task
+│   ├── WebhookRefused       webhook-refused       the webhook leads to a host that is not public
+│   ├── ArtifactTooLarge     artifact-too-large    an artifact, or all of a task's, over their limit
+│   └── DigestMismatch       digest-mismatch       what arrived is not what was sent
 ├── NotFound                 not-found             no such task for this tenant
 ├── QuotaExceeded            quota-exceeded        the tenant has as much as it may have
 ├── Refused                                        the task or policy is not in a state that allows the change
@@ -13,6 +16,7 @@ CodeqError
 │   ├── AlreadyFinal         already-final         the task has ended and cannot be cancelled
 │   ├── NotFinal             not-final             the task has not ended and cannot be purged
 │   ├── StaleTask            stale-task            the task kept changing under this call
+│   ├── UploadOffset         upload-offset         an upload continues elsewhere than where its last part ended
 │   └── PolicyChanged        policy-changed        the policy has another version than the call names
 └── StoreError               store                 the directory cannot be used as asked
     ├── StoreBusy            busy                  too many calls wait for the disk
@@ -38,6 +42,18 @@ class InvalidRequest(CodeqError):
 
 class IdempotencyMismatch(InvalidRequest):
     code = "idempotency-mismatch"
+
+
+class WebhookRefused(InvalidRequest):
+    code = "webhook-refused"
+
+
+class ArtifactTooLarge(InvalidRequest):
+    code = "artifact-too-large"
+
+
+class DigestMismatch(InvalidRequest):
+    code = "digest-mismatch"
 
 
 class NotFound(CodeqError):
@@ -84,6 +100,15 @@ class NotFinal(Refused):
 
 class StaleTask(Refused):
     code = "stale-task"
+
+
+class UploadOffset(Refused):
+    code = "upload-offset"
+
+    def __init__(self, message: str, *, offset: int = 0) -> None:
+        """`offset` is where the upload continues: how many of its bytes are stored."""
+        super().__init__(message)
+        self.offset = offset
 
 
 class PolicyChanged(Refused):

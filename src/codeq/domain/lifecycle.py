@@ -19,10 +19,12 @@ A heartbeat extends a lease and changes nothing else, so it is a move without an
 by nack, expire or abandon is dead: it is in the dead-letter queue, and only such a task can be replayed.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
+from codeq.domain.artifacts import Artifact, join_result
 from codeq.domain.errors import AlreadyFinal, Cancelled, NotDead, NotFinal, NotInProgress, NotOwner, StaleTask
 from codeq.domain.queue import EffectivePolicy, Index
 from codeq.domain.requests import NewTask
@@ -72,38 +74,53 @@ def claim(task: Task, worker: str, now_ms: int, *, lease_ms: int) -> Change:
 
 def heartbeat(task: Task, holder: Holder, now_ms: int, *, lease_ms: int, progress: str | None = None) -> Change:
     """Extends the lease to `lease_ms` from now, and records the progress. Never shortens a lease, adds no event."""
-    _check_held(task, holder)
+    check_held(task, holder)
     until_ms = max(task.lease_until_ms, now_ms + lease_ms)
     return Change(_HEARTBEAT, task, _extended(task, until_ms, progress or task.progress))
 
 
-def complete(task: Task, holder: Holder, now_ms: int, *, retention_ms: int, result: bytes | None = None) -> Change:
+def complete(
+    task: Task,
+    holder: Holder,
+    now_ms: int,
+    *,
+    retention_ms: int,
+    result: bytes | None = None,
+    artifacts: Sequence[Artifact] = (),
+) -> Change:
     """Ends the task with success."""
-    _check_held(task, holder)
+    check_held(task, holder)
     # The last worker and token stay on the record: they distinguish a repeated submit from a late one.
     after = _moved(
         task, _COMPLETE, now_ms, status=_COMPLETED, worker=task.worker, ended_ms=now_ms, purge_ms=now_ms + retention_ms
     )
-    return Change(_COMPLETE, task, after, None, result)
+    return _with_artifacts(Change(_COMPLETE, task, after, None, result), artifacts)
 
 
 def fail(
-    task: Task, holder: Holder, now_ms: int, *, error: str, retention_ms: int, result: bytes | None = None
+    task: Task,
+    holder: Holder,
+    now_ms: int,
+    *,
+    error: str,
+    retention_ms: int,
+    result: bytes | None = None,
+    artifacts: Sequence[Artifact] = (),
 ) -> Change:
     """Ends the task by the worker's decision. It is not retried and not dead-lettered."""
-    _check_held(task, holder)
+    check_held(task, holder)
     after = _moved(
         task, _FAIL, now_ms, status=_FAILED, worker=task.worker, error=error, last_error=error,
         ended_ms=now_ms, purge_ms=now_ms + retention_ms,
     )  # fmt: skip
-    return Change(_FAIL, task, after, None, result)
+    return _with_artifacts(Change(_FAIL, task, after, None, result), artifacts)
 
 
 def nack(
     task: Task, holder: Holder, now_ms: int, *, retry_ms: int, reason: str, retention_ms: int, is_last: bool = False
 ) -> Change:
     """Counts a failed delivery: retries after `retry_ms`, or dead-letters at the limit or if `is_last`."""
-    _check_held(task, holder)
+    check_held(task, holder)
     return _retry_or_dead_letter(
         _NACK, task, now_ms, failed=1, retry_ms=retry_ms, reason=reason, retention_ms=retention_ms, is_last=is_last
     )
@@ -118,10 +135,12 @@ def expire(task: Task, now_ms: int, *, retry_ms: int, retention_ms: int) -> Chan
     )
 
 
-def abandon(task: Task, holder: Holder, now_ms: int, *, retention_ms: int) -> Change:
-    """Returns the task to the back of its queue at once, without counting an attempt."""
-    _check_held(task, holder)
-    return _retry_or_dead_letter(_ABANDON, task, now_ms, failed=0, retry_ms=0, reason=None, retention_ms=retention_ms)
+def abandon(task: Task, holder: Holder, now_ms: int, *, retention_ms: int, retry_ms: int = 0) -> Change:
+    """Returns the task to the back of its queue, at once or after `retry_ms`, without counting an attempt."""
+    check_held(task, holder)
+    return _retry_or_dead_letter(
+        _ABANDON, task, now_ms, failed=0, retry_ms=retry_ms, reason=None, retention_ms=retention_ms
+    )
 
 
 def cancel(task: Task, now_ms: int, *, retention_ms: int) -> Change:
@@ -150,6 +169,8 @@ def purge(task: Task, now_ms: int) -> Change:
         task, _PURGE, now_ms, status=task.status, worker=task.worker, error=task.error,
         ended_ms=task.ended_ms, purge_ms=task.purge_ms,
     )  # fmt: skip
+    if task.artifacts:
+        after = replace(after, artifacts=task.artifacts, artifact_bytes=task.artifact_bytes)
     return Change(_PURGE, task, after)
 
 
@@ -157,6 +178,12 @@ def purge_dead(task: Task, now_ms: int) -> Change:
     """Deletes a dead task, as `purge`; refuses any other."""
     _check_dead(task)
     return purge(task, now_ms)
+
+
+def ends_with_webhook(change: Change) -> bool:
+    """Returns whether the change ends a task whose producer wants to be called back."""
+    after, before = change.after, change.before
+    return after.has_webhook and after.status.is_final and before is not None and not before.status.is_final
 
 
 def is_repeat(task: Task, holder: Holder, status: Status) -> bool:
@@ -168,8 +195,9 @@ def is_repeat(task: Task, holder: Holder, status: Status) -> bool:
 def is_nack_repeat(task: Task, holder: Holder) -> bool:
     """Returns whether a nack is the one that ended the last delivery, sent again.
 
-    Only an expiry precedes a promotion besides a nack, and it leaves its reason. Where a nack without a reason left the
-    reason of an expiry before it, its repeat is not recognized after the promotion, and is refused.
+    Besides a nack, an expiry precedes a promotion, and it leaves its reason. Where a nack without a reason left the
+    reason of an expiry before it, its repeat is not recognized after the promotion, and is refused. A nack after an
+    abandon with a delay, by the same holder, is taken for a repeat once the task is promoted: it changes nothing.
     """
     was_nacked = task.move is _NACK or (task.move is _PROMOTE and task.last_error != LEASE_EXPIRED)
     return was_nacked and _was_last_holder(task, holder)
@@ -257,11 +285,21 @@ def _moved(
     )  # fmt: skip
 
 
+def _with_artifacts(change: Change, artifacts: Sequence[Artifact]) -> Change:
+    """Adds the files of a result, which become visible with it."""
+    if not artifacts:
+        return change
+    size = sum([artifact.size for artifact in artifacts])
+    after = replace(change.after, artifacts=len(artifacts), artifact_bytes=size)
+    return replace(change, after=after, result=join_result(change.result, artifacts))
+
+
 def _extended(task: Task, until_ms: int, progress: str | None) -> Task:
     return replace(task, lease_until_ms=until_ms, progress=progress)
 
 
-def _check_held(task: Task, holder: Holder) -> None:
+def check_held(task: Task, holder: Holder) -> None:
+    """Refuses whoever does not hold the lease of the task."""
     if task.status is _IN_PROGRESS:
         if not _is_holder(task, holder):
             raise NotOwner(f"task {task.id} is leased to another worker or under a newer token")

@@ -6,6 +6,34 @@ PAYLOAD_BYTES_MAX = 1 << 20
 RESULT_BYTES_MAX = 1 << 20
 """As for payloads: larger outcomes belong in artifacts."""
 
+ARTIFACT_NAME_BYTES_MAX = 200
+"""Fits a file name on every system, with room for the suffix of a download in progress."""
+
+CONTENT_TYPE_CHARS_MAX = 200
+"""The longest registered one has 90 characters, without parameters."""
+
+ARTIFACT_PART_BYTES = 8 << 20
+"""Artifacts are stored in parts of this size: what an upload holds in memory, what it loses when it breaks off, and 640
+objects for 5 GB."""
+
+ARTIFACT_READ_BYTES = 1 << 20
+"""Bytes of an artifact that are read at once to be sent."""
+
+ARTIFACT_BYTES_MAX = 5 << 30
+"""What S3 takes in one request; larger files are better written to a store by their program, and linked."""
+
+TASK_ARTIFACT_BYTES_MAX = 20 << 30
+"""A few of the largest."""
+
+TENANT_ARTIFACT_BYTES_MAX = 100 << 30
+"""Most of a common disk, so that one tenant does not fill it."""
+
+TASK_ARTIFACTS_MAX = 64
+"""Artifacts of a result: their list is stored with it, in up to 150 KB. More files are better packed into one."""
+
+INLINE_ARTIFACTS_BYTES_MAX = 8 << 20
+"""Bytes of the artifacts inside one result: they are held in memory as text and as bytes. Larger ones are uploaded."""
+
 BATCH_TASKS_MAX = 1000
 """A larger batch gains nothing: a thousand tasks already share the fsync."""
 
@@ -59,6 +87,38 @@ PROGRESS_CHARS_MAX = 200
 
 WEBHOOK_CHARS_MAX = 2000
 """The longest URL that browsers and proxies accept."""
+
+WEBHOOK_RESPONSE_BYTES_MAX = 16 << 10
+"""Of an answer to a webhook, headers included: only its status and one header are used. Of hostile bytes this is about
+eight milliseconds of parsing."""
+
+WEBHOOK_RETRY_AFTER_MS_MAX = 3_600_000
+"""The longest `Retry-After` of a receiver that is honoured: an hour, as a delivery should not outlive its retention."""
+
+WEBHOOK_SECRETS_MAX = 2
+"""Secrets that are valid at a time: the new one and, until every receiver has it, the old one."""
+
+WEBHOOK_SECRET_BYTES_MIN, WEBHOOK_SECRET_BYTES_MAX = 24, 64
+"""As in Standard Webhooks: from 192 bits, and up to the block size of SHA-256."""
+
+WEBHOOK_TOLERANCE_S = 300
+"""How far the time of a webhook may be from the receiver's: five minutes, as in Standard Webhooks."""
+
+WEBHOOK_LOOKUPS_MAX, WEBHOOK_TENANT_LOOKUPS_MAX = 128, 8
+"""Host names that are looked up at once, in all and for one tenant: each takes a thread, for half a minute if the name
+servers do not answer."""
+
+WEBHOOK_TENANTS_MAX = 50_000
+"""Tenants with deliveries to send that are remembered at once: about 15 MB. The others are found by a later look."""
+
+WEBHOOK_BYTES_MAX = 64 << 20
+"""Bytes of deliveries that are being sent, of all tenants."""
+
+WEBHOOK_BREAKERS_MAX = 10_000
+"""Hosts whose failures in a row are counted; the least recent ones are forgotten first."""
+
+WEBHOOK_ADDRESSES_MAX = 4
+"""Addresses of one host that are tried: further ones would not be reached within the time of a delivery."""
 
 TRACE_CHARS_MAX = 512
 """The limit that W3C Trace Context sets for `tracestate`."""
@@ -196,3 +256,21 @@ OPEN_TABLES_MIN = 32
 
 FILES_BESIDE_TABLES = 32
 """Other files of a shard: logs, manifests, the lock, the directory, and what a compaction writes."""
+
+WEBHOOK_ATTEMPTS_DEFAULT = 5
+WEBHOOK_DELIVERIES_DEFAULT = DELIVERIES_MAX
+WEBHOOK_BACKOFF_BASE_MS = 2_000
+WEBHOOK_BACKOFF_MAX_MS = 60_000
+"""How a delivery to a webhook is retried: over half a minute, as in the original codeQ. A receiver that is down for
+longer finds the delivery among the dead ones, where it can be replayed."""
+
+SUBSCRIPTIONS_MAX = 1_000
+"""Subscriptions of a tenant: a queue that becomes ready may notify them all, and each takes about a kilobyte."""
+SUBSCRIPTION_TTL_MS_MIN, SUBSCRIPTION_TTL_MS_MAX = 1_000, 86_400_000
+SUBSCRIPTION_TTL_MS_DEFAULT = 300_000
+SUBSCRIPTION_INTERVAL_MS_MAX = 3_600_000
+SUBSCRIPTION_INTERVAL_MS_DEFAULT = 5_000
+"""As in the original codeQ. A worker that dies without a word is notified in vain for its time to live at most."""
+GROUP_CHARS_MAX = 128
+NOTIFY_QUEUES_MAX = 10_000
+"""Queues whose state is compared at one look; a queue beyond them is found when it gets its next task."""

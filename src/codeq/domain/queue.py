@@ -1,7 +1,7 @@
 """What a queue is: one tenant's tasks of one command, with their indexes, counts and policy."""
 
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -9,10 +9,19 @@ from msgspec import Struct
 from codeq.domain.backoff import Backoff, PartialBackoff
 from codeq.domain.limits import ATTEMPTS_DEFAULT, DELIVERIES_DEFAULT, LEASE_MS_DEFAULT, RETENTION_MS_DEFAULT
 
+WEBHOOKS: Final = "$webhooks"
+"""The command of the deliveries of result callbacks. Each tenant has a queue of them."""
+
 
 class QueueKey(NamedTuple):
     tenant: str
     command: str
+
+
+def is_system(command: str) -> bool:
+    """Returns whether tasks of this command are the server's own. No user can name such a command: see
+    `limits.NAME_PATTERN`. Workers do not get these tasks, and lists leave them out unless they name the command."""
+    return command.startswith("$")
 
 
 class Index(StrEnum):

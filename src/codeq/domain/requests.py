@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from codeq.domain.artifacts import Artifact, ArtifactInput, split_result
 from codeq.domain.backoff import Backoff
 from codeq.domain.queue import Index
 from codeq.domain.task import Body, Holder, Status, Task
@@ -52,8 +53,17 @@ class Record(Struct, frozen=True, gc=False):
 
     task: Task
     body: Body
-    result: bytes | None
-    """The JSON result that its worker submitted, if any."""
+    stored_result: bytes | None
+
+    @property
+    def result(self) -> bytes | None:
+        """The JSON result that its worker submitted, if any."""
+        return split_result(self.stored_result)[0] if self.task.artifacts else self.stored_result
+
+    @property
+    def artifacts(self) -> Sequence[Artifact]:
+        """The files of the result."""
+        return split_result(self.stored_result)[1] if self.task.artifacts else ()
 
 
 class Outcome(Struct, frozen=True, kw_only=True, gc=False):
@@ -64,12 +74,14 @@ class Outcome(Struct, frozen=True, kw_only=True, gc=False):
     status: Status
     result: bytes | None = None
     error: str | None = None
+    artifacts: Sequence[ArtifactInput] = ()
 
 
 class Filter(Struct, frozen=True, kw_only=True, gc=False):
     """Which tasks of a tenant to list. A task must match every field that is set."""
 
     command: str | None = None
+    """None for all commands of users; of ended tasks by `purge_to_ms`, for the system's too."""
     status: Status | None = None
     index: Index | None = None
     error: str | None = None

@@ -95,6 +95,9 @@ class Task(Struct, frozen=True, array_like=True, gc=False):
     has_webhook: bool
     progress: str | None = None
     """While in progress: the progress that its worker reported last."""
+    artifacts: Number = 0
+    """Files of its result, links included."""
+    artifact_bytes: Number = 0
 
     @property
     def is_dead(self) -> bool:
@@ -121,7 +124,10 @@ class Change(Struct, frozen=True, gc=False):
     body: Body | None = None
     """Set for `enqueue` only."""
     result: bytes | None = None
-    """JSON, set for `complete` and `fail` only."""
+    """Set for `complete` and `fail` only: JSON, and the list of artifacts (`domain.artifacts.join_result`)."""
+    delivery: "Change | None" = None
+    """Set where the change ends a task with a webhook: an `enqueue` in the same shard. It is applied in the same atomic
+    step, if and only if this change is."""
 
 
 class Holder(Struct, frozen=True, gc=False):

@@ -6,13 +6,13 @@ Use cases, the SDK before it sends, and the Spark sink share them.
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from urllib.parse import urlsplit
 
 from codeq.domain import limits
 from codeq.domain.backoff import Backoff, BackoffKind, PartialBackoff
 from codeq.domain.errors import InvalidRequest
-from codeq.domain.queue import EffectivePolicy, OnExpiry, QueuePolicy, effective_policy
+from codeq.domain.queue import WEBHOOKS, EffectivePolicy, OnExpiry, QueuePolicy, effective_policy
 from codeq.domain.requests import NewTask
+from codeq.domain.webhooks import parse_url
 
 _NAME = re.compile(limits.NAME_PATTERN)
 _TENANT = re.compile(limits.TENANT_PATTERN)
@@ -27,7 +27,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 def new_task(value: NewTask, now_ms: int | None = None) -> NewTask:
     """Checks every limit of a new task. Whether `run_at_ms` is too far ahead needs the queue's `now_ms`."""
     name(value.command, "command")
-    payload(value.payload)
+    if type(value.payload) is not bytes or len(value.payload) > limits.PAYLOAD_BYTES_MAX:
+        payload(value.payload)
     if type(value.priority) is not int or value.priority:
         integer(value.priority, "priority", limits.PRIORITY_MIN, limits.PRIORITY_MAX)
     if value.delay_ms:
@@ -124,6 +125,11 @@ def name(value: str, what: str) -> str:
     return value
 
 
+def queue_name(value: str, what: str) -> str:
+    """Checks the command of a queue that an operator looks at or configures: a user's, or the system's."""
+    return value if value == WEBHOOKS else name(value, what)
+
+
 def tenant(value: str) -> str:
     if not isinstance(value, str) or not _is_tenant(value):
         raise InvalidRequest(
@@ -169,13 +175,7 @@ def text(value: str, what: str, most: int, *, least: int = 0) -> str:
 
 
 def url(value: str, what: str) -> str:
-    try:
-        parts = urlsplit(text(value, what, limits.WEBHOOK_CHARS_MAX, least=1))
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        usable = False
-    if not usable:
-        raise InvalidRequest(f"{what} must be an http or https address with a host")
+    parse_url(value, what)
     return value
 
 

@@ -17,7 +17,9 @@ from codeq.sdk.durations import Seconds, milliseconds
 from codeq.sdk.verbs import Verbs
 from codeq.store.data_dir import back_up, open_rocksdb
 from codeq.store.interface import Clock
+from codeq.store.object_storage import DirectoryObjects
 from codeq.usecases import sweep
+from codeq.usecases.artifact_storage import ArtifactStorage
 from codeq.usecases.core import Core, make_core
 from codeq.usecases.waiters import Waiters
 
@@ -96,6 +98,7 @@ async def open_async(
         randomness=random.Random(),
         strict_idempotency=strict_idempotency,
         tenant_limits=limits,
+        artifacts=ArtifactStorage(DirectoryObjects(Path(path) / "artifacts")),
     )
     sweeper = None
     if sweeping:

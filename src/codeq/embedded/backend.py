@@ -2,22 +2,26 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from codeq.domain import validation
-from codeq.domain.errors import CodeqError
+from codeq.domain.artifacts import Artifact
+from codeq.domain.errors import CodeqError, NotFound
 from codeq.domain.limits import CLAIM_WAIT_MS_MAX
 from codeq.domain.queue import EffectivePolicy, QueueKey, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
+from codeq.sdk.artifacts import ArtifactPart
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, replayed
-from codeq.usecases import abandon, cancel, nack, policies, purge, queries, replay, submit
+from codeq.usecases import abandon, artifact_upload, artifacts, cancel, nack, policies, purge, queries, replay, submit
 from codeq.usecases import claim as claiming
 from codeq.usecases import enqueue as enqueuing
 from codeq.usecases import events as event_log
 from codeq.usecases.core import Core
 from codeq.usecases.heartbeat import heartbeat
-from codeq.wire.events import Event, EventPage, event
+from codeq.wire.events import Event, EventPage, event, scope
+
+T = TypeVar("T")
 
 
 class CoreBackend:
@@ -123,7 +127,7 @@ class CoreBackend:
         return (await policies.put_policy(self.core, queue, policy, if_match=if_match))[0]
 
     async def set_paused(self, command: str, paused: bool) -> None:
-        key = QueueKey(self.tenant, validation.name(command, "command"))
+        key = QueueKey(self.tenant, validation.queue_name(command, "command"))
         await policies.set_paused(self.core, key, paused=paused)
 
     async def events(self, shard: int, offset: int, limit: int, wait_ms: int) -> EventPage:
@@ -135,7 +139,45 @@ class CoreBackend:
             first_offset=found.first,
             end_offset=found.next,
             shards=self.core.shards,
+            log_id=self.core.log_id,
+            scope=scope(self.tenant),
         )
+
+    async def put_artifact_part(self, job: Job, part: ArtifactPart) -> Artifact | None:
+        upload = await artifact_upload.begin_upload(
+            self.core,
+            self.tenant,
+            job.id,
+            job.holder,
+            name=part.name,
+            content_type=part.content_type,
+            offset=part.offset,
+            length=part.length,
+        )
+        try:
+            await upload.write(part.content)
+            return await upload.finish(length=part.length) if part.is_last else None
+        finally:
+            upload.close()
+
+    async def artifact_upload(self, job: Job, name: str) -> tuple[int, Artifact | None]:
+        try:
+            progress = await artifact_upload.upload_progress(self.core, self.tenant, job.id, job.holder, name=name)
+        except NotFound:
+            return 0, None
+        return progress.offset, progress.complete
+
+    async def artifacts(self, task_id: str) -> list[Artifact]:
+        return list((await queries.get(self.core, self.tenant, task_id)).artifacts)
+
+    async def read_artifact(self, task_id: str, artifact: Artifact, start: int, end: int) -> bytes:
+        record = await queries.get(self.core, self.tenant, task_id)
+        found = artifacts.find(record, artifact.name)
+        content = await artifacts.parts_of(self.core, record.task, found)
+        return b"".join([piece async for piece in content.read(start, end)])
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.to_thread(function, *args)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

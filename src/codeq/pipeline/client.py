@@ -69,6 +69,10 @@ class LogBounds(NamedTuple):
     end: int
     next: int
     shards: int
+    log_id: str = ""
+    """Which log it is: offsets of one mean nothing in another. Empty if the server does not tell."""
+    scope: str = ""
+    """Whose events the caller gets; empty for all."""
 
 
 class EventFilter(Struct, frozen=True, kw_only=True):
@@ -88,6 +92,9 @@ class EventFilter(Struct, frozen=True, kw_only=True):
         return {name: value for name, value in parameters.items() if value}
 
 
+ALL_EVENTS = EventFilter()
+
+
 class PipelineClient:
     """Blocking calls, usable from any thread. Each call is retried for `retry_s` after transient failures."""
 
@@ -96,23 +103,27 @@ class PipelineClient:
         self.http = HttpClient(BlockingTransport(address), address, server.token, timeout_s=TIMEOUT_S, retry_s=retry_s)
         self.backend = HttpBackend(self.http)
 
-    def log_bounds(self, *, at: str | None = None) -> dict[int, LogBounds]:
+    def log_bounds(self, *, at: str | None = None, event_filter: EventFilter = ALL_EVENTS) -> dict[int, LogBounds]:
         """Returns the bounds of each shard's log. With `at`, `next` is the first event that is not older."""
-        first = self._bounds_of(0, at)
-        return {0: first, **{shard: self._bounds_of(shard, at) for shard in range(1, first.shards)}}
+        more: dict[str, Any] = {"at": at} if at else {"offset": wire.PAST_THE_END, "limit": 1}
+        more |= event_filter.query
+        first = self._bounds_of(0, more)
+        return {0: first, **{shard: self._bounds_of(shard, more) for shard in range(1, first.shards)}}
 
-    def _bounds_of(self, shard: int, at: str | None) -> LogBounds:
-        query: dict[str, Any] = {"shard": shard} | ({"at": at} if at else {"offset": wire.PAST_THE_END, "limit": 1})
+    def _bounds_of(self, shard: int, more: dict[str, Any]) -> LogBounds:
+        query = {"shard": shard, **more}
         answer = run_blocking(self.http.send("GET", f"{paths.EVENTS}?{urlencode(query)}"))
         page = msgspec.json.decode(answer.body, type=wire.EventPage)
-        return LogBounds(page.first_offset, page.end_offset, page.next_offset, page.shards)
+        return LogBounds(page.first_offset, page.end_offset, page.next_offset, page.shards, page.log_id, page.scope)
 
     def events(self, shard: int, offset: int, limit: int, event_filter: EventFilter) -> tuple[bytes, LogBounds]:
         """Reads `limit` events from `offset` on, and returns those that pass the filter as an Arrow stream."""
         query = {"shard": shard, "offset": offset, "limit": limit, **event_filter.query}
         answer = run_blocking(self.http.send("GET", f"{paths.EVENTS}?{urlencode(query)}", accept=wire.ARROW_LZ4))
         names = (wire.FIRST_OFFSET, wire.END_OFFSET, wire.NEXT_OFFSET, wire.SHARDS)
-        return answer.body, LogBounds._make(int(answer.headers[name]) for name in names)
+        first, end, following, shards = (int(answer.headers[name]) for name in names)
+        log_id, scope = (answer.headers.get(name, b"").decode("ascii") for name in (wire.LOG_ID, wire.SCOPE))
+        return answer.body, LogBounds(first, end, following, shards, log_id, scope)
 
     def enqueue(self, new_tasks: Sequence[tasks.PackedTask]) -> list[ItemVerdict]:
         """Enqueues up to 1000 tasks in one call, and returns a verdict for each.

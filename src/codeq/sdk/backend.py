@@ -6,16 +6,19 @@ milliseconds.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol, TypedDict, TypeVar
 
+from codeq.domain.artifacts import Artifact
 from codeq.domain.errors import CodeqError
 from codeq.domain.queue import EffectivePolicy, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Task
+from codeq.sdk.artifacts import ArtifactPart
 from codeq.sdk.durations import Seconds
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult
 from codeq.wire.events import Event, EventPage
 
+T = TypeVar("T")
 Token = str | Callable[[], str]
 
 
@@ -85,6 +88,21 @@ class Backend(Protocol):
     async def set_paused(self, command: str, paused: bool) -> None: ...
 
     async def events(self, shard: int, offset: int, limit: int, wait_ms: int) -> EventPage: ...
+
+    async def put_artifact_part(self, job: Job, part: ArtifactPart) -> Artifact | None:
+        """Stores bytes of an artifact under the lease of the job. Answers the artifact after the last part.
+
+        Raises UploadOffset if the upload continues elsewhere."""
+
+    async def artifact_upload(self, job: Job, name: str) -> tuple[int, Artifact | None]:
+        """How many bytes of an upload are stored, and the artifact if it is complete."""
+
+    async def artifacts(self, task_id: str) -> list[Artifact]: ...
+
+    async def read_artifact(self, task_id: str, artifact: Artifact, start: int, end: int) -> bytes: ...
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Calls a function that blocks, without blocking others."""
 
     async def sleep(self, seconds: float) -> None: ...
 

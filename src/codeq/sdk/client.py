@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from codeq.domain.errors import InvalidRequest
 from codeq.sdk.backend import ClientOptions, Token
 from codeq.sdk.blocking import BlockingVerbs, run_blocking
+from codeq.sdk.deliveries import AsyncDeliveries, Deliveries
 from codeq.sdk.durations import Seconds, milliseconds
 from codeq.sdk.http import HttpBackend
 from codeq.sdk.http_client import HttpClient
@@ -37,6 +38,7 @@ class AsyncClient(Verbs):
         self.url = self.options["url"]
         address = address_of(self.url, ca_file)
         self._http = _backend(AsyncTransport(address), address, self.options)
+        self.webhooks = AsyncDeliveries(self._http.http)
         super().__init__(self._http)
 
     async def backup(self, name: str) -> Backup:
@@ -62,6 +64,7 @@ class Client(BlockingVerbs):
         self.url = self.options["url"]
         address = address_of(self.url, ca_file)
         self._http = _backend(BlockingTransport(address), address, self.options)
+        self.webhooks = Deliveries(AsyncDeliveries(self._http.http), self._block_on)
         super().__init__(Verbs(self._http))
 
     def backup(self, name: str) -> Backup:

@@ -1,15 +1,17 @@
 """The backend of a server: each verb is one HTTP request, which is repeated when the connection is lost."""
 
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from codeq.domain import validation
+from codeq.domain.artifacts import OCTET_STREAM, Artifact
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound, QuotaExceeded
 from codeq.domain.queue import EffectivePolicy, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
+from codeq.sdk.artifacts import ArtifactPart
 from codeq.sdk.backend import ClientOptions
 from codeq.sdk.encoding import EncodedTasks, TaskEncoder, new_request_id, pack
 from codeq.sdk.enqueue_results import enqueue_results
@@ -17,13 +19,23 @@ from codeq.sdk.http_client import HttpClient, decoded, encoded, path_of
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, replayed
 from codeq.sdk.tracing import NO_TRACE, header_lines
 from codeq.wire import paths, queues, system, tasks, times, to_domain
+from codeq.wire.artifacts import ArtifactViews, SubmittedArtifact, UploadView, artifact_of
 from codeq.wire.client import ClaimedTaskList, ItemVerdicts, TaskAndRawResult
 from codeq.wire.errors import error_of
 from codeq.wire.events import Event, EventPage, History
 
+T = TypeVar("T")
+
 BACKUP_MS_MAX = 3_600_000
 """How long a backup may take: files are copied if it is on another file system than the data."""
 
+PART_S_MAX = 60.0
+"""How long 8 MB of an artifact may take on their way."""
+FINISH_S_MAX = 300.0
+"""How long the last of them may take: a server that did not receive the others reads them all to compute the hash."""
+_JSON = "application/json"
+
+_decode_upload = msgspec.json.Decoder(UploadView).decode
 _decode_claimed = msgspec.msgpack.Decoder(ClaimedTaskList).decode
 _decode_task = msgspec.msgpack.Decoder(tasks.TaskView).decode
 _decode_verdicts = msgspec.msgpack.Decoder(ItemVerdicts).decode
@@ -94,6 +106,7 @@ class HttpBackend:
                 status=outcome.status.value,
                 result=outcome.result,
                 error=outcome.error,
+                artifacts=[SubmittedArtifact(name=each.name, sha256=each.sha256) for each in outcome.artifacts] or None,
             )
             for outcome in outcomes
         ]
@@ -203,6 +216,44 @@ class HttpBackend:
         query = {"shard": shard, "offset": offset, "limit": limit, "waitSeconds": -(-wait_ms // 1000)}
         return await self.http.call("GET", paths.EVENTS, None, EventPage, query=query, wait_ms=wait_ms)
 
+    async def put_artifact_part(self, job: Job, part: ArtifactPart) -> Artifact | None:
+        target = _artifact_path(job.id, part.name) + _lease_query(job)
+        headers = f"upload-offset: {part.offset}\r\nupload-length: {part.length}\r\n"
+        headers += f"upload-complete: {'?1' if part.is_last else '?0'}\r\n"
+        response = await self.http.send(
+            "PUT",
+            target,
+            part.content,
+            headers=headers,
+            media=part.content_type,
+            accept=_JSON,
+            transfer_s=FINISH_S_MAX if part.is_last else PART_S_MAX,
+        )
+        return _uploaded(decoded(response, _decode_upload))
+
+    async def artifact_upload(self, job: Job, name: str) -> tuple[int, Artifact | None]:
+        try:
+            response = await self.http.send("GET", _artifact_path(job.id, name) + _lease_query(job))
+        except NotFound:
+            return 0, None
+        view = decoded(response, _decode_upload)
+        return view.offset, _uploaded(view)
+
+    async def artifacts(self, task_id: str) -> list[Artifact]:
+        found = await self.http.call("GET", paths.ARTIFACTS, None, ArtifactViews, id=task_id)
+        return [artifact_of(view) for view in found.artifacts]
+
+    async def read_artifact(self, task_id: str, artifact: Artifact, start: int, end: int) -> bytes:
+        headers = f'range: bytes={start}-{end - 1}\r\nif-range: "{artifact.sha256}"\r\n'
+        target = _artifact_path(task_id, artifact.name)
+        response = await self.http.send("GET", target, headers=headers, accept="*/*", transfer_s=PART_S_MAX)
+        if response.status != 206 or len(response.body) != end - start:
+            raise error_of("unreadable", f"the server sent {len(response.body)} bytes, not {end - start}")
+        return response.body
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        return await self.http.run(function, *args)
+
     async def sleep(self, seconds: float) -> None:
         await self.http.sleep(seconds)
 
@@ -264,3 +315,17 @@ def _if_match_line(if_match: str | None) -> str:
     if if_match == "0":
         return "if-none-match: *\r\n"
     return "if-match: *\r\n" if if_match == "*" else f'if-match: "{if_match}"\r\n'
+
+
+def _artifact_path(task_id: str, name: str) -> str:
+    return path_of(paths.ARTIFACT, {"id": task_id, "name": name})
+
+
+def _lease_query(job: Job) -> str:
+    return "" if job.holder.token is None else f"?leaseToken={job.holder.token}"
+
+
+def _uploaded(view: UploadView) -> Artifact | None:
+    if not view.complete:
+        return None
+    return Artifact(view.name, view.content_type or OCTET_STREAM, view.offset, view.sha256 or "")

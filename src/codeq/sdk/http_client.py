@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from codeq.domain.errors import CodeqError, InvalidRequest, NotFound, QuotaExceeded
+from codeq.domain.errors import CodeqError, InvalidRequest, NotFound, QuotaExceeded, UploadOffset
 from codeq.sdk.backend import Token
 from codeq.sdk.transport import Address, Response, Transport, Untrusted
 from codeq.wire.errors import RateLimited, Unreachable, error_of
@@ -60,18 +60,22 @@ class HttpClient:
         headers: str = "",
         wait_ms: int = 0,
         accept: str = "",
+        media: str = "",
+        transfer_s: float = 0,
     ) -> Response:
         """Returns a successful response, or raises the error that the server answered. `wait_ms` is how long the server
-        itself may wait, on top of the timeout; `accept` is the media type of the response if it is not the body's."""
+        itself may wait, on top of the timeout; `accept` is the media type of the response if it is not the body's,
+        `media` that of a body which is neither JSON nor MessagePack. `transfer_s` is how long a large body may be on
+        its way, on top of the timeout and of the time for repeating."""
         kind = _MSGPACK if packed else _JSON
-        timeout_s = self._timeout_s + wait_ms / 1000
-        deadline_s = monotonic() + self._retry_s
+        timeout_s = self._timeout_s + transfer_s + wait_ms / 1000
+        deadline_s = monotonic() + transfer_s + self._retry_s
         pause_s = RETRY_FIRST_S
         has_new_token = False
         while True:
             head = (
                 f"{method} {self._address.prefix}{target} HTTP/1.1\r\n{self._head}accept: {accept or kind}\r\n"
-                f"content-type: {kind}\r\ncontent-length: {len(body)}\r\n{headers}\r\n"
+                f"content-type: {media or kind}\r\ncontent-length: {len(body)}\r\n{headers}\r\n"
             )
             least_s = 0.0
             try:
@@ -106,6 +110,9 @@ class HttpClient:
 
     async def sleep(self, seconds: float) -> None:
         await self._transport.sleep(seconds)
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        return await self._transport.run(function, *args)
 
     async def close(self) -> None:
         await self._transport.close()
@@ -152,6 +159,8 @@ def _error_in(response: Response) -> CodeqError:
     fault = error_of(problem.code, problem.error)
     if isinstance(fault, QuotaExceeded):
         fault.limit, fault.retry_after_s = problem.limit or "", problem.retry_after_seconds or 0
+    if isinstance(fault, UploadOffset):
+        fault.offset = problem.offset or 0
     if isinstance(fault, RateLimited):
         fault.scope, fault.operation = problem.scope or "", problem.operation or ""
         fault.retry_after_s = problem.retry_after_seconds or 1

@@ -5,6 +5,7 @@ from typing import Any, Self
 import msgspec
 from msgspec import Struct
 
+from codeq.domain.artifacts import Artifact, ArtifactInput
 from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.task import Holder, Task
 
@@ -25,6 +26,12 @@ class Job(Struct, gc=False, eq=False):
     """By the clock of the queue."""
     trace_parent: str | None = None
     trace_state: str | None = None
+    attached: list[Artifact] = []
+    """Files that were uploaded for its result, which `complete` and `fail` name."""
+
+    def named_artifacts(self) -> list[ArtifactInput]:
+        """What a result says of the files that were uploaded for it."""
+        return [ArtifactInput(name=artifact.name, sha256=artifact.sha256 or None) for artifact in self.attached]
 
     @property
     def key(self) -> str:

@@ -13,7 +13,8 @@ import socket
 import ssl
 import time
 from collections import deque
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httptools
@@ -21,6 +22,8 @@ from msgspec import Struct
 
 from codeq.domain.errors import InvalidRequest, StoreClosed
 from codeq.wire.errors import Unreachable
+
+T = TypeVar("T")
 
 CONNECT_S_MAX = 5.0
 IDLE_MAX = 64
@@ -97,6 +100,9 @@ class Transport(Protocol):
 
     async def sleep(self, seconds: float) -> None: ...
 
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Calls a function that blocks: in a thread, if others use the event loop."""
+
     async def close(self) -> None: ...
 
 
@@ -128,6 +134,9 @@ class BlockingTransport:
 
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - there is no event loop under this one
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        return function(*args)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -213,6 +222,9 @@ class AsyncTransport:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.to_thread(function, *args)
 
     async def close(self) -> None:
         self._is_closed = True

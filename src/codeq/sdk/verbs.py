@@ -1,7 +1,10 @@
 """Every verb of the queue as a coroutine: the same calls for a server and for a store in the same process."""
 
+import builtins
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from time import monotonic
 from typing import Any, Self
 
@@ -9,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from codeq.domain import validation
+from codeq.domain.artifacts import Artifact
 from codeq.domain.backoff import Backoff
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound
 from codeq.domain.limits import (
@@ -22,6 +26,8 @@ from codeq.domain.limits import (
 from codeq.domain.queue import EffectivePolicy, Index, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Status, Task
+from codeq.sdk import artifacts as transfer
+from codeq.sdk.artifacts import Source
 from codeq.sdk.backend import Backend
 from codeq.sdk.batcher import AsyncBatcher
 from codeq.sdk.durations import Seconds, milliseconds, milliseconds_from, unix_ms
@@ -33,6 +39,8 @@ from codeq.wire.events import Event, EventPage
 EARLY_S = 0.05
 """A wait for the end of a task that returns sooner than this was cut short by the server: the next one is delayed."""
 BULK_MAX = 100_000
+READ_BYTES_MAX = 64 << 20
+"""Bytes of an artifact that `read_artifact` holds in memory, unless it is told otherwise."""
 _COMPLETED = Status.COMPLETED
 
 
@@ -125,24 +133,50 @@ class Verbs:
         return datetime.fromtimestamp(until_ms / 1000, UTC)
 
     async def complete(self, job: Job, result: Any = None) -> None:
-        """Ends the job with success."""
-        await self._end(Outcome(task_id=job.id, holder=job.holder, status=_COMPLETED, result=encode_json(result)))
+        """Ends the job with success. The files that were attached to it become visible with the result."""
+        await self._end(_completed(job, result))
 
     async def fail(self, job: Job, error: str, result: Any = None) -> None:
-        """Ends the job as failed, without a retry."""
-        encoded, reason = encode_json(result), _reason(error)
-        await self._end(Outcome(task_id=job.id, holder=job.holder, status=Status.FAILED, error=reason, result=encoded))
+        """Ends the job as failed, without a retry. The files that were attached to it become visible all the same."""
+        encoded, reason, files = encode_json(result), _reason(error), job.named_artifacts()
+        failed = Status.FAILED
+        await self._end(
+            Outcome(task_id=job.id, holder=job.holder, status=failed, error=reason, result=encoded, artifacts=files)
+        )
 
     async def complete_many(self, jobs: Sequence[Job], results: Sequence[Any] | None = None) -> list[CodeqError | None]:
         """Ends up to 1000 jobs with success in one call. Answers per job: None, or why it was refused."""
         results = [None] * len(jobs) if results is None else results
         if len(results) != len(jobs):
             raise InvalidRequest(f"there are {len(results)} results for {len(jobs)} job(s)")
-        outcomes = [
-            Outcome(task_id=job.id, holder=job.holder, status=_COMPLETED, result=encode_json(result))
-            for job, result in zip(jobs, results, strict=True)
-        ]
-        return await self.backend.submit(outcomes)
+        return await self.backend.submit([_completed(job, result) for job, result in zip(jobs, results, strict=True)])
+
+    async def attach(
+        self, job: Job, name: str, content: Source, *, content_type: str | None = None, resume: bool = False
+    ) -> Artifact:
+        """Uploads a file for the result of the job: bytes, or the path of a file. `complete` and `fail` make it
+        visible. The type of the content is guessed from the name. With `resume`, continues what an earlier call left.
+        """
+        return await transfer.upload(self.backend, job, name, content, content_type=content_type, resume=resume)
+
+    async def artifacts(self, task_id: str) -> builtins.list[Artifact]:
+        """The files of the task's result: none before it has ended."""
+        return await self.backend.artifacts(task_id)
+
+    async def read_artifact(self, task_id: str, name: str, *, most: int = READ_BYTES_MAX) -> bytes:
+        """The content of a file of the task's result, if it has at most `most` bytes."""
+        return await transfer.read(self.backend, task_id, await self._artifact(task_id, name), most)
+
+    async def download_artifact(self, task_id: str, name: str, target: str | os.PathLike[str]) -> Path:
+        """Writes a file of the task's result to `target`, a file or a directory. It appears there once it is complete
+        and its SHA-256 is right."""
+        return await transfer.download(self.backend, task_id, await self._artifact(task_id, name), target)
+
+    async def _artifact(self, task_id: str, name: str) -> Artifact:
+        for artifact in await self.backend.artifacts(task_id):
+            if artifact.name == name:
+                return artifact
+        raise NotFound(f"task {task_id} has no artifact {name!a}")
 
     async def nack(
         self, job: Job, reason: str = "", *, delay: Seconds | None = None, dead: bool = False
@@ -297,6 +331,11 @@ class Verbs:
         [refusal] = await self.backend.submit([outcome])
         if refusal is not None:
             raise refusal
+
+
+def _completed(job: Job, result: Any) -> Outcome:
+    files = job.named_artifacts() if job.attached else ()
+    return Outcome(task_id=job.id, holder=job.holder, status=_COMPLETED, result=encode_json(result), artifacts=files)
 
 
 def _lease_ms(lease: Seconds) -> int:

@@ -25,6 +25,7 @@ from codeq.server.request import LARGE_BYTES, NOBODY, HttpRequest, HttpResponse
 from codeq.server.router import Router
 from codeq.server.routes import Route
 from codeq.server.state import AppState, request_id
+from codeq.server.streams import read_body, send_pieces
 from codeq.server.tenant_slots import REFUSAL_PAUSE_S
 from codeq.wire.errors import Forbidden, TooLarge, TooSlow, Unauthenticated, WrongMedia
 
@@ -82,6 +83,8 @@ class App:
         if len(request.body) > LARGE_BYTES or handler.needs_authorizing(request):
             return False
         item = handler.to_item(self._state, request, request.parse(handler.parser))
+        if handler.runs_alone(item):
+            return False
         self._batcher.add(handler, request, item)
         return True
 
@@ -137,7 +140,10 @@ class App:
         finally:
             if request.reserved_bytes:
                 self._bodies.release(request)
-        self._send(request, response)
+        if response.pieces is None:
+            self._send(request, response)
+        else:
+            await self._send_pieces(request, response)
 
     async def _handle_safely(self, route: Route, request: HttpRequest) -> HttpResponse:
         try:
@@ -161,7 +167,7 @@ class App:
             self._admit(route, request, principal)
         if route.method in ("POST", "PUT"):
             _check_body(route, request)
-            if not request.is_complete:
+            if not request.is_complete and not route.streams:
                 await self._read_body(route, request)
         return await route.handler(self._state, request)
 
@@ -178,7 +184,9 @@ class App:
             self._state.core.turns.note_short_call(principal.tenant, request.started_s)
         if request.connection.tenant != principal.tenant:
             self._count_connection(request.connection, principal.tenant)
-        self._state.limiter.spend(route.charge, principal)
+        limiter = self._state.limiter
+        if limiter.is_on:
+            limiter.spend(route.charge, principal)
 
     def _count_connection(self, connection: Connection, tenant: str) -> None:
         if connection.is_lost:
@@ -199,7 +207,7 @@ class App:
             async with asyncio.timeout(self._state.settings.http.body_timeout_seconds):
                 while True:
                     self._bodies.reserve(request, size)
-                    if await request.connection.body(request, size) is not None:
+                    if await read_body(request.connection, request, size) is not None:
                         return
                     if size == route.body_max:
                         raise _too_large(route)
@@ -216,9 +224,20 @@ class App:
         """Sends the refusal of what a limit of the tenant does not allow."""
         asyncio.get_running_loop().call_later(REFUSAL_PAUSE_S, self._send, request, response)
 
+    async def _send_pieces(self, request: HttpRequest, response: HttpResponse) -> None:
+        """Sends a long response. After its head, a failure is logged, and the client sees an early end."""
+        try:
+            await send_pieces(request, response, self._state.settings.http.idle_timeout_seconds)
+        except CodeqError as fault:
+            log(logging.WARNING, "a response was cut off", request_id=request.id, reason=str(fault))
+        self._answered(request, response)
+
     def _send(self, request: HttpRequest, response: HttpResponse) -> None:
-        seconds = perf_counter() - request.started_s
         request.connection.send(request, response)
+        self._answered(request, response)
+
+    def _answered(self, request: HttpRequest, response: HttpResponse) -> None:
+        seconds = perf_counter() - request.started_s
         route = request.route.path if request.route is not None else "unknown"
         self._state.metrics.answered(route, response.status, seconds)
         access = self._access

@@ -53,15 +53,15 @@ _STEPS = range(bounds.STEPS_MAX)
 class Connection(asyncio.Protocol):
     __slots__ = (
         "_confirming", "_context", "_deadline_s", "_dropped_bytes", "_is_advancing", "_is_read_paused", "_is_stopping",
-        "_is_write_paused", "_loop", "_reader", "_sent_s", "_state", "_timed", "_timer", "_transport", "_unread_bytes",
-        "current", "is_half_closed", "is_long_poll", "on_undelivered", "peer", "tenant", "waiting",
+        "_loop", "_sent_s", "_state", "_timed", "_timer", "_unread_bytes", "current", "is_half_closed", "is_long_poll",
+        "is_write_paused", "on_undelivered", "peer", "reader", "resumed", "tenant", "transport", "waiting",
     )  # fmt: skip
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport
-        self._reader = RequestReader(self)
+        self.transport: asyncio.Transport
+        self.reader = RequestReader(self)
         self._state = _OPEN
         self.current: HttpRequest | None = None
         """The request that is being processed."""
@@ -84,7 +84,9 @@ class Connection(asyncio.Protocol):
         self._is_stopping = False
         """The server shuts down: the response under way is the last."""
         self._is_read_paused = False
-        self._is_write_paused = False
+        self.is_write_paused = False
+        self.resumed: asyncio.Future[None] | None = None
+        """Done when the client has read what was written, or has left."""
         self._deadline_s = _NEVER
         self._timed: Stage | None = _HEAD
         """What the deadline is for."""
@@ -100,18 +102,19 @@ class Connection(asyncio.Protocol):
     # -- from the transport --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._transport = transport
+        self.transport = transport
         self._context.connections.add(self)
         name = transport.get_extra_info("peername")
         self.peer = str(name[0]) if name else ""
         if not self._context.limit.add(self.peer):
             self._refuse(TOO_MANY_CONNECTIONS)
-            self._advance()
+            self.advance()
         else:
             self._set_deadline(self._context.timeout_s(_HEAD))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state = _LOST
+        self._end_pause()
         if exc is not None and self._loop.time() - self._sent_s < bounds.RESET_S_MAX:
             self._return_undelivered()
         self._context.connections.discard(self)
@@ -119,12 +122,12 @@ class Connection(asyncio.Protocol):
         self._context.lost(self)
         if self._timer is not None:
             self._timer.cancel()
-        self._reader.close()
+        self.reader.close()
         if self.waiting is not None:
             self._context.pacer.run(self._end_wait)
 
     def data_received(self, data: bytes) -> None:
-        reader = self._reader
+        reader = self.reader
         if self._state is _OPEN and len(data) <= SLICE_BYTES and not reader.unparsed and not reader.complete:
             self._parse(data)
         elif self._state < _CLOSING:
@@ -132,26 +135,27 @@ class Connection(asyncio.Protocol):
         else:
             self._drop(data)
             return
-        self._advance()
+        self.advance()
 
     def eof_received(self) -> bool:
         """Keeps the transport open, to send what is due."""
         self.is_half_closed = True
         if self._state >= _CLOSING:
-            self._transport.close()
+            self.transport.close()
             return True
         self._refuse_incomplete()
         if self.waiting is not None and self.is_long_poll:
             self._context.pacer.run(self._end_wait)
-        self._advance()
+        self.advance()
         return True
 
     def pause_writing(self) -> None:
-        self._is_write_paused = True
+        self.is_write_paused = True
 
     def resume_writing(self) -> None:
-        self._is_write_paused = False
-        self._advance()
+        self.is_write_paused = False
+        self._end_pause()
+        self.advance()
 
     # -- from the server and the app -----------------------------------------------------------------------------
 
@@ -159,72 +163,62 @@ class Connection(asyncio.Protocol):
         """Closes as soon as the current request, if there is one, has its response."""
         self._is_stopping = True
         if self._state is _CLOSING and self._confirming is None:
-            self._transport.close()
+            self.transport.close()
         elif self.current is None:
             self._close()
 
     def abort(self) -> None:
         self._state = max(self._state, _CLOSING)
-        self._transport.abort()
+        self.transport.abort()
 
-    def send(self, request: HttpRequest, response: HttpResponse) -> None:
-        """Sends the response to the current request in one write, and continues with the next request."""
+    def send(self, request: HttpRequest, response: HttpResponse) -> bool | None:
+        """Sends the response to the current request in one write, and continues with the next request; of a response
+        in pieces, only the head. Returns whether it is the last of the connection; None if it could not be sent."""
         if self._state >= _CLOSING or request is not self.current:
             self._return_undelivered()
-            return
-        is_unread = self._reader.arriving is request
+            return None
+        is_unread = self.reader.arriving is request
         is_last = (
             response.closes
             or self._is_stopping
             or not request.keeps_alive
-            or (is_unread and (request.expects_continue or not self._reader.can_skip))
+            or (is_unread and (request.expects_continue or not self.reader.can_skip))
         )
         head = self._context.heads.head(response, request.id, closes=is_last)
         if len(response.body) > LARGE_BYTES and request.method != "HEAD":
-            self._transport.write(head)
-            self._transport.write(memoryview(response.body))  # apart and as a view: joining and slicing would copy it
+            self.transport.write(head)
+            self.transport.write(memoryview(response.body))  # apart and as a view: joining and slicing would copy it
         else:
-            self._transport.write(head if request.method == "HEAD" else head + response.body)
+            self.transport.write(head if request.method == "HEAD" else head + response.body)
+        if response.pieces is None or request.method == "HEAD":
+            self.finish(request, is_last=is_last)
+        return is_last
+
+    def finish(self, request: HttpRequest, *, is_last: bool) -> None:
+        """Continues with the next request after all of a response was written, or closes."""
+        is_unread = self.reader.arriving is request
         self.current = None
         if self.on_undelivered:
             self._sent_s = self._loop.time()
-            if self._transport.is_closing():  # the client had reset the connection
+            if self.transport.is_closing():  # the client had reset the connection
                 self._return_undelivered()
         if is_unread:
-            self._reader.drop_body()
+            self.reader.drop_body()
         if is_last:
             self._close()
         else:
-            self._advance()
-
-    async def body(self, request: HttpRequest, most: int) -> bytes | None:
-        """Returns the body of the current request, as soon as it is complete; None if it is longer than `most`."""
-        if self._state is _LOST:
-            raise asyncio.CancelledError
-        reader = self._reader
-        if reader.arriving is request:
-            if request.expects_continue:
-                request.expects_continue = False
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            reader.body_max = most
-            if reader.body_bytes > most:
-                return None
-            ready = reader.body_ready = self._loop.create_future()
-            self._advance()
-            await ready
-            if reader.arriving is request:
-                return None
-        return request.body if len(request.body) <= most else None
+            self.advance()
 
     # -- private -------------------------------------------------------------------------------------------------
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """Parses while no request waits, begins what may begin, and reads as long as memory stays bounded."""
         if self._is_advancing:
             return
         self._is_advancing = True
         for _ in _STEPS:
-            if self._state >= _CLOSING or not self._step():
+            is_busy = self.current is not None and not self.reader.unparsed
+            if is_busy or self._state >= _CLOSING or not self._step():
                 break
         else:
             if not self.is_half_closed:
@@ -237,10 +231,10 @@ class Connection(asyncio.Protocol):
 
     def _step(self) -> bool:
         """Parses a piece, begins one request or ends the connection. Returns False if there is nothing to do now."""
-        reader = self._reader
+        reader = self.reader
         if reader.unparsed and self._state is _OPEN and not reader.complete and not reader.is_ahead:
             self._parse(reader.next_slice())
-        elif self.current is not None or self._is_write_paused:
+        elif self.current is not None or self.is_write_paused:
             return False
         elif reader.complete:
             self._begin(reader.complete.popleft())
@@ -256,12 +250,12 @@ class Connection(asyncio.Protocol):
 
     def _continue(self) -> None:
         self._is_advancing = False
-        self._advance()
+        self.advance()
 
     def _parse(self, data: bytes) -> None:
-        self._reader.feed(data)
-        if self._reader.refusal is not None:
-            self._refuse(self._reader.refusal)
+        self.reader.feed(data)
+        if self.reader.refusal is not None:
+            self._refuse(self.reader.refusal)
         elif self.is_half_closed:
             self._refuse_incomplete()
 
@@ -277,7 +271,7 @@ class Connection(asyncio.Protocol):
         if self._state >= _REFUSING:
             return
         self._state = _REFUSING
-        reader = self._reader
+        reader = self.reader
         reader.refuse(refusal)
         if reader.arriving is self.current:
             self.current = None  # its body will never be complete, so this is its response
@@ -286,15 +280,15 @@ class Connection(asyncio.Protocol):
 
     def _refuse_incomplete(self) -> None:
         """Refuses a request of a half-closed client whose end will not arrive."""
-        if not self._reader.unparsed and self._reader.is_cut_off:
+        if not self.reader.unparsed and self.reader.is_cut_off:
             self._refuse(INCOMPLETE)
 
     def _send_refusal(self) -> None:
-        refusal = self._reader.refusal or TOO_SLOW
+        refusal = self.reader.refusal or TOO_SLOW
         response = HttpResponse(refusal.status, refusal.body)
         if refusal.status == 503:
             response.headers = [(b"retry-after", b"1")]
-        self._transport.write(self._context.heads.head(response, request_id(), closes=True) + refusal.body)
+        self.transport.write(self._context.heads.head(response, request_id(), closes=True) + refusal.body)
         self._close()
 
     def _close(self) -> None:
@@ -302,7 +296,7 @@ class Connection(asyncio.Protocol):
         if self._state >= _CLOSING:
             return
         self._state = _CLOSING
-        reader = self._reader
+        reader = self.reader
         lingers = (
             not self.is_half_closed
             and reader.refusal is not TOO_MANY_CONNECTIONS
@@ -310,20 +304,24 @@ class Connection(asyncio.Protocol):
         )
         reader.complete.clear()
         reader.unparsed.clear()
-        self._timed, self._unread_bytes = _READING, self._transport.get_write_buffer_size()
+        self._timed, self._unread_bytes = _READING, self.transport.get_write_buffer_size()
         idle_s = self._context.http.idle_timeout_seconds
         self._set_deadline(min(bounds.LINGER_S_MAX, idle_s) if lingers and not self._unread_bytes else idle_s)
         if lingers:
-            self._transport.write_eof()
+            self.transport.write_eof()
             self._pause_reading(False)
         elif self.on_undelivered:
             self._return_undelivered()
         else:
-            self._transport.close()
+            self.transport.close()
 
     def _return_undelivered(self) -> None:
         if self.on_undelivered and self._confirming is None:
             self._confirming = self._loop.create_task(self._confirm())
+
+    def _end_pause(self) -> None:
+        if self.resumed is not None and not self.resumed.done():
+            self.resumed.set_result(None)
 
     def _end_wait(self) -> None:
         """Cancels the call of a client that has left, or the wait of one that may have."""
@@ -337,32 +335,32 @@ class Connection(asyncio.Protocol):
 
     async def _confirm(self) -> None:
         """Closes once the client has acknowledged its responses. If it resets, or takes too long, they are lost."""
-        if not await is_delivered(self._transport, lambda: self.is_lost or self._transport.is_closing()):
+        if not await is_delivered(self.transport, lambda: self.is_lost or self.transport.is_closing()):
             for call in self.on_undelivered:
                 await call()
-        self._transport.close()
+        self.transport.close()
 
     def _pause_reading(self, pause: bool) -> None:
         if pause != self._is_read_paused:
             self._is_read_paused = pause
             if pause:
-                self._transport.pause_reading()
+                self.transport.pause_reading()
             else:
-                self._transport.resume_reading()
+                self.transport.resume_reading()
 
     def _set_bounds(self) -> None:
         """Pauses reading while enough has arrived, and sets the deadline for what the client must send or read next."""
-        reader = self._reader
+        reader = self.reader
         if not self.is_half_closed:
-            is_ahead = len(reader.unparsed) > bounds.AHEAD_BYTES_MAX or self._is_write_paused or reader.is_ahead
+            is_ahead = len(reader.unparsed) > bounds.AHEAD_BYTES_MAX or self.is_write_paused or reader.is_ahead
             if is_ahead is not self._is_read_paused:
                 self._pause_reading(is_ahead)
         if self.current is not None:
             return
-        stage = _READING if self._is_write_paused else reader.stage
+        stage = _READING if self.is_write_paused else reader.stage
         if stage is not self._timed:  # else it runs already, and a few bytes do not prolong it
             self._timed = stage
-            self._unread_bytes = self._transport.get_write_buffer_size() if stage is _READING else 0
+            self._unread_bytes = self.transport.get_write_buffer_size() if stage is _READING else 0
             self._set_deadline(self._context.timeout_s(stage))
 
     def _set_deadline(self, seconds: float) -> None:
@@ -384,7 +382,7 @@ class Connection(asyncio.Protocol):
             self._timer = self._loop.call_at(self._deadline_s, self._check_deadline)
         elif self._timed is _HEAD and self._state < _CLOSING:
             self._refuse(TOO_SLOW)
-            self._advance()
+            self.advance()
         elif self._timed is _READING and self._has_read():
             self._set_deadline(self._context.timeout_s(_READING))
         else:
@@ -393,5 +391,5 @@ class Connection(asyncio.Protocol):
 
     def _has_read(self) -> bool:
         """Returns whether the client has read enough of its responses since this was last asked."""
-        before, self._unread_bytes = self._unread_bytes, self._transport.get_write_buffer_size()
+        before, self._unread_bytes = self._unread_bytes, self.transport.get_write_buffer_size()
         return before - self._unread_bytes >= bounds.READ_BYTES_MIN

@@ -5,7 +5,7 @@ Large values are checked in pieces, and other calls run between two of them: a m
 
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -42,32 +42,35 @@ class Content(NamedTuple):
     def check(self, message: Any) -> None:
         """Raises InvalidRequest unless the content is JSON: valid text, numbers in range, no half surrogates, nested
         no deeper than `DEPTH_MAX`."""
-        for _ in self.pieces(message):
-            pass
+        if (content := self.of(message)) and self.check_small(raw := bytes(content)):
+            for _ in self.check_large(raw):
+                pass
 
     async def check_in_pieces(self, message: Any, budget: LoopBudget) -> None:
         """As `check`, and other calls run in between."""
         await budget.yield_if_spent()
-        for _ in self.pieces(message):
-            await budget.yield_if_spent()
+        if (content := self.of(message)) and self.check_small(raw := bytes(content)):
+            for _ in self.check_large(raw):
+                await budget.yield_if_spent()
 
-    def pieces(self, message: Any) -> Sequence[None] | Iterator[None]:
-        """Checks as `check` does: a small content at once, a large one piece by piece while the answer is read."""
-        content = self.of(message)
-        if not content:
-            return ()
-        raw = self.check_size(bytes(content))
+    def check_small(self, raw: bytes) -> bool:
+        """Checks a content that is not large. Returns whether it is large, so that `check_large` must do it."""
         if len(raw) > PIECEWISE_BYTES:
-            return self._check_large(raw)
+            return True
         try:
             value = _decode(raw)
             if b"\\u" in raw and _SURROGATE.search(raw):
                 msgspec.json.encode(value)
         except _FAULTS as fault:
             raise self._refusal(fault) from None
-        return () if raw.count(b"[") + raw.count(b"{") < DEPTH_MAX else _check_depth(raw)
+        if raw.count(b"[") + raw.count(b"{") >= DEPTH_MAX:
+            for _ in _check_depth(raw):
+                pass
+        return False
 
-    def _check_large(self, raw: bytes) -> Iterator[None]:
+    def check_large(self, raw: bytes) -> Iterator[None]:
+        """Checks a content and its size, piece by piece while the answer is read."""
+        self.check_size(raw)
         try:
             msgspec.json.decode(raw, type=msgspec.Raw)  # the structure, without making objects
             yield

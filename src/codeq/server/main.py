@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -24,11 +23,14 @@ from codeq.clock import SteadyClock
 from codeq.domain.errors import InvalidRequest, StoreError
 from codeq.server import dev, logs, openapi
 from codeq.server.app import App
+from codeq.server.artifact_metrics import show_artifacts
 from codeq.server.auth.callers import FailureLimit
 from codeq.server.auth.claims import make_validator
 from codeq.server.auth.principal import Authenticator
 from codeq.server.auth.static import check_tokens
+from codeq.server.background import BackgroundWork
 from codeq.server.backups import Backups
+from codeq.server.banner import print_banner
 from codeq.server.connection import Connection
 from codeq.server.connection_limit import ConnectionLimit, connections_that_fit, raise_file_limit
 from codeq.server.durability import DurabilityInForce
@@ -36,6 +38,7 @@ from codeq.server.logs import log
 from codeq.server.loop_monitor import LoopMonitor
 from codeq.server.metrics import Metrics
 from codeq.server.metrics_listener import public_routes, serving_metrics
+from codeq.server.open_artifacts import open_artifacts
 from codeq.server.ratelimit import SCOPES, RateLimiter
 from codeq.server.response_head import ResponseHeads
 from codeq.server.server_context import ServerContext
@@ -43,10 +46,12 @@ from codeq.server.settings import Settings
 from codeq.server.shared_ratelimit import SharedRateLimiter
 from codeq.server.state import AppState
 from codeq.server.tracing import Tracing, set_up
+from codeq.server.webhooks.setup import make_dispatcher, make_notifier, make_sender
 from codeq.store.data_dir import back_up, open_rocksdb
 from codeq.store.interface import Listener, Store
-from codeq.usecases import sweep
 from codeq.usecases.core import make_core
+from codeq.usecases.deliver import Backlog
+from codeq.usecases.notify import ReadyQueues
 from codeq.usecases.waiters import Waiters
 from codeq.wire.local_server import is_loopback
 
@@ -116,26 +121,17 @@ async def _serve(settings: Settings, listener: socket.socket, file_limit: int, *
     limit = _connection_limit(settings, file_limit, state.core.shards)
     context = ServerContext(app.begin, settings.http, heads, uvicorn_state.connections, limit, lost=app.connection_lost)
     config.http = lambda **_: Connection(context)  # type: ignore[assignment]
-    sweeping = asyncio.create_task(
-        sweep.run(
-            state.core,
-            events_keep_ms=settings.retention.events_seconds * 1000,
-            events_keep_max=settings.retention.events_max,
-            on_failure=state.metrics.sweep_failed,
-        )
-    )
-    sweeping.add_done_callback(server.sweeping_ended)
+    background = BackgroundWork(state, server.background_ended)
     monitor = LoopMonitor(state.metrics.loop_held)
     if banner:
-        _print_banner(state, listener, is_dev=is_dev)
+        print_banner(state, listener, is_dev=is_dev)
     _log_start(state, listener, scrapes, is_dev=is_dev)
     try:
         async with serving_metrics(state, scrapes, heads, server.store_failed):
             await server.serve(sockets=[listener])
     finally:
         monitor.stop()
-        sweeping.cancel()
-        await asyncio.gather(sweeping, return_exceptions=True)
+        await background.stop(grace_s=0 if server.has_failed else settings.http.shutdown_seconds)
         await state.authenticator.close()
         await state.backups.close()
         await state.limiter.close()
@@ -180,7 +176,9 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
     data = Path(settings.store.path)
     jwks = dev.prepare(data) if is_dev else None
     durability = DurabilityInForce(settings.store)
-    listeners: list[Listener] = [waiters, metrics]
+    backlog = Backlog()
+    ready = ReadyQueues()
+    listeners: list[Listener] = [waiters, metrics, *([backlog, ready] if settings.webhooks.enabled else [])]
     if settings.store.url:
         store = _open_redis(settings, listeners, durability, metrics=metrics)
     else:
@@ -200,6 +198,9 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
             tenant_limits=settings.tenant_limits(),
             sweeping=settings.sweep.sweeping(),
             spans=spans,
+            webhook_defaults=settings.webhooks.policy(),
+            webhook_rules=settings.webhooks.rules(),
+            artifacts=open_artifacts(settings),
         ),
         settings=settings,
         authenticator=authenticator,
@@ -210,6 +211,11 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
         durability=durability,
         jwks=jwks,
     )
+    if settings.webhooks.enabled:
+        sender = make_sender(settings.webhooks)
+        state.dispatcher = make_dispatcher(state, backlog, sender, process=_process_name())
+        state.notifier = make_notifier(state, ready, sender)
+    show_artifacts(state)
     description = openapi.describe(public_routes(settings.metrics.host), codeq.__version__)
     state.spec = msgspec.json.encode(description)
     state.docs = openapi.page(description).encode()
@@ -261,11 +267,15 @@ def _open_redis(
     return open_redis(
         store.url,
         wanted,
-        process=f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}",
+        process=_process_name(),
         listeners=listeners,
         on_durability=lambda found: durability.told(found.level, found.survives, found.warnings),
         filters=filters,
     )
+
+
+def _process_name() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
 
 
 def _limiter(settings: Settings, metrics: Metrics) -> RateLimiter:
@@ -318,21 +328,23 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Completes waiting calls at once; the others have until the timeout."""
         self._state.is_stopping = True
+        if self._state.dispatcher is not None:
+            self._state.dispatcher.stop_taking()
         asyncio.get_running_loop().call_soon(self._state.core.waiters.end_waits)
         super().handle_exit(sig, frame)
 
     def store_failed(self) -> None:
         self._fail("the store has failed; stopping, start again to recover")
 
-    def sweeping_ended(self, sweeping: "asyncio.Task[None]") -> None:
-        """Stops the server when its sweepers have ended by themselves: the store has failed, or they have."""
-        if sweeping.cancelled():
+    def background_ended(self, name: str, task: "asyncio.Task[None]") -> None:
+        """Stops the server when what runs in the background has ended by itself: the store has failed, or it has."""
+        if task.cancelled() or (task.exception() is None and self._state.is_stopping):
             return
-        fault = sweeping.exception()
+        fault = task.exception()
         if isinstance(fault, StoreError):
             self.store_failed()
         else:
-            self._fail("the sweepers have failed; stopping, start again to recover", fault)
+            self._fail(f"{name} failed; stopping, start again to recover", fault)
 
     def _fail(self, message: str, fault: BaseException | None = None) -> None:
         if not self.has_failed:
@@ -356,35 +368,3 @@ def _listen(host: str, port: int) -> socket.socket:
 
 async def _no_asgi(scope: Any, receive: Any, send: Any) -> None:
     """The app that uvicorn requires; our connections do not call it."""
-
-
-def _print_banner(state: AppState, listener: socket.socket, *, is_dev: bool) -> None:
-    settings = state.settings
-    base = f"http://{settings.http.host}:{listener.getsockname()[1]}"
-    lines = [f"codeQ {codeq.__version__} at {base}, {_place(settings)} ({settings.store.durability})"]
-    if settings.store.url:
-        lines = [f"codeQ {codeq.__version__} at {base}, {_place(settings)}"]
-        lines.append(f"An acknowledged write survives {state.durability.survives}.")
-        lines += [f"WARNING: {warning}" for warning in state.durability.warnings]
-    if is_dev:
-        lines.append(_WALK.replace("@BASE@", base))
-    sys.stdout.write("\n".join(lines) + "\n")
-    sys.stdout.flush()
-
-
-def _place(settings: Settings) -> str:
-    """Returns where the tasks are, without a password."""
-    if not settings.store.url:
-        return f"data in {settings.store.path}"
-    scheme, _, rest = settings.store.url.partition("://")
-    return f"tasks in {scheme}://{rest.rpartition('@')[2]}"
-
-
-_WALK = """API description: @BASE@/docs
-
-Try it:
-  curl -s @BASE@/v1/codeq/tasks -H 'Authorization: Bearer dev-token' -d '{"command":"hello","payload":{"to":"world"}}'
-  curl -s @BASE@/v1/codeq/tasks/claim -H 'Authorization: Bearer dev-token' -d '{"commands":["hello"],"waitSeconds":5}'
-
-`dev-token` is producer, worker and admin of tenant `dev`. Other tenants: codeq token --data DIR --tenant T --role ROLE
-"""

@@ -13,6 +13,7 @@ from codeq.domain.task import Task
 from codeq.server.histogram import FastHistogram
 from codeq.server.queue_series import QueueSeriesTable
 from codeq.server.settings import MetricsSettings
+from codeq.server.webhooks.metrics import WebhookMetrics
 from codeq.store.interface import Listener
 
 _FSYNC_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
@@ -47,6 +48,8 @@ class Metrics(Listener):
         self.registry = CollectorRegistry()
         """All that has few samples; the library takes about 10 µs for each."""
         self.registry.register(self)
+        self.webhooks = WebhookMetrics()
+        self.registry.register(self.webhooks)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self.fsync_seconds = Histogram(

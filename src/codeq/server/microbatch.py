@@ -28,6 +28,8 @@ class BatchedHandler(Struct, frozen=True, kw_only=True):
     needs_authorizing: Callable[[HttpRequest], bool] = lambda _: False
     to_item: Callable[[AppState, HttpRequest, Any], Any]
     """Turns the parsed message into an item for the use case, or raises a refusal."""
+    runs_alone: Callable[[Any], bool] = lambda _: False
+    """Whether the item takes long, so that others must not wait for it: files are stored first."""
     execute: Callable[[Core, str, Sequence[Any]], Awaitable[Sequence[Any]]]
     """The use case: a result or a CodeqError per item, none of which affects another's."""
     respond: Callable[[HttpRequest, Any], HttpResponse]

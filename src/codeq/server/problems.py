@@ -2,7 +2,7 @@
 
 import logging
 
-from codeq.domain.errors import CodeqError, InvalidRequest, QuotaExceeded
+from codeq.domain.errors import CodeqError, InvalidRequest, QuotaExceeded, UploadOffset
 from codeq.server.logs import log
 from codeq.server.request import HttpRequest, HttpResponse
 from codeq.wire.errors import RateLimited, WrongMethod, status_of
@@ -17,28 +17,13 @@ _PUBLIC = {
 
 def refusal(request: HttpRequest, fault: CodeqError) -> HttpResponse:
     status, text = status_of(fault), str(fault)
-    if isinstance(fault, RateLimited):
-        retry_s = fault.retry_after_s
-        problem = Problem(
-            error=text, code=fault.code, scope=fault.scope, operation=fault.operation, retry_after_seconds=retry_s
-        )
-    elif isinstance(fault, QuotaExceeded):
-        problem = Problem(
-            error=text, code=fault.code, limit=fault.limit or None, retry_after_seconds=fault.retry_after_s or None
-        )
-    elif status >= 500:
-        log(logging.ERROR, text, request_id=request.id, code=fault.code)
-        problem = Problem(error=_public(fault), code=fault.code, request_id=request.id)
-    else:
-        is_field = isinstance(fault, InvalidRequest) and " - at `$" in text
-        problem = Problem(
-            error=text, code=fault.code, field=text.rpartition(" - at `$")[2].strip("`.") if is_field else None
-        )
-    response = request.respond(status, problem)
+    response = request.respond(status, _problem(request, fault, status))
     if isinstance(fault, RateLimited | QuotaExceeded):
         if fault.retry_after_s:
             response.headers = [(b"retry-after", str(fault.retry_after_s).encode())]
         response.closes = isinstance(fault, QuotaExceeded) and fault.limit == "connections"
+    elif isinstance(fault, UploadOffset):
+        response.headers = [(b"upload-offset", str(fault.offset).encode())]
     elif status == 503:
         response.headers = [(b"retry-after", b"1")]
     elif status == 401:
@@ -48,6 +33,26 @@ def refusal(request: HttpRequest, fault: CodeqError) -> HttpResponse:
     elif isinstance(fault, WrongMethod):
         response.headers = [(b"allow", text.rpartition(": ")[2].encode())]
     return response
+
+
+def _problem(request: HttpRequest, fault: CodeqError, status: int) -> Problem:
+    text = str(fault)
+    if isinstance(fault, RateLimited):
+        retry_s = fault.retry_after_s
+        return Problem(
+            error=text, code=fault.code, scope=fault.scope, operation=fault.operation, retry_after_seconds=retry_s
+        )
+    if isinstance(fault, QuotaExceeded):
+        return Problem(
+            error=text, code=fault.code, limit=fault.limit or None, retry_after_seconds=fault.retry_after_s or None
+        )
+    if isinstance(fault, UploadOffset):
+        return Problem(error=text, code=fault.code, offset=fault.offset)
+    if status >= 500:
+        log(logging.ERROR, text, request_id=request.id, code=fault.code)
+        return Problem(error=_public(fault), code=fault.code, request_id=request.id)
+    is_field = isinstance(fault, InvalidRequest) and " - at `$" in text
+    return Problem(error=text, code=fault.code, field=text.rpartition(" - at `$")[2].strip("`.") if is_field else None)
 
 
 def internal_error(request: HttpRequest) -> HttpResponse:

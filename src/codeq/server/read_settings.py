@@ -60,6 +60,7 @@ def _contents(settings: Settings) -> Iterator[str]:
     except ValueError as fault:
         yield f"http.trusted_proxies: {fault}"
     yield from settings.rate_limit.faults()
+    yield from settings.webhooks.faults()
 
 
 def leaves(kind: type[Struct], prefix: str = "") -> Iterator[tuple[str, msgspec.inspect.Field]]:

@@ -1,7 +1,7 @@
 """One HTTP request as the server processes it, its parsed body, and its response."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
@@ -12,7 +12,7 @@ from msgspec import Struct
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import PAYLOAD_BYTES_MAX
 from codeq.server.auth.principal import Principal
-from codeq.server.json_content import Content
+from codeq.server.json_content import PIECEWISE_BYTES, Content
 from codeq.server.json_items import split_items
 from codeq.usecases.budget import LoopBudget
 from codeq.wire.errors import WrongMedia
@@ -45,6 +45,9 @@ class HttpResponse(Struct, gc=False):
     headers: list[tuple[bytes, bytes]] = []
     closes: bool = False
     """Whether the connection closes after this response."""
+    pieces: AsyncGenerator[bytes, None] | None = None
+    """The body instead, of `length` bytes, where it is too long for memory."""
+    length: int = 0
 
 
 class Parser:
@@ -107,7 +110,7 @@ class BatchParser:
                 raise
             [items] = msgspec.structs.astuple(self._items.decode(body, packed=packed))
             return [await self._parse_item(item, budget, packed=packed) for item in items]
-        return await self._checked(messages, budget if len(body) > SHORT_BYTES else None)
+        return await self._checked(messages, budget)
 
     async def _parse_split(self, body: bytes, budget: LoopBudget) -> list[Any]:
         [field] = self._items.message.__struct_fields__
@@ -129,16 +132,25 @@ class BatchParser:
         except InvalidRequest as refusal:
             return refusal
 
-    async def _checked(self, messages: list[Any], budget: LoopBudget | None) -> list[Any]:
+    async def _checked(self, messages: list[Any], budget: LoopBudget) -> list[Any]:
+        """Replaces the messages whose content is not acceptable by the refusal."""
+        content_of, check_small = self._content.of, self._content.check_small
+        checked_bytes = 0
         for place, message in enumerate(messages):
+            content = content_of(message)
+            if not content:
+                continue
+            raw = bytes(content)
+            checked_bytes += len(raw)
+            if checked_bytes > PIECEWISE_BYTES:
+                checked_bytes = len(raw)
+                await budget.yield_if_spent()
             try:
-                for _ in self._content.pieces(message):
-                    if budget is not None and budget.is_spent:
+                if check_small(raw):
+                    for _ in self._content.check_large(raw):
                         await budget.yield_if_spent()
             except InvalidRequest as refusal:
                 messages[place] = refusal
-            if budget is not None and budget.is_spent:
-                await budget.yield_if_spent()
         return messages
 
 
@@ -213,10 +225,19 @@ class HttpRequest:
         return HttpResponse(status, _json_encode(message))
 
     async def respond_in_pieces(
-        self, status: int, items: Iterable[Any], whole: Callable[[list[Any]], Any], budget: LoopBudget
+        self,
+        status: int,
+        items: Iterable[Any],
+        whole: Callable[[list[Any]], Any],
+        budget: LoopBudget,
+        *,
+        is_piece: bool = False,
     ) -> HttpResponse:
-        """Responds with `whole` of the items, a few of them encoded at once, and other calls run in between."""
+        """Responds with `whole` of the items, a few of them encoded at once, and other calls run in between. If they
+        `fit_into_piece`, all are encoded at once, when other calls have run."""
         await budget.yield_if_spent()
+        if is_piece:
+            return self.respond(status, whole(list(items)))
         encoded: list[bytes] = []
         left = iter(items)
         if self.wants_packed:  # the parts of a list cannot be joined

@@ -78,7 +78,7 @@ class RequestReader:
     __slots__ = (
         "_framing_bytes", "_head_bytes", "_headers", "_host", "_parser", "_pieces", "_raw", "_raw_at", "_repeated",
         "_url", "_version", "arriving", "body_bytes", "body_max", "body_ready", "complete", "connection", "refusal",
-        "stage", "unparsed",
+        "stage", "taken_bytes", "unparsed",
     )  # fmt: skip
 
     def __init__(self, connection: Any) -> None:
@@ -89,6 +89,8 @@ class RequestReader:
         self.arriving: HttpRequest | None = None
         """The request whose body is not complete yet. It may be in process already."""
         self.body_bytes = 0
+        """Of the arriving body, without what was taken."""
+        self.taken_bytes = 0
         self.body_max = BODY_AHEAD_BYTES
         self.body_ready: asyncio.Future[None] | None = None
         """Done when the body of `arriving` is complete, or longer than `body_max`."""
@@ -119,7 +121,7 @@ class RequestReader:
     def can_skip(self) -> bool:
         """Whether the rest of the arriving body is short enough to be skipped."""
         length = self.arriving.headers.get(b"content-length") if self.arriving is not None else None
-        return length is not None and int(length) - self.body_bytes <= SKIP_BYTES_MAX
+        return length is not None and int(length) - self.taken_bytes - self.body_bytes <= SKIP_BYTES_MAX
 
     def next_slice(self) -> bytes:
         """Returns what to parse next, and removes it from `unparsed`."""
@@ -159,11 +161,18 @@ class RequestReader:
             self.refusal = refusal
             self.unparsed.clear()
 
+    def take_body(self) -> bytes:
+        """Returns what has arrived of the body since the last time."""
+        pieces, self._pieces = self._pieces, []
+        self.taken_bytes += self.body_bytes
+        self.body_bytes = 0
+        return b"".join(pieces)
+
     def drop_body(self) -> None:
         """Skips the rest of the arriving body."""
         self.arriving = None
         self._pieces = []
-        self.body_bytes = 0
+        self.body_bytes = self.taken_bytes = 0
         self.body_max = BODY_AHEAD_BYTES
         self.body_ready = None
 

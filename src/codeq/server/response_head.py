@@ -29,7 +29,7 @@ class ResponseHeads:
         if response.status == 204:
             return b"%bx-request-id: %b\r\n%b\r\n" % (beginning, request_id.encode(), rest)
         return b"%bcontent-length: %d\r\nx-request-id: %b\r\n%b\r\n" % (
-            beginning, len(response.body), request_id.encode(), rest,
+            beginning, response.length or len(response.body), request_id.encode(), rest,
         )  # fmt: skip
 
     def _begin(self, response: HttpResponse) -> bytes:

@@ -5,19 +5,35 @@ from typing import Any
 
 from msgspec import Struct
 
-from codeq.domain.limits import BATCH_BYTES_MAX, PAYLOAD_BYTES_MAX
+from codeq.domain.limits import BATCH_BYTES_MAX, INLINE_ARTIFACTS_BYTES_MAX, PAYLOAD_BYTES_MAX
 from codeq.server.auth.principal import TokenKind
-from codeq.server.handlers import admin, events, producer, queries, system, worker
+from codeq.server.handlers import (
+    admin,
+    artifacts,
+    events,
+    producer,
+    queries,
+    subscriptions,
+    system,
+    webhooks,
+    worker,
+)
 from codeq.server.ratelimit import Charge
 from codeq.server.request import Handler
+from codeq.wire import artifacts as files
+from codeq.wire import deliveries, paths, queues, tasks
 from codeq.wire import events as wire_events
-from codeq.wire import paths, queues, tasks
+from codeq.wire import subscriptions as subscriptions_wire
 from codeq.wire import system as system_wire
 
 _SMALL = 64 * 1024
 _ONE = 2 * PAYLOAD_BYTES_MAX
 _MANY = BATCH_BYTES_MAX + BATCH_BYTES_MAX // 4
 """A quarter for what is not payload: names, keys, webhooks."""
+_WITH_FILES = 2 * INLINE_ARTIFACTS_BYTES_MAX
+"""A result with files inside, as base64."""
+_STREAMED = 10**12
+"""A body that is not held in memory; its own limit is a setting."""
 _CONDITIONS = ("If-Match", "If-None-Match")
 _NONE, _PRODUCER, _WORKER, _ANY, _ADMIN = TokenKind
 
@@ -40,6 +56,8 @@ class Route(Struct, frozen=True, kw_only=True):
     headers: tuple[str, ...] = ()
     """Headers that only this route reads."""
     body_max: int = _SMALL
+    streams: bool = False
+    """Whether the handler takes the body while it arrives, and bounds it itself."""
     is_bulk: bool = False
     """Whether a call may take long. Those that do not say so themselves, once they know how much there is to do."""
     media: str = "application/json"
@@ -89,7 +107,17 @@ ROUTES: Sequence[Route] = (
            takes=tasks.Nack, gives=((200, tasks.GiveBackAnswer),), refuses=(404, 409), scope="codeq:nack"),
     _route("POST", paths.RESULT, _WORKER, worker.submit_one, "Submit a task's result",
            takes=tasks.Submit, gives=((200, tasks.ResultView),), refuses=(404, 409), scope="codeq:result",
-           body_max=_ONE, charge=_SUBMIT),
+           body_max=_WITH_FILES, charge=_SUBMIT),
+    _route("GET", paths.ARTIFACTS, _ANY, artifacts.list_artifacts, "List the files of a task's result",
+           gives=((200, files.ArtifactViews),), refuses=(404,)),
+    _route("GET", paths.ARTIFACT, _ANY, artifacts.download_artifact, "Download a file; with a lease, see its upload",
+           gives=((200, None), (206, None)), refuses=(404, 409, 416), query=artifacts.LEASE_QUERY,
+           headers=artifacts.RANGE_HEADERS, media="application/octet-stream"),
+    _route("PUT", paths.ARTIFACT, _WORKER, artifacts.upload_artifact, "Upload a file for the result, or continue to",
+           gives=((201, files.UploadView), (202, files.UploadView)), refuses=(404, 409, 507), scope="codeq:result",
+           query=artifacts.LEASE_QUERY, headers=artifacts.UPLOAD_HEADERS, body_max=_STREAMED, streams=True),
+    _route("DELETE", paths.ARTIFACT, _WORKER, artifacts.delete_artifact, "Delete an upload that no result has named",
+           gives=((204, None),), refuses=(404, 409), scope="codeq:result", query=artifacts.LEASE_QUERY),
     _route("POST", paths.CANCEL, _PRODUCER, producer.cancel, "Cancel a task",
            gives=((200, tasks.TaskView),), refuses=(404, 409), scope="codeq:cancel"),
     _route("GET", paths.QUEUES, _ANY, queries.list_queues, "List queues with exact counts",
@@ -120,8 +148,30 @@ ROUTES: Sequence[Route] = (
            takes=queues.Selection, gives=((200, queues.Selected),), is_bulk=True),
     _route("POST", paths.DLQ_PURGE, _ADMIN, admin.purge_dead, "Delete dead tasks",
            takes=queues.Selection, gives=((200, queues.Selected),), is_bulk=True),
+    _route("GET", paths.DELIVERIES, _ADMIN, webhooks.list_deliveries, "List deliveries, newest first",
+           gives=((200, deliveries.DeliveryPage),), query=("state", "error", "cursor", "limit"), is_bulk=True),
+    _route("GET", paths.DELIVERY, _ADMIN, webhooks.get_delivery, "Get a delivery, with its body and response",
+           gives=((200, deliveries.DeliveryView),), refuses=(404,)),
+    _route("POST", paths.DELIVERIES_REPLAY, _ADMIN, webhooks.replay_deliveries, "Send dead deliveries again",
+           takes=deliveries.SelectDeliveries, gives=((200, queues.Selected),), is_bulk=True),
+    _route("POST", paths.WEBHOOK_TEST, _ADMIN, webhooks.send_test, "Send a test delivery to a URL",
+           takes=deliveries.WebhookTest, gives=((202, deliveries.DeliveryView),)),
+    _route("GET", paths.WEBHOOK_SECRET, _ADMIN, webhooks.show_secret, "Get the secrets that sign the tenant's webhooks",
+           gives=((200, deliveries.WebhookSecret),)),
     _route("POST", paths.BACKUP, _ADMIN, admin.back_up, "Back up the running server (platform admins)",
            takes=system_wire.BackUp, gives=((200, system_wire.Backup),), refuses=(404, 409), is_bulk=True),
+    _route("POST", paths.SUBSCRIPTIONS, _WORKER, subscriptions.subscribe,
+           "Subscribe to notifications that queues have tasks", takes=subscriptions_wire.Subscribe,
+           gives=((200, subscriptions_wire.Subscribed),), scope="codeq:subscribe"),
+    _route("POST", paths.SUBSCRIPTION_HEARTBEAT, _WORKER, subscriptions.renew_subscription, "Renew a subscription",
+           takes=subscriptions_wire.RenewSubscription, gives=((200, subscriptions_wire.Subscribed),), refuses=(404,),
+           scope="codeq:subscribe"),
+    _route("DELETE", paths.SUBSCRIPTION, _WORKER, subscriptions.unsubscribe, "End a subscription",
+           gives=((204, None),), refuses=(404,), scope="codeq:subscribe"),
+    _route("GET", paths.ADMIN_SUBSCRIPTIONS, _ADMIN, subscriptions.list_subscriptions, "List subscriptions",
+           gives=((200, subscriptions_wire.SubscriptionViews),)),
+    _route("DELETE", paths.ADMIN_SUBSCRIPTION, _ADMIN, subscriptions.delete_subscription, "Delete a subscription",
+           gives=((204, None),), refuses=(404,)),
     _route("GET", paths.HEALTHZ, _NONE, system.healthz, "Whether the process is alive",
            gives=((200, system_wire.Health),)),
     _route("GET", paths.READYZ, _NONE, system.readyz, "Whether a write reaches the disk",

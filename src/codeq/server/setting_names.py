@@ -38,13 +38,18 @@ ORIGINAL = {
     "backoffBaseSeconds": "retry.backoff_base_seconds",
     "backoffMaxSeconds": "retry.backoff_max_seconds",
     "rateLimit": "rate_limit",
+    "webhookHmacSecret": "webhooks.secret",
+    "resultWebhookMaxAttempts": "webhooks.max_attempts",
+    "resultWebhookBaseBackoffSeconds": "webhooks.backoff_base_seconds",
+    "resultWebhookMaxBackoffSeconds": "webhooks.backoff_max_seconds",
+    "localArtifactsDir": "artifacts.url",
 }
 """The original codeQ's settings, with their names here."""
 
 ORIGINAL_ONLY = frozenset({
     "redisAddr", "redisPassword", "persistenceProvider", "identityServiceApiKey", "timezone", "env",
-    "localArtifactsDir", "webhookHmacSecret", "subscriptionMinIntervalSeconds", "subscriptionCleanupIntervalSeconds",
-    "resultWebhookMaxAttempts", "resultWebhookBaseBackoffSeconds", "resultWebhookMaxBackoffSeconds", "sharding",
+    "subscriptionMinIntervalSeconds", "subscriptionCleanupIntervalSeconds",
+    "sharding",
     "cluster", "raft", "workerStreamAddr", "producerStreamAddr",
 })  # fmt: skip
 """The original codeQ's settings that have no counterpart here."""

@@ -3,19 +3,24 @@
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from codeq.domain.backoff import Backoff, BackoffKind
-from codeq.domain.limits import BATCH_BYTES_MAX, BATCH_TASKS_MAX, INSPECT_TASKS_MAX, PROMOTE_TASKS_MAX
+from codeq.domain.limits import (
+    BATCH_BYTES_MAX,
+    BATCH_TASKS_MAX,
+    INSPECT_TASKS_MAX,
+    PROMOTE_TASKS_MAX,
+    TENANT_ARTIFACT_BYTES_MAX,
+)
 from codeq.domain.queue import OnExpiry, QueuePolicy
 from codeq.domain.tenants import TenantLimits
+from codeq.server.artifact_settings import ArtifactSettings
 from codeq.server.auth.claims import provider_name
+from codeq.server.described import described
 from codeq.server.ratelimit import Rate
+from codeq.server.webhooks.settings import WebhookSettings
 from codeq.usecases.core import Sweeping
-
-
-def described(description: str, **bounds: Any) -> Meta:
-    return Meta(description=description, **bounds)
 
 
 class HttpSettings(Struct, frozen=True, kw_only=True):
@@ -249,6 +254,16 @@ class TenantLimitSettings(Struct, frozen=True, kw_only=True):
     payload_bytes_max: Annotated[
         int, described("Payload bytes of a tenant's tasks, until they are purged; 0 for no limit.", ge=0)
     ] = 0
+    artifact_bytes_max: Annotated[
+        int,
+        described(
+            "Bytes of a tenant's artifacts; 0 for no limit. Servers that share a store count what others store when "
+            "they sweep.",
+            ge=0,
+        ),
+    ] = TENANT_ARTIFACT_BYTES_MAX
+    uploads_max: Annotated[int, described("Uploads of a tenant at once; 0 for no limit.", ge=0)] = 8
+    downloads_max: Annotated[int, described("Downloads of a tenant at once; 0 for no limit.", ge=0)] = 32
 
 
 class LimitSettings(Struct, frozen=True, kw_only=True):
@@ -291,6 +306,7 @@ class LogSettings(Struct, frozen=True, kw_only=True):
 class Settings(Struct, frozen=True, kw_only=True):
     http: HttpSettings = HttpSettings()
     store: StoreSettings = StoreSettings()
+    artifacts: ArtifactSettings = ArtifactSettings()
     backup: BackupSettings = BackupSettings()
     auth: AuthSettings = AuthSettings()
     leases: LeaseSettings = LeaseSettings()
@@ -300,6 +316,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     idempotency: IdempotencySettings = IdempotencySettings()
     rate_limit: RateLimits = RateLimits()
     limits: LimitSettings = LimitSettings()
+    webhooks: WebhookSettings = WebhookSettings()
     metrics: MetricsSettings = MetricsSettings()
     tracing: TracingSettings = TracingSettings()
     log: LogSettings = LogSettings()

@@ -15,6 +15,10 @@ from codeq.server.scrape import Scraper
 from codeq.server.settings import Settings
 from codeq.server.tenant_slots import TenantSlots
 from codeq.server.tracing import Tracing
+from codeq.server.transfers import Transfers
+from codeq.server.webhooks.dispatcher import Dispatcher
+from codeq.server.webhooks.notifier import Notifier
+from codeq.server.webhooks.secrets import Secrets
 from codeq.usecases.budget import is_short
 from codeq.usecases.core import Core
 from codeq.usecases.probe import probe
@@ -34,19 +38,30 @@ class AppState:
     backups: Backups
     durability: DurabilityInForce
     jwks: bytes | None = None
+    dispatcher: Dispatcher | None = None
+    """Sends webhooks; None if this server does not."""
+    notifier: Notifier | None = None
+    """Tells subscribers that queues have tasks; None if this server does not."""
     is_stopping: bool = False
     spec: bytes = b""
     docs: bytes = b""
+    webhook_secrets: Secrets = field(init=False)
     connections: TenantSlots = field(init=False)
     long_polls: TenantSlots = field(init=False)
+    uploads: Transfers = field(init=False)
+    downloads: Transfers = field(init=False)
     scraper: Scraper = field(init=False)
     _probed_s: float = -PROBE_EVERY_S
     _probe_fault: str | None = None
 
     def __post_init__(self) -> None:
+        self.webhook_secrets = self.settings.webhooks.secrets()
         limits = self.settings.limits.tenant
         self.connections = TenantSlots(limits.connections_max, limit="connections", what="connections")
         self.long_polls = TenantSlots(limits.long_polls_max, limit="long_polls", what="calls that wait")
+        files = self.settings.artifacts
+        self.uploads = Transfers(files.uploads_max, limits.uploads_max, what="uploads")
+        self.downloads = Transfers(files.downloads_max, limits.downloads_max, what="downloads")
         self.scraper = Scraper(self.metrics, self.core)
 
     def wait_ms(self, requested_ms: int) -> int:
@@ -84,4 +99,4 @@ _random = random.Random()
 
 
 def request_id() -> str:
-    return _random.randbytes(16).hex()
+    return f"{_random.getrandbits(128):032x}"

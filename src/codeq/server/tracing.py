@@ -16,14 +16,15 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class Tracing:
-    """Does nothing, and costs next to nothing, without a provider. Its tracers are `codeq/http`, `codeq/tasks` and
-    `codeq/sweep`."""
+    """Does nothing, and costs next to nothing, without a provider. Its tracers are `codeq/http`, `codeq/tasks`,
+    `codeq/sweep` and `codeq/webhooks`."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._provider = provider
         self.is_on = provider is not None
         of = provider.get_tracer if provider is not None else trace.NoOpTracerProvider().get_tracer
         self._http, self._tasks, self._sweep = of("codeq/http"), of("codeq/tasks"), of("codeq/sweep")
+        self._webhooks = of("codeq/webhooks")
 
     @contextmanager
     def request(self, method: str, route: str, path: str, headers: dict[bytes, bytes]) -> Iterator[Any]:
@@ -71,6 +72,29 @@ class Tracing:
         links = [trace.Link(context) for context in _contexts(trace_parents)]
         attributes = {"codeq.batch": tasks}
         return self._sweep.start_as_current_span(f"codeq.task.{move}", links=links, attributes=attributes)
+
+    @contextmanager
+    def webhook(
+        self, kind: str, trace_parent: str | None, trace_state: str | None, *, host: str, attempt: int
+    ) -> Iterator[dict[str, str]]:
+        """Yields the trace headers of a webhook: of a span `codeq.webhook.<kind>` in the task's trace, or of the task
+        itself if nothing is traced here."""
+        carrier = {"traceparent": trace_parent or "", "tracestate": trace_state or ""}
+        given = {name: value for name, value in carrier.items() if value and value.isascii() and value.isprintable()}
+        if not self.is_on:
+            yield given
+            return
+        attributes: dict[str, Any] = {
+            "codeq.webhook.kind": kind,
+            "codeq.webhook.host": host[:256],
+            "codeq.webhook.attempt": attempt,
+        }
+        with self._webhooks.start_as_current_span(
+            f"codeq.webhook.{kind}", _PROPAGATOR.extract(given, Context()), kind=SpanKind.CLIENT, attributes=attributes
+        ):
+            headers: dict[str, str] = {}
+            _PROPAGATOR.inject(headers)
+            yield headers
 
     def context(self) -> tuple[str | None, str | None]:
         """Returns `traceparent` and `tracestate` of the current span, to be stored with a task."""

@@ -79,11 +79,6 @@ _CLAIM_WITH_ID = b"\x92"
 _set = msgspec.structs.force_setattr
 
 
-def stamp(task: Task, version: int) -> bytes:
-    """Sets the task's version and encodes it."""
-    return encode(versioned(task, version))
-
-
 def versioned(task: Task, version: int) -> Task:
     """Sets the task's version. The only place where a frozen task is changed: its version is the number of its event,
     which the shard knows only at commit."""

@@ -5,11 +5,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from msgspec import Struct
 
 from codeq.domain.errors import InvalidRequest, StoreCorrupt, StoreError, StoreMismatch
 from codeq.domain.limits import FILES_BESIDE_TABLES, OPEN_TABLES_MAX, OPEN_TABLES_MIN, RESTART_GRACE_MS, SHARDS_MAX
+from codeq.log_id import new_log_id
 from codeq.store.codec import FORMAT
 from codeq.store.interface import Clock, Listener, Store
 from codeq.store.rocksdb import keys
@@ -19,6 +22,12 @@ from codeq.store.rocksdb.shard import RocksShard
 from codeq.store.sharded import ShardedStore, shard_name
 
 _MANIFEST = "codeq.json"
+
+
+class _Manifest(Struct, frozen=True):
+    shards: int
+    log: str = ""
+    """The id of the event log. A backup has none: whatever is opened from it continues a log of its own."""
 
 
 def open_rocksdb(
@@ -31,13 +40,15 @@ def open_rocksdb(
     grace_ms: int = RESTART_GRACE_MS,
     listeners: Sequence[Listener] = (),
     open_files_max: int | None = None,
+    make_log_id: Callable[[], str] = new_log_id,
 ) -> Store:
     """Opens the directory, or creates it. `shards` is fixed at creation; None for the existing number, or one.
 
     `open_files_max` is for all shards together, as far as RocksDB can do with it.
     Time goes on from the newest event, should the system's clock have been set back since.
     """
-    number = _agree_on_shards(path, shards)
+    manifest = _agree_on_manifest(path, shards, make_log_id)
+    number = manifest.shards
     peers = OnlyProcess(listeners)
     opened: list[RocksShard] = []
     try:
@@ -49,6 +60,7 @@ def open_rocksdb(
                 fsync=fsync,
                 recover=recover,
                 open_tables_max=_open_tables(open_files_max, number),
+                log_id=manifest.log,
             )
             opened.append(shard)
         # Before leases are extended: one shard may have newer events than another.
@@ -89,7 +101,7 @@ def _new_part(target: Path) -> Path:
 
 
 def _publish(copy: Path, target: Path, shards: int) -> None:
-    _write_manifest(copy, shards)
+    _write_manifest(copy, _Manifest(shards))
     try:
         _seal(copy)
         copy.rename(target)
@@ -99,9 +111,10 @@ def _publish(copy: Path, target: Path, shards: int) -> None:
 
 
 def restore(backup: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Copies a backup into the new or empty directory `path`, ready to be opened."""
+    """Copies a backup into the new or empty directory `path`, ready to be opened. Its event log gets a new id."""
     backup, path = Path(backup), Path(path)
-    if _read_manifest(backup) is None:
+    manifest = _read_manifest(backup)
+    if manifest is None:
         raise InvalidRequest(f"{backup} is not a codeQ backup: it has no {_MANIFEST}")
     if path.exists() and any(path.iterdir()):
         raise InvalidRequest(f"{path} is not empty; restore into a new directory, then move it in place")
@@ -110,6 +123,7 @@ def restore(backup: str | os.PathLike[str], path: str | os.PathLike[str]) -> Non
     try:
         part.mkdir(mode=0o700, parents=True)  # before anything is in it, whatever mode the backup has
         shutil.copytree(backup, part, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        _write_manifest(part, _Manifest(manifest.shards))  # also if it is the copy of a data directory, with an id
         _seal(part)
         if path.exists():
             path.rmdir()
@@ -132,11 +146,11 @@ def repair(path: Path, *, clock: Clock) -> int:
 
     Records that cannot be read stay listed by `unreadable`; of those that were listed before, only they do.
     """
-    number = _read_manifest(path)
-    if number is None:
+    manifest = _read_manifest(path)
+    if manifest is None:
         raise InvalidRequest(f"{path} is not a codeQ data directory: it has no {_MANIFEST}")
     restored = 0
-    for i in range(number):
+    for i in range(manifest.shards):
         shard = RocksShard(path / shard_name(i), peers=OnlyProcess(()), clock=clock, repair=True)
         try:
             clock.start_at(shard.newest_ms)
@@ -154,33 +168,34 @@ def unreadable(path: Path, limit: int) -> list[tuple[str, bytes]]:
     The directory may be in use.
     """
     found: list[tuple[str, bytes]] = []
-    for number in range(_read_manifest(path) or 0):
+    manifest = _read_manifest(path)
+    for number in range(manifest.shards if manifest is not None else 0):
         name = shard_name(number)
         stored = read_keys(path / name / "rocksdb", keys.UNREADABLE, keys.after(keys.UNREADABLE), limit)
         found += [(name, key.removeprefix(keys.UNREADABLE)) for key in stored]
     return found
 
 
-def _agree_on_shards(path: Path, wanted: int | None) -> int:
+def _agree_on_manifest(path: Path, wanted: int | None, make_log_id: Callable[[], str]) -> _Manifest:
     if wanted is not None and not 1 <= wanted <= SHARDS_MAX:
         raise InvalidRequest(f"shards must be 1 to {SHARDS_MAX}, not {wanted}")
     existing = _read_manifest(path)
-    if existing is None:
-        number = wanted or 1
-        _write_manifest(path, number)
-        return number
-    if wanted is not None and wanted != existing:
+    if existing is not None and wanted not in (None, existing.shards):
         raise StoreMismatch(
-            f"{path} has {existing} shards, not {wanted}, and tasks cannot change their shard. Open it with "
-            f"shards={existing}, or drain it into a new directory with {wanted}"
+            f"{path} has {existing.shards} shards, not {wanted}, and tasks cannot change their shard. Open it with "
+            f"shards={existing.shards}, or drain it into a new directory with {wanted}"
         )
-    return existing
+    if existing is not None and existing.log:
+        return existing
+    agreed = _Manifest(existing.shards if existing is not None else wanted or 1, make_log_id())
+    _write_manifest(path, agreed)
+    return agreed
 
 
-def _read_manifest(path: Path) -> int | None:
+def _read_manifest(path: Path) -> _Manifest | None:
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
-        format_, shards = int(manifest["format"]), int(manifest["shards"])
+        format_, shards, log = int(manifest["format"]), int(manifest["shards"]), str(manifest.get("log", ""))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError) as fault:
@@ -189,15 +204,15 @@ def _read_manifest(path: Path) -> int | None:
         raise StoreMismatch(
             f"{path} was written by a newer codeQ (format {format_}, this one knows {FORMAT}); nothing was changed"
         )
-    return shards
+    return _Manifest(shards, log)
 
 
-def _write_manifest(path: Path, shards: int) -> None:
+def _write_manifest(path: Path, manifest: _Manifest) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = path / f".{_MANIFEST}"
         with part.open("w") as file:
-            json.dump({"format": FORMAT, "shards": shards}, file)
+            json.dump({"format": FORMAT, "shards": manifest.shards, "log": manifest.log}, file)
             file.flush()
             os.fsync(file.fileno())
         part.rename(path / _MANIFEST)

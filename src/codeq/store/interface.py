@@ -152,6 +152,38 @@ class Listener:
         """Called after a flush: how many calls it served, and how long the disk took."""
 
 
+class Registration(Struct, frozen=True, kw_only=True, gc=False):
+    """A small record that lives until it expires: a worker that is at work, a subscription."""
+
+    kind: str
+    tenant: str
+    name: str
+    value: bytes
+    expires_ms: int
+
+
+class Registry(Protocol):
+    """What workers and subscribers tell about themselves. Every process with the same store sees the same entries.
+    Changes take effect at once, and are durable after `Store.flush`. Callers bound how many entries a tenant has."""
+
+    async def put(self, entries: Sequence[Registration]) -> None:
+        """Stores the entries, in the place of those with the same kind, tenant and name."""
+
+    async def add(self, entries: Sequence[Registration]) -> list[bool]:
+        """Stores those entries of which no other with the same kind, tenant and name exists. Returns which it has
+        stored: of several processes that add the same entry at once, one does."""
+
+    async def remove(self, kind: str, tenant: str, names: Sequence[str]) -> list[bool]:
+        """Deletes entries. Returns which there were."""
+
+    async def get(self, kind: str, tenant: str, names: Sequence[str]) -> list[Registration | None]:
+        """Returns these entries; None for a name that there is not, or that has expired."""
+
+    async def entries(self, kind: str, tenant: str | None = None) -> list[Registration]:
+        """Returns the entries that have not expired, of the tenant or of all. Costs what it returns, and what has
+        expired since the last call."""
+
+
 class Peers(Protocol):
     """The processes that share a store: what they tell each other, and which of them does the background work."""
 
@@ -177,8 +209,17 @@ class Store(Protocol):
         """The processes that have this store open."""
 
     @property
+    def registry(self) -> Registry:
+        """Entries about workers and subscribers, not about tasks."""
+
+    @property
     def shards(self) -> int:
         """How many shards there are; the ids of new tasks name one of them (see `domain.ids`)."""
+
+    @property
+    def log_id(self) -> str:
+        """Identifies the event log: another store has another id, and so has a store that was restored from a backup,
+        because its log goes on from an earlier event."""
 
     async def queues(self) -> list[QueueKey]:
         """Returns the queues of all tenants. Some of them may be empty."""
@@ -191,9 +232,9 @@ class Store(Protocol):
 
         Returns per change: `change.after`, now with its version; None where the stored task is no longer
         `change.before`; or, for an enqueue whose idempotency key the tenant has used, the task that has the key.
-        A heartbeat extends the lease and leaves the version as it is; it may be written lazily. So an expiry and a
-        heartbeat are also refused where the lease is no longer that of `change.before`. The changes of one shard are
-        applied in order.
+        A heartbeat extends the lease and leaves the version as it is; it may be written lazily. So an expiry, an
+        abandon and a heartbeat are also refused where the lease is no longer that of `change.before`. The changes of
+        one shard are applied in order.
         """
 
     async def take(self, request: ClaimRequest) -> list[Delivery]:
@@ -211,8 +252,13 @@ class Store(Protocol):
         remembered.
         """
 
-    async def get_tasks(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
-        """Returns the stored tasks; None for an id that does not exist or belongs to another tenant."""
+    async def get_tasks(self, tenant: str, ids: Sequence[str], *, from_memory: bool = False) -> list[Task | None]:
+        """Returns the stored tasks; None for an id that does not exist or belongs to another tenant.
+
+        With `from_memory`, returns without a read tasks in progress as this process last saw them, and None for all
+        others; an empty list where reading costs little. Another process may have moved them since: `commit` refuses a
+        change of such a task, and nobody may refuse a caller because of it.
+        """
 
     async def get_records(self, tenant: str, ids: Sequence[str], *, results: bool = True) -> list[Record | None]:
         """As `get_tasks`, with body and, unless `results` is False, with result. Callers bound what they ask for."""

@@ -16,7 +16,7 @@ from codeq.domain.task import Change, Task
 from codeq.domain.tenants import StorageUsage
 from codeq.store.cursors import bad_cursor
 from codeq.store.detached import DetachedTakes
-from codeq.store.interface import ALL, ClaimRequest, Events, Peers, Scope, Store
+from codeq.store.interface import ALL, ClaimRequest, Events, Peers, Registry, Scope, Store
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -43,7 +43,8 @@ class Shard(Store, Protocol):
 
 
 class ShardedStore:
-    """Implements `Store` over shards. Order and atomicity hold inside a shard. The first one stores the policies."""
+    """Implements `Store` over shards. Order and atomicity hold inside a shard. The first one stores the policies
+    and the registry."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = list(shards)
@@ -61,8 +62,17 @@ class ShardedStore:
         return self._shards[0].peers
 
     @property
+    def registry(self) -> Registry:
+        self._use([0])  # before the caller flushes: the entries are in the first shard
+        return self._shards[0].registry
+
+    @property
     def shards(self) -> int:
         return len(self._shards)
+
+    @property
+    def log_id(self) -> str:
+        return self._shards[0].log_id
 
     async def queues(self) -> list[QueueKey]:
         return list({key for part in await self._visit(shard.queues() for shard in self._shards) for key in part})
@@ -173,8 +183,10 @@ class ShardedStore:
             queues = [queue for queue in self.policies() if queue.tenant == tenant]
         return [queue for queue in queues if policy_of(queue).max_consumers]
 
-    async def get_tasks(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
-        return await self._route(ids, str, lambda shard, part: shard.get_tasks(tenant, part))
+    async def get_tasks(self, tenant: str, ids: Sequence[str], *, from_memory: bool = False) -> list[Task | None]:
+        if from_memory and self._is_local:
+            return []
+        return await self._route(ids, str, lambda shard, part: shard.get_tasks(tenant, part, from_memory=from_memory))
 
     async def get_records(self, tenant: str, ids: Sequence[str], *, results: bool = True) -> list[Record | None]:
         return await self._route(ids, str, lambda shard, part: shard.get_records(tenant, part, results=results))

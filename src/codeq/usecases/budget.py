@@ -39,6 +39,17 @@ def is_short(items: int, size: int = 0) -> bool:
     return items <= SHORT_BATCH_MAX and size <= PIECE_BYTES_MAX
 
 
+def fit_into_piece(items: int, size: int) -> bool:
+    """Returns whether this many items and bytes are no more than a long call does before others run."""
+    return items <= BATCH_PIECE_MAX and size <= PIECE_BYTES_MAX
+
+
+def pieces_of(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    """Yields the items of a request with this many bytes in pieces: of one item each, if some of them may be large."""
+    at_once = BATCH_PIECE_MAX if size <= PIECE_BYTES_MAX else 1
+    return (items[start : start + at_once] for start in range(0, len(items), at_once))
+
+
 def pieces(items: Sequence[Item], sizes: Sequence[int]) -> Iterator[Sequence[Item]]:
     """Yields the items in pieces of about a millisecond's work, by their number and their bytes."""
     start = size = 0

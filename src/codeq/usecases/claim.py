@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from codeq.domain import lifecycle, validation
 from codeq.domain.errors import InvalidRequest, StoreBusy, StoreUnavailable
@@ -35,6 +36,7 @@ async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
     """
     _check(tenant, wanted)
     attempt = _ClaimAttempt(core, tenant, wanted)
+    ticket = core.waiters.ticket()
     await sweep.before_claim(core, tenant, wanted.commands)
     await core.waiters.serve_first()
     if not is_short(wanted.limit):
@@ -43,7 +45,7 @@ async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
     deliveries = await attempt.take()
     if not deliveries and wanted.wait_ms:
         async with core.store.peers.watch(attempt.queues):
-            deliveries = await core.waiters.wait_for_tasks(attempt, wanted.wait_ms, since=since)
+            deliveries = await core.waiters.wait_for_tasks(attempt, wanted.wait_ms, since=since, ticket=ticket)
     try:
         if len(deliveries) < wanted.limit and attempt.has_filled(deliveries):
             await attempt.take_more(deliveries)
@@ -121,11 +123,12 @@ class _ClaimAttempt:
         await hand_back(self._core, self._tenant, leases_of(deliveries))
 
 
-class Lease(NamedTuple):
+class Lease(Struct, frozen=True, gc=False):
     """What is needed to hand back a task: small, as it is kept until the answer to a claim has arrived."""
 
     task_id: str
-    holder: Holder
+    worker: str | None
+    token: int
     until_ms: int
 
 
@@ -133,7 +136,7 @@ def leases_of(deliveries: Sequence[Delivery]) -> list[Lease]:
     """Returns the leases to hand back if the caller has gone. Of calls with the same request id only the first hands
     back, and only while it is alone: which of the others the caller still listens to, nobody knows."""
     tasks = [delivery.task for delivery in deliveries if not delivery.is_repeat]
-    return [Lease(task.id, _holder(task), task.lease_until_ms) for task in tasks]
+    return [Lease(task.id, task.worker, task.lease_token, task.lease_until_ms) for task in tasks]
 
 
 async def hand_back(core: Core, tenant: str, leases: Sequence[Lease]) -> None:
@@ -155,7 +158,8 @@ async def _hand_back(core: Core, tenant: str, leases: Sequence[Lease]) -> None:
         lease = leases[place]
         if task.lease_until_ms != lease.until_ms:
             return None
-        return lifecycle.abandon(task, lease.holder, now_ms, retention_ms=core.dead_retention_ms(task))
+        holder = Holder(lease.worker or "", lease.token)
+        return lifecycle.abandon(task, holder, now_ms, retention_ms=core.dead_retention_ms(task))
 
     await move_each(core, tenant, [lease.task_id for lease in leases], decide)
 

@@ -1,20 +1,31 @@
 """What every use case depends on, and the one rule they share: no verb returns before its changes are on disk."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from msgspec import Struct
 
+from codeq.domain.backoff import Backoff, BackoffKind
 from codeq.domain.errors import StoreError
 from codeq.domain.ids import IdGenerator
-from codeq.domain.limits import INSPECT_TASKS_MAX, PROMOTE_TASKS_MAX
-from codeq.domain.queue import EffectivePolicy, OnExpiry, QueueKey, QueuePolicy, effective_policy
-from codeq.domain.task import Task
+from codeq.domain.limits import (
+    INSPECT_TASKS_MAX,
+    PROMOTE_TASKS_MAX,
+    WEBHOOK_ATTEMPTS_DEFAULT,
+    WEBHOOK_BACKOFF_BASE_MS,
+    WEBHOOK_BACKOFF_MAX_MS,
+    WEBHOOK_DELIVERIES_DEFAULT,
+)
+from codeq.domain.queue import WEBHOOKS, EffectivePolicy, OnExpiry, QueueKey, QueuePolicy, effective_policy
+from codeq.domain.task import Change, Task
 from codeq.domain.tenants import UNLIMITED, TenantLimits
+from codeq.domain.webhooks import WebhookRules
 from codeq.store.interface import Listener, Store
+from codeq.usecases.artifact_storage import ArtifactStorage
+from codeq.usecases.result_callbacks import with_deliveries
 from codeq.usecases.traces import Spans
 from codeq.usecases.turns import Turns
 from codeq.usecases.waiters import Waiters
@@ -50,6 +61,8 @@ class Core:
     waiters: Waiters
     defaults: EffectivePolicy
     """Applies to every queue without a policy of its own."""
+    webhook_defaults: EffectivePolicy
+    """The same for the queues of deliveries to webhooks."""
     ids: IdGenerator
     random: Callable[[], float]
     strict_idempotency: bool = False
@@ -58,19 +71,38 @@ class Core:
     sweeping: Sweeping = field(default_factory=Sweeping)
     spans: Spans | None = None
     """Opens spans for the sweepers' work; None if nothing is traced."""
+    webhook_rules: WebhookRules = field(default_factory=WebhookRules)
+    """Where webhooks may go. What needs no look-up is checked when a task is enqueued."""
     turns: Turns = field(default_factory=Turns)
     """Of long calls: however many there are, other calls wait for one piece of one of them at most."""
     event_reads: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held for one piece of an event log and the pause after it: all who read events share what one may read."""
+    artifacts: ArtifactStorage | None = None
+    """Where files of results are stored; None if there is no place for them."""
     effective: dict[QueueKey, EffectivePolicy] = field(default_factory=dict)
     """Of every queue with a policy of its own. Filled by `make_core`, and kept up to date by `_EffectivePolicies`."""
 
     def now_ms(self) -> int:
         return self.store.now_ms()
 
+    async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
+        """Commits changes of stored tasks, as `Store.commit`. Those that end a task with a webhook create its delivery
+        in the same step. Use cases that move tasks commit through this and nothing else."""
+        if any(change.after.has_webhook for change in changes):
+            changes = await with_deliveries(self, changes)
+        return await self.store.commit(changes)
+
     @property
     def shards(self) -> int:
         return self.store.shards
+
+    async def is_sweeper(self) -> bool:
+        """Returns whether this process should do the background work that one of those which share the store does."""
+        return await self.store.peers.is_sweeper(0)
+
+    @property
+    def log_id(self) -> str:
+        return self.store.log_id
 
     async def close(self, because: StoreError | None = None) -> None:
         """Flushes, closes the store and refuses every later call, with the error `because` if there is one."""
@@ -78,10 +110,12 @@ class Core:
 
     def policy(self, tenant: str, command: str) -> EffectivePolicy:
         effective = self.effective
-        return (effective.get((tenant, command)) or self.defaults) if effective else self.defaults  # type: ignore[call-overload]
+        if effective and (policy := effective.get((tenant, command))):  # type: ignore[call-overload]
+            return policy  # type: ignore[no-any-return]
+        return self.webhook_defaults if command == WEBHOOKS else self.defaults
 
     def policy_of(self, queue: QueueKey) -> EffectivePolicy:
-        return (self.effective.get(queue) or self.defaults) if self.effective else self.defaults
+        return self.policy(queue.tenant, queue.command)
 
     def retry_ms(self, task: Task) -> int:
         """Returns how long the task waits if its current delivery fails."""
@@ -114,6 +148,9 @@ def make_core(
     spans: Spans | None = None,
     strict_idempotency: bool = False,
     tenant_limits: TenantLimits = UNLIMITED,
+    webhook_defaults: QueuePolicy = QueuePolicy(),  # noqa: B008 - immutable
+    webhook_rules: WebhookRules = WebhookRules(),  # noqa: B008 - immutable
+    artifacts: ArtifactStorage | None = None,
 ) -> Core:
     """Builds the core. The waiters must be among the store's listeners, or no waiting call is ever woken."""
     filled = effective_policy(defaults, EffectivePolicy())
@@ -121,17 +158,33 @@ def make_core(
         store,
         waiters,
         filled,
+        effective_policy(webhook_defaults, _of_deliveries(filled)),
         IdGenerator(randomness.randbytes),
         randomness.random,
         sweeping=sweeping,
         spans=spans,
         strict_idempotency=strict_idempotency,
         tenant_limits=tenant_limits,
+        webhook_rules=webhook_rules,
+        artifacts=artifacts,
     )
+    if artifacts is not None:
+        store.peers.add_listener(artifacts)
     policies = _EffectivePolicies(core)
     policies.policies_changed(store.policies())
     store.peers.add_listener(policies)
     return core
+
+
+def _of_deliveries(defaults: EffectivePolicy) -> EffectivePolicy:
+    """Returns the rules of a queue of deliveries of which nothing is set."""
+    return EffectivePolicy(
+        max_attempts=WEBHOOK_ATTEMPTS_DEFAULT,
+        max_deliveries=WEBHOOK_DELIVERIES_DEFAULT,  # one that waits for its host to recover is handed back many times
+        backoff=Backoff(BackoffKind.EXPONENTIAL, WEBHOOK_BACKOFF_BASE_MS, WEBHOOK_BACKOFF_MAX_MS),
+        retention_ms=defaults.retention_ms,
+        dead_retention_ms=defaults.dead_retention_ms,
+    )
 
 
 class _EffectivePolicies(Listener):
@@ -148,7 +201,8 @@ class _EffectivePolicies(Listener):
             if policy is None:
                 core.effective.pop(queue, None)
             else:
-                core.effective[queue] = effective_policy(policy, core.defaults)
+                defaults = core.webhook_defaults if queue.command == WEBHOOKS else core.defaults
+                core.effective[queue] = effective_policy(policy, defaults)
             core.waiters.ready(queue, 1)
 
 

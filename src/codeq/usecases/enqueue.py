@@ -54,7 +54,7 @@ async def _enqueue_piece(
 ) -> list[Enqueued | CodeqError]:
     """Stores a piece of a batch. Limits of the tenant are checked here, where no other call runs in between."""
     now_ms = core.store.now_ms()
-    answers: list[Enqueued | CodeqError | None] = [_refusal(new_task, now_ms) for new_task in new_tasks]
+    answers = _refusals(core, new_tasks, now_ms)
     places = [place for place, refusal in enumerate(answers) if refusal is None]
     if core.tenant_limits is not UNLIMITED and not await all_fit(core, tenant, len(places), size):
         for index, refusal in (await refusals(core, tenant, [new_tasks[place] for place in places])).items():
@@ -105,9 +105,14 @@ async def _replayed(core: Core, change: Change, stored: Task | None) -> Enqueued
     return Enqueued(record.task, record.body, is_replay=True, is_mismatch=is_mismatch)
 
 
-def _refusal(new_task: NewTask, now_ms: int) -> CodeqError | None:
-    try:
-        validation.new_task(new_task, now_ms)
-    except CodeqError as refusal:
-        return refusal
-    return None
+def _refusals(core: Core, new_tasks: Sequence[NewTask], now_ms: int) -> list[Enqueued | CodeqError | None]:
+    """Returns per new task why it is refused, if it is."""
+    found: list[Enqueued | CodeqError | None] = [None] * len(new_tasks)
+    for place, new_task in enumerate(new_tasks):
+        try:
+            validation.new_task(new_task, now_ms)
+            if new_task.webhook is not None:
+                core.webhook_rules.check(new_task.webhook)
+        except CodeqError as refusal:
+            found[place] = refusal
+    return found

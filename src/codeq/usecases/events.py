@@ -2,13 +2,13 @@
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from importlib import import_module
 
 from codeq.domain import validation
 from codeq.domain.limits import EVENTS_PAUSE_MS, EVENTS_PIECE_MAX, EVENTS_POLITE_PIECES, EVENTS_READ_MAX
 from codeq.store.interface import Events as Events  # noqa: PLC0414 - handlers import it from here
-from codeq.usecases.budget import LoopBudget
+from codeq.usecases.budget import LoopBudget, pieces
 from codeq.usecases.core import Core, durable
 
 _ARROW = ("codeq.store.arrow", "pyarrow.compute", "pyarrow.ipc")
@@ -93,13 +93,14 @@ async def load_arrow() -> None:
             await asyncio.to_thread(import_module, name)
 
 
-async def payloads(core: Core, tenant: str, ids: Sequence[str]) -> dict[str, str]:
-    """Returns the payloads of those tasks that still exist, by id; other calls run in between."""
+async def payloads(core: Core, tenant: str, sizes: Mapping[str, int]) -> dict[str, str]:
+    """Returns the payloads of those tasks that still exist, by id; other calls run in between. `sizes` has their bytes:
+    few large ones or many small ones are read at once, which on Redis is a round trip."""
     budget = LoopBudget(core, tenant)
     found: dict[str, str] = {}
-    for task_id in ids:
+    for piece in pieces(list(sizes), list(sizes.values())):
         await budget.yield_if_spent()
-        [record] = await core.store.get_records(tenant, [task_id], results=False)
-        if record is not None:
-            found[record.task.id] = record.body.payload.decode()
+        for record in await core.store.get_records(tenant, piece, results=False):
+            if record is not None:
+                found[record.task.id] = record.body.payload.decode()
     return found

@@ -15,38 +15,48 @@ Decide = Callable[[int, Task], Change | None]
 
 
 def move_each(
-    core: Core, tenant: str, ids: Sequence[str], decide: Decide, *, sizes: Sequence[int] = ()
+    core: Core,
+    tenant: str,
+    ids: Sequence[str],
+    decide: Decide,
+    *,
+    sizes: Sequence[int] = (),
+    from_memory: bool = False,
 ) -> Awaitable[list[Task | CodeqError]]:
     """Returns per id: the task after its change, or why it was refused. One refusal does not affect the others.
 
     `sizes` is how many bytes each change writes, where these may be many. Other calls run between the pieces of a
-    large batch.
+    large batch. `from_memory` saves the read of tasks that this process has leased; for changes that depend on nothing
+    that a heartbeat changes, as heartbeats leave the version as it is.
     """
     if len(ids) > BATCH_TASKS_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_TASKS_MAX} items, not {len(ids)}")
     if is_short(len(ids), sum(sizes)):
-        return _move_piece(core, tenant, ids, decide)
-    return _move_in_pieces(core, tenant, ids, decide, sizes=sizes or [0] * len(ids))
+        return _move_piece(core, tenant, ids, decide, from_memory=from_memory)
+    return _move_in_pieces(core, tenant, ids, decide, sizes=sizes or [0] * len(ids), from_memory=from_memory)
 
 
 async def _move_in_pieces(
-    core: Core, tenant: str, ids: Sequence[str], decide: Decide, *, sizes: Sequence[int]
+    core: Core, tenant: str, ids: Sequence[str], decide: Decide, *, sizes: Sequence[int], from_memory: bool
 ) -> list[Task | CodeqError]:
     budget = LoopBudget(core, tenant)
     moved: list[Task | CodeqError] = []
     for piece in pieces(ids, sizes):
         await budget.yield_if_spent()
-        moved += await _move_piece(core, tenant, piece, decide, first=len(moved))
+        moved += await _move_piece(core, tenant, piece, decide, first=len(moved), from_memory=from_memory)
     return moved
 
 
 async def _move_piece(
-    core: Core, tenant: str, ids: Sequence[str], decide: Decide, *, first: int = 0
+    core: Core, tenant: str, ids: Sequence[str], decide: Decide, *, first: int = 0, from_memory: bool
 ) -> list[Task | CodeqError]:
     """Moves these tasks, of which the first has the index `first`."""
+    seen = await core.store.get_tasks(tenant, ids, from_memory=True) if from_memory else ()
     answers: list[Task | CodeqError] = [StaleTask("the task kept changing; try again")] * len(ids)
     places: Sequence[int] = range(len(ids))
-    for _ in range(_TRIES):
+    if any(seen):
+        places = await _move_seen(core, seen, decide, answers, first=first)
+    for _ in range(_TRIES if places else 0):
         tasks = await core.store.get_tasks(tenant, [ids[place] for place in places])
         changes: list[Change] = []
         changing: list[int] = []
@@ -58,7 +68,7 @@ async def _move_piece(
             else:
                 answers[place] = decided
         places = []
-        for place, committed in zip(changing, await core.store.commit(changes), strict=True):
+        for place, committed in zip(changing, await core.commit(changes), strict=True):
             if committed is None:
                 places.append(place)
             else:
@@ -66,6 +76,29 @@ async def _move_piece(
         if not places:
             break
     return answers
+
+
+async def _move_seen(
+    core: Core, seen: Sequence[Task | None], decide: Decide, answers: list[Task | CodeqError], *, first: int
+) -> list[int]:
+    """Moves tasks as they were last seen. Returns the places of all others: those that were not seen, that have moved
+    since, and that would be refused, because they may have moved since."""
+    changes: list[Change] = []
+    changing: list[int] = []
+    for place, task in enumerate(seen):
+        decided = _decided(decide, first + place, task.id, task) if task is not None else None
+        if isinstance(decided, Change):
+            changes.append(decided)
+            changing.append(place)
+    moved = dict(zip(changing, await core.commit(changes) if changes else (), strict=True))
+    left: list[int] = []
+    for place in range(len(seen)):
+        task = moved.get(place)
+        if task is None:
+            left.append(place)
+        else:
+            answers[place] = task
+    return left
 
 
 def _decided(decide: Decide, place: int, task_id: str, task: Task | None) -> Change | Task | CodeqError:
@@ -79,9 +112,11 @@ def _decided(decide: Decide, place: int, task_id: str, task: Task | None) -> Cha
         return refusal
 
 
-async def move_one(core: Core, tenant: str, task_id: str, decide: Callable[[Task], Change | None]) -> Task:
+async def move_one(
+    core: Core, tenant: str, task_id: str, decide: Callable[[Task], Change | None], *, from_memory: bool = False
+) -> Task:
     """Moves one task as `move_each` does; raises the refusal."""
-    [answer] = await move_each(core, tenant, [task_id], lambda _, task: decide(task))
+    [answer] = await move_each(core, tenant, [task_id], lambda _, task: decide(task), from_memory=from_memory)
     if isinstance(answer, CodeqError):
         raise answer
     return answer

@@ -35,6 +35,6 @@ async def nack(
             task, holder, now_ms, retry_ms=retry_ms, reason=message, retention_ms=retention_ms, is_last=is_last
         )
 
-    task = await move_one(core, tenant, task_id, decide)
+    task = await move_one(core, tenant, task_id, decide, from_memory=True)
     core.slot_freed(task)
     return task

@@ -11,13 +11,13 @@ from codeq.usecases.tenant_limits import check_policies
 
 def get_policy(core: Core, queue: QueueKey) -> QueuePolicy | None:
     """Returns the queue's own policy; None where the defaults apply."""
-    validation.name(queue.command, "command")
+    validation.queue_name(queue.command, "command")
     return core.store.policies().get(queue)
 
 
 def get_effective(core: Core, queue: QueueKey) -> EffectivePolicy:
     """Returns the rules that apply in the queue."""
-    validation.name(queue.command, "command")
+    validation.queue_name(queue.command, "command")
     return core.policy(*queue)
 
 
@@ -37,12 +37,16 @@ async def put_policy(
 @durable
 async def delete_policy(core: Core, queue: QueueKey, *, if_match: str | None = None) -> None:
     """Deletes the queue's own policy, so that the defaults apply. `if_match` as in `put_policy`."""
-    validation.name(queue.command, "command")
+    validation.queue_name(queue.command, "command")
     before = core.store.policies().get(queue)
     if before is None:
         return
     _check_match(queue, before, if_match)
-    await _replace(core, queue, before, None)
+    try:
+        await _replace(core, queue, before, None)
+    except PolicyChanged:
+        if if_match is not None or core.store.policies().get(queue) is not None:
+            raise  # otherwise another server has deleted it meanwhile, as was asked
 
 
 @durable
@@ -57,7 +61,7 @@ async def _put(
     core: Core, queue: QueueKey, policy: QueuePolicy, *, if_match: str | None = None
 ) -> tuple[QueuePolicy, bool]:
     validation.tenant(queue.tenant)
-    validation.name(queue.command, "command")
+    validation.queue_name(queue.command, "command")
     validation.policy(policy, queue.command)
     before = core.store.policies().get(queue)
     now_ms = core.store.now_ms()

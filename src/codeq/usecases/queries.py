@@ -37,7 +37,11 @@ async def get(core: Core, tenant: str, task_id: str, *, wait_ms: int = 0) -> Rec
 
 async def get_tasks(core: Core, tenant: str, ids: Sequence[str]) -> list[Task]:
     """Returns those of the tasks that exist, without body and result. Does not flush: it is for checks before another
-    verb, which flushes itself or, like a heartbeat, must not wait for the disk."""
+    verb, which flushes itself or, like a heartbeat, must not wait for the disk. So they may be as this process last saw
+    them, if all are known."""
+    seen = [task for task in await core.store.get_tasks(tenant, ids, from_memory=True) if task is not None]
+    if seen and len(seen) == len(ids):
+        return seen
     if is_short(len(ids)):
         return [task for task in await core.store.get_tasks(tenant, ids) if task is not None]
     budget, found = LoopBudget(core, tenant), list[Task]()
@@ -71,7 +75,7 @@ async def find(core: Core, tenant: str, wanted: Filter, *, cursor: str | None = 
     """Returns a page of tasks without their bodies. It ends where their payloads would exceed PAGE_BYTES_MAX."""
     validation.integer(limit, "limit", 1, LIST_TASKS_MAX)
     if wanted.command is not None:
-        validation.name(wanted.command, "command")
+        validation.queue_name(wanted.command, "command")
     budget = LoopBudget(core, tenant)
     found: list[Task] = []
     bytes_left = PAGE_BYTES_MAX
@@ -139,7 +143,7 @@ async def count(core: Core, key: QueueKey, *, ages: bool = False) -> QueueCounts
 
 async def queue(core: Core, key: QueueKey) -> QueueStatus:
     """Returns one queue, whether or not it holds a task."""
-    validation.name(key.command, "command")
+    validation.queue_name(key.command, "command")
     counted = (await counts(core, key.tenant, key.command)).get(key, QueueCounts())
     return _status(core, key, counted)
 

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from codeq.domain import lifecycle, validation
-from codeq.domain.errors import CodeqError, InvalidRequest
-from codeq.domain.limits import BATCH_BYTES_MAX
+from codeq.domain.artifacts import Artifact
+from codeq.domain.errors import CodeqError, InvalidRequest, StoreError
+from codeq.domain.limits import BATCH_BYTES_MAX, RESULT_BYTES_MAX
 from codeq.domain.requests import Outcome
 from codeq.domain.task import Change, Status, Task
+from codeq.usecases import artifacts
 from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core, durable
 from codeq.usecases.moves import move_each
@@ -20,6 +22,7 @@ class Submitted(Struct, frozen=True, gc=False):
     task: Task
     result: bytes | None
     """The stored result: the first submit's, should this one be a repeat."""
+    artifacts: Sequence[Artifact] = ()
 
 
 @durable
@@ -28,24 +31,32 @@ async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[S
     sizes = [len(outcome.result or b"") for outcome in outcomes]
     if sum(sizes) > BATCH_BYTES_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_BYTES_MAX} bytes of results")
-    now_ms = core.store.now_ms()
     repeats: list[int] = []
+    has_files = any(outcome.artifacts for outcome in outcomes)
+    stored = await _store_artifacts(core, tenant, outcomes) if has_files else {}
+    now_ms = core.store.now_ms()
 
     def decide(place: int, task: Task) -> Change | None:
         outcome = outcomes[place]
         if lifecycle.is_repeat(task, outcome.holder, outcome.status):
-            repeats.append(place)
+            repeats.append(place)  # once: such a task is not in progress, so it is read from the store
             return None
-        return _change(core, task, outcome, now_ms)
+        files = stored.get(place, ())
+        if isinstance(files, CodeqError):
+            raise files
+        return _change(core, task, outcome, now_ms, files=files)
 
-    moved = await move_each(core, tenant, [outcome.task_id for outcome in outcomes], decide, sizes=sizes)
+    ids = [outcome.task_id for outcome in outcomes]
+    moved = await move_each(core, tenant, ids, decide, sizes=sizes, from_memory=True)
     answers: list[Submitted | CodeqError] = []
-    for task, outcome in zip(moved, outcomes, strict=True):
+    for place, (task, outcome) in enumerate(zip(moved, outcomes, strict=True)):
         if isinstance(task, CodeqError):
             answers.append(task)
         else:
-            answers.append(Submitted(task, outcome.result))
-            core.slot_freed(task)
+            files = stored.get(place, ()) if stored else ()
+            answers.append(Submitted(task, outcome.result, () if isinstance(files, CodeqError) else files))
+            if core.effective:
+                core.slot_freed(task)
     if repeats:
         await _answer_repeats(core, tenant, repeats, answers)
     return answers
@@ -65,20 +76,49 @@ async def _answer_repeats(
             continue
         [record] = await core.store.get_records(tenant, [answer.task.id])
         if record is not None:
-            answers[place] = Submitted(record.task, record.result)
+            answers[place] = Submitted(record.task, record.result, record.artifacts)
             size += len(record.result or b"")
 
 
-def _change(core: Core, task: Task, outcome: Outcome, now_ms: int) -> Change:
+async def _store_artifacts(
+    core: Core, tenant: str, outcomes: Sequence[Outcome]
+) -> dict[int, Sequence[Artifact] | CodeqError]:
+    """Stores the artifacts of every result that would be accepted now; of the others, returns the refusal.
+
+    Before the results are committed: what a result names is there when it becomes visible.
+    """
+    found: dict[int, Sequence[Artifact] | CodeqError] = {}
+    for place, outcome in enumerate(outcomes):
+        if not outcome.artifacts:
+            continue
+        [task] = await core.store.get_tasks(tenant, [outcome.task_id])
+        if task is None or lifecycle.is_repeat(task, outcome.holder, outcome.status):
+            continue
+        try:
+            artifacts.check(core, outcome.artifacts)
+            _change(core, task, outcome, core.store.now_ms())
+            found[place] = await artifacts.store(core, task, outcome.artifacts)
+        except StoreError:
+            raise
+        except CodeqError as refusal:
+            found[place] = refusal
+    return found
+
+
+def _change(core: Core, task: Task, outcome: Outcome, now_ms: int, *, files: Sequence[Artifact] = ()) -> Change:
     result = outcome.result
-    if result is not None:
+    if result is not None and len(result) > RESULT_BYTES_MAX:
         validation.result(result)
     retention_ms = core.retention_ms(task)
     if outcome.status is _COMPLETED:
-        return lifecycle.complete(task, outcome.holder, now_ms, retention_ms=retention_ms, result=result)
+        return lifecycle.complete(
+            task, outcome.holder, now_ms, retention_ms=retention_ms, result=result, artifacts=files
+        )
     if outcome.status is _FAILED:
         error = validation.message(outcome.error or "")
         if not error:
             raise InvalidRequest("a failed task needs an error")
-        return lifecycle.fail(task, outcome.holder, now_ms, error=error, retention_ms=retention_ms, result=result)
+        return lifecycle.fail(
+            task, outcome.holder, now_ms, error=error, retention_ms=retention_ms, result=result, artifacts=files
+        )
     raise InvalidRequest(f"a worker ends a task as COMPLETED or FAILED, not {outcome.status}")

@@ -16,6 +16,7 @@ from codeq.domain.limits import BATCH_PIECE_MAX, SHORT_BATCH_MAX, SWEEP_TASKS_MA
 from codeq.domain.queue import Index
 from codeq.domain.task import Change, Task
 from codeq.store.interface import ALL, Scope
+from codeq.usecases import artifact_sweep
 from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core
 from codeq.usecases.probe import probe
@@ -84,11 +85,11 @@ async def purge_finished(core: Core, limit: int = SWEEP_TASKS_MAX, scope: Scope 
 
 async def _commit(core: Core, changes: Sequence[Change]) -> None:
     if core.spans is None:
-        await core.store.commit(changes)
+        await core.commit(changes)
         return
     parents = await created_in(core, [change.before for change in changes if change.before is not None])
     with core.spans.sweep(changes[0].move, parents, len(changes)):
-        await core.store.commit(changes)
+        await core.commit(changes)
 
 
 async def before_claim(core: Core, tenant: str, commands: Sequence[str] | None) -> None:
@@ -151,6 +152,8 @@ async def run(
         async with asyncio.TaskGroup() as running:
             for sweeper in sweepers:
                 running.create_task(sweeper.run(on_failure))
+            if core.artifacts is not None:
+                running.create_task(artifact_sweep.run(core, on_failure))
     except BaseExceptionGroup as faults:
         raise faults.exceptions[0] from None
 

@@ -4,11 +4,11 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, takewhile
 from typing import Protocol
 
 from codeq.domain.errors import CodeqError
-from codeq.domain.queue import QueueKey
+from codeq.domain.queue import QueueKey, is_system
 from codeq.domain.requests import Delivery
 from codeq.domain.task import Task
 from codeq.store.interface import Listener
@@ -42,6 +42,14 @@ class _Waiter:
         self.served: asyncio.Future[list[Delivery]] = asyncio.get_running_loop().create_future()
 
 
+def _join(line: OrderedDict[int, _Waiter], waiter: _Waiter) -> None:
+    """Adds the waiter before those with later tickets: few, if any, because most come in order."""
+    later = list(takewhile(lambda ticket: ticket > waiter.ticket, reversed(line)))
+    line[waiter.ticket] = waiter
+    for ticket in reversed(later):
+        line.move_to_end(ticket)
+
+
 class Waiters(Listener):
     """Wakes waiting calls by what the store reports. Costs next to nothing while no call waits."""
 
@@ -62,13 +70,17 @@ class Waiters(Listener):
 
     def ready(self, queue: QueueKey, tasks: int) -> None:  # noqa: ARG002 - taking them shows how many
         self.signals += 1
-        if self._claims and (queue in self._claims or QueueKey(queue.tenant, EVERY) in self._claims):
+        if self._claims and (queue in self._claims or self._waits_for_every(queue)):
             self._ready[queue] = None
             if self._serving is None or self._serving.done():
                 self._serving = asyncio.get_running_loop().create_task(self._serve())
 
+    def _waits_for_every(self, queue: QueueKey) -> bool:
+        return QueueKey(queue.tenant, EVERY) in self._claims and not is_system(queue.command)
+
     def moved(self, tasks: Sequence[Task]) -> None:
-        self._wake_readers(has_moved=True)
+        if self._for_event:
+            self._wake_readers(has_moved=True)
         if self._for_end:
             self._wake_ended([task.id for task in tasks if task.status.is_final])
 
@@ -98,15 +110,22 @@ class Waiters(Listener):
         if self._serving is not None and not self._serving.done():
             await asyncio.shield(self._serving)
 
-    async def wait_for_tasks(self, claimant: Claimant, wait_ms: int, *, since: int) -> list[Delivery]:
+    def ticket(self) -> int:
+        """Returns the place of a claim among those that wait. A claim gets it when it arrives: on Redis, the first look
+        of one that came later may return earlier."""
+        return next(self._tickets)
+
+    async def wait_for_tasks(
+        self, claimant: Claimant, wait_ms: int, *, since: int, ticket: int | None = None
+    ) -> list[Delivery]:
         """Returns what the claimant leased once one of its queues had tasks; nothing after `wait_ms`.
 
         `since` is the number of `signals` before the claimant found no tasks: what became ready since then is found.
         A caller that is cancelled loses no task: what was leased for it returns to its queue.
         """
-        waiter = _Waiter(next(self._tickets), claimant)
+        waiter = _Waiter(self.ticket() if ticket is None else ticket, claimant)
         for queue in claimant.queues:
-            self._claims.setdefault(queue, OrderedDict())[waiter.ticket] = waiter
+            _join(self._claims.setdefault(queue, OrderedDict()), waiter)
         if self.signals != since:
             for queue in claimant.queues:
                 self.ready(queue, 1)

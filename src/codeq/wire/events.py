@@ -1,8 +1,10 @@
 """An event on the wire: one row per change, with the same columns in JSON, Arrow and Spark."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from operator import attrgetter
 from typing import TYPE_CHECKING, get_type_hints
+from urllib.parse import urlencode
 
 from msgspec import UNSET, UnsetType
 
@@ -60,13 +62,16 @@ ARROW = "application/vnd.apache.arrow.stream"
 """The media type of events as Arrow."""
 ARROW_LZ4 = f"{ARROW};compression=lz4"
 """The same with compressed buffers, for clients that accept it."""
+_SCOPE_CHARS_MAX = 1000
 PAST_THE_END = 1 << 62
 """An offset after the last event of any log: a page from there has no events, only the bounds of the log."""
-NEXT_OFFSET, FIRST_OFFSET, END_OFFSET, SHARDS = (
+NEXT_OFFSET, FIRST_OFFSET, END_OFFSET, SHARDS, LOG_ID, SCOPE = (
     b"codeq-next-offset",
     b"codeq-first-offset",
     b"codeq-end-offset",
     b"codeq-shards",
+    b"codeq-log-id",
+    b"codeq-events-scope",
 )
 """Headers that carry beside Arrow what JSON has beside its events."""
 
@@ -96,6 +101,9 @@ class Event(Wire, frozen=True, kw_only=True, gc=False):
     trace_id: str | None
     payload: str | UnsetType | None = UNSET
     """Only if requested: JSON text; null once the task is purged."""
+    artifacts: int | UnsetType = UNSET
+    """Files of the result, if it has any; in JSON only, as are their bytes."""
+    artifact_bytes: int | UnsetType = UNSET
 
 
 class EventPage(Wire, frozen=True, kw_only=True, gc=False):
@@ -110,11 +118,27 @@ class EventPage(Wire, frozen=True, kw_only=True, gc=False):
     end_offset: int
     """One past the newest event of the shard."""
     shards: int
+    log_id: str = ""
+    """Identifies the log: offsets mean nothing in one with another id. A restore from a backup begins another log."""
+    scope: str = ""
+    """Whose events the caller gets, as `scope` writes it; empty for all of them."""
 
 
 class History(Wire, frozen=True, kw_only=True, gc=False):
     task_id: str
     events: list[Event]
+
+
+def scope(tenant: str, commands: Iterable[str] | None = None) -> str:
+    """Writes down whose events a caller gets: of this tenant (empty for all), and of these commands (None for all).
+
+    Very many commands are written as a digest, because a header has to hold them.
+    """
+    parts = {"tenant": tenant} if tenant else {}
+    if commands is not None:
+        parts["command"] = ",".join(sorted(commands))
+    text = urlencode(parts)
+    return text if len(text) <= _SCOPE_CHARS_MAX else f"sha256={sha256(text.encode()).hexdigest()}"
 
 
 def event(task: Task, payload: str | UnsetType | None = UNSET) -> Event:
@@ -140,6 +164,8 @@ def event(task: Task, payload: str | UnsetType | None = UNSET) -> Event:
         payload_bytes=task.payload_bytes,
         trace_id=task.trace_id,
         payload=payload,
+        artifacts=task.artifacts or UNSET,
+        artifact_bytes=task.artifact_bytes if task.artifacts else UNSET,
     )
 
 

@@ -31,6 +31,8 @@ class Problem(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     limit: str | None = None
     """The limit of the tenant that was reached: its setting below `limits.tenant`, without `_max`."""
     retry_after_seconds: int | None = None
+    offset: int | None = None
+    """Where an upload continues."""
     request_id: str | None = None
 
 

@@ -4,6 +4,7 @@ In JSON, a payload or a result in a request is any JSON value. In MessagePack it
 that neither side decodes it in transit.
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -11,10 +12,12 @@ from msgspec import Meta, Raw
 
 from codeq.domain import backoff as domain
 from codeq.domain import lifecycle
+from codeq.domain.artifacts import Artifact
 from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, REQUEST_ID_CHARS_MAX, TRACE_CHARS_MAX
 from codeq.domain.queue import Index
 from codeq.domain.task import Body, Status, Task
 from codeq.wire import times
+from codeq.wire.artifacts import ArtifactView, SubmittedArtifact, artifact_view
 from codeq.wire.message import Name, Request, Seconds, Wire
 
 
@@ -109,7 +112,8 @@ class _Submit(LeaseCall, frozen=True, kw_only=True, gc=False):
     """`COMPLETED` or `FAILED`."""
     error: str | None = None
     """Needed with `FAILED`."""
-    artifacts: list[Raw] | None = None
+    artifacts: Annotated[list[SubmittedArtifact], Meta(max_length=1024)] | None = None
+    """Files of the result."""
 
 
 class Submit(_Submit, frozen=True, kw_only=True, gc=False):
@@ -175,6 +179,9 @@ class TaskView(Wire, omit_defaults=True, frozen=True, gc=False):
     result_key: str | None = None
     trace_parent: str | None = None
     trace_state: str | None = None
+    artifacts: int = 0
+    """How many files its result has."""
+    artifact_bytes: int = 0
 
 
 class ResultView(Wire, omit_defaults=True, frozen=True, gc=False):
@@ -184,7 +191,7 @@ class ResultView(Wire, omit_defaults=True, frozen=True, gc=False):
     result: Raw | None = None
     """The worker's result: any JSON value in JSON, a byte string that holds JSON in MessagePack."""
     error: str | None = None
-    artifacts: list[str] = []
+    artifacts: list[ArtifactView] = []
 
 
 class TaskAndResult(Wire, frozen=True, kw_only=True, gc=False):
@@ -269,10 +276,13 @@ def view(task: Task, body: Body) -> TaskView:
         text(task.ended_ms) if task.ended_ms else None,
         task.error, task.last_error, task.progress, body.webhook, body.idempotency_key,
         "codeq:results" if status is _COMPLETED else None,
-        body.trace_parent, body.trace_state,
+        body.trace_parent, body.trace_state, task.artifacts, task.artifact_bytes,
     )  # fmt: skip
 
 
-def result_view(task: Task, result: bytes | None, *, packed: bool = False) -> ResultView:
+def result_view(
+    task: Task, result: bytes | None, artifacts: Sequence[Artifact] = (), *, packed: bool = False
+) -> ResultView:
     body = None if result is None else Raw(_pack(result) if packed else result)
-    return ResultView(task.id, task.status, times.text(task.ended_ms), body, task.error)
+    files = [artifact_view(task.id, artifact) for artifact in artifacts] if artifacts else []
+    return ResultView(task.id, task.status, times.text(task.ended_ms), body, task.error, files)

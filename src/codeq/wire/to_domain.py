@@ -24,6 +24,7 @@ def task_of(view: TaskView) -> Task:
         "deliveries": view.deliveries, "error": view.error, "last_error": view.last_error,
         "payload_bytes": len(view.payload.encode()), "has_webhook": view.webhook is not None,
         "trace_id": view.trace_parent[3:35] if view.trace_parent else None, "progress": view.progress,
+        "artifacts": view.artifacts, "artifact_bytes": view.artifact_bytes,
     }  # fmt: skip
     return msgspec.convert([fields.get(name, absent) for name, absent in _ABSENT.items()], Task)
 

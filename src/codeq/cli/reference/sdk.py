@@ -12,7 +12,9 @@ from codeq import testing
 from codeq.cli.reference.markdown import field_notes, paragraphs, table
 from codeq.domain.requests import BulkResult, Page
 from codeq.sdk.batcher import AsyncBatcher, AsyncTicket, Batcher, Ticket
+from codeq.sdk.deliveries import AsyncDeliveries, Deliveries
 from codeq.sdk.verbs import Verbs
+from codeq.wire.deliveries import DeliveryPage, DeliveryView
 from codeq.wire.events import Event, EventPage
 
 INTRODUCTION = """# The Python package
@@ -72,6 +74,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
         codeq.BackoffKind,
         codeq.OnExpiry,
     ),
+    "Webhooks": (codeq.verify_webhook, codeq.WebhookInvalid, Deliveries, AsyncDeliveries, DeliveryPage, DeliveryView),
     "Testing": (testing.open, testing.QueueForTests),
 }
 ELSEWHERE = {"CodeqError", "errors"}

@@ -31,6 +31,10 @@ LEGAL: Mapping[str, frozenset[tuple[str | None, str]]] = {
 """The statuses before and after each move, as drawn in `domain/lifecycle.py`."""
 
 
+NUMBERS_PER_BUCKET = 1_000_000
+"""Events of a shard whose numbers are compared by one Spark task."""
+
+
 class LogView(StrEnum):
     TASK_STEPS = "task_steps"
     SHARD_SEQUENCE = "shard_sequence"
@@ -196,9 +200,16 @@ def task_steps(events: DataFrame) -> DataFrame:
 
 
 def shard_sequence(events: DataFrame) -> DataFrame:
-    """Joins every event with the number before its own in the shard. One task sorts the numbers of a shard."""
-    before = f.lag("seq").over(Window.partitionBy("shard").orderBy("seq"))
-    return events.select("shard", "seq", "tenant", "task_id", before.alias("seq_before"))
+    """Joins every event with the number before its own in the shard. A Spark task sorts NUMBERS_PER_BUCKET of them; the
+    first of these is compared with the last of those before, of which there are few.
+    """
+    bucket = f.floor(f.col("seq") / NUMBERS_PER_BUCKET).alias("bucket")
+    rows = events.select("shard", "seq", "tenant", "task_id", bucket)
+    ends = rows.groupBy("shard", "bucket").agg(f.max("seq").alias("last"))
+    earlier = f.lag("last").over(Window.partitionBy("shard").orderBy("bucket"))
+    rows = rows.join(f.broadcast(ends.select("shard", "bucket", earlier.alias("earlier"))), ["shard", "bucket"])
+    before = f.lag("seq").over(Window.partitionBy("shard", "bucket").orderBy("seq"))
+    return rows.select("shard", "seq", "tenant", "task_id", f.coalesce(before, "earlier").alias("seq_before"))
 
 
 def ready_periods(events: DataFrame) -> DataFrame:
@@ -226,8 +237,9 @@ def ready_periods(events: DataFrame) -> DataFrame:
 def last_states(events: DataFrame, listing: DataFrame, settled: Mapping[int, int] | None = None) -> DataFrame:
     """Joins the last event of each task with the store's listing (tenant, task_id, status).
 
-    A store in use changes between two reads. So: record the end of each shard's log (`settled`), then list, then read
-    the events. A task with an event after `settled` is not checked; all others did not change in between.
+    A store in use changes between two reads. So: record the end of each shard's log (`settled`, the number of the next
+    event), then list, then read the events. A task with an event from `settled` on is not checked; all others did not
+    change in between.
     """
     last = events.groupBy("task_id").agg(
         f.max_by(f.struct("tenant", "move", "status_after", "seq"), "seq").alias("last")
@@ -244,7 +256,7 @@ def last_states(events: DataFrame, listing: DataFrame, settled: Mapping[int, int
     is_settled = f.lit(True)
     if settled is not None:
         ends = f.create_map(*(f.lit(n) for pair in settled.items() for n in pair))
-        is_settled = f.coalesce(f.col("seq") <= f.try_element_at(ends, "shard"), f.col("seq").isNull())
+        is_settled = f.coalesce(f.col("seq") < f.try_element_at(ends, "shard"), f.col("seq").isNull())
     return both.withColumn("is_settled", is_settled)
 
 

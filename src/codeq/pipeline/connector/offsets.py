@@ -1,12 +1,12 @@
 """Arithmetic on offsets: where a read starts, where it ends, and how it is split among Spark's tasks.
 
 An offset is the number of the next event to read. Offsets of all shards are a dictionary with text as keys, because
-Spark stores them as JSON.
+Spark stores them as JSON; what a stream stores also names the log that they belong to.
 """
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from codeq.pipeline.client import LogBounds
 
@@ -17,6 +17,18 @@ EVENTS_PER_PARTITION_MAX = 500_000
 Position = str | dict[int, int]
 """`earliest`, `latest`, or an offset by shard, where -2 is the earliest and -1 the latest."""
 Offsets = dict[str, int]
+StoredOffsets = dict[str, Any]
+"""Offsets by shard, and under LOG the id of the log. Checkpoints of older versions do not have the id."""
+LOG = "log"
+
+
+def stored(offsets: Offsets, log_id: str) -> StoredOffsets:
+    return {**offsets, LOG: log_id} if log_id else {**offsets}
+
+
+def shards_of(offsets: StoredOffsets) -> Offsets:
+    """Returns the offsets without the id of their log."""
+    return {shard: offset for shard, offset in offsets.items() if shard != LOG}
 
 
 class OffsetRange(NamedTuple):
@@ -51,12 +63,14 @@ def capped(start: Offsets, end: Offsets, events_max: int) -> Offsets:
     return {shard: start.get(shard, 1) + counts[shard] for shard in end}
 
 
-def split(start: Offsets, end: Offsets, *, partitions_min: int) -> list[OffsetRange]:
-    """Splits the events from `start` to `end` into ranges of about the same length."""
+def split(start: Offsets, end: Offsets, *, partitions_min: int, events_min: int = 1) -> list[OffsetRange]:
+    """Splits the events from `start` to `end` into ranges of about the same length, of `events_min` at least unless a
+    shard has fewer.
+    """
     whole = [OffsetRange(int(shard), start.get(shard, 1), offset) for shard, offset in end.items()]
     whole = [one for one in whole if one.start < one.end]
     total = sum(one.end - one.start for one in whole)
-    length = max(1, min(EVENTS_PER_PARTITION_MAX, -(-total // partitions_min)))
+    length = max(events_min, min(EVENTS_PER_PARTITION_MAX, -(-total // partitions_min)))
     ranges: list[OffsetRange] = []
     for shard, first, last in whole:
         count = -(-(last - first) // length)

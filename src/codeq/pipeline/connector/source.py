@@ -24,7 +24,17 @@ from pyspark.sql.types import StructType
 
 from codeq.errors import CodeqError
 from codeq.pipeline.client import TRANSIENT, LogBounds, PipelineClient, log_line, retry_transient
-from codeq.pipeline.connector.offsets import OffsetRange, Offsets, capped, resolve, split
+from codeq.pipeline.connector.offsets import (
+    LOG,
+    OffsetRange,
+    Offsets,
+    StoredOffsets,
+    capped,
+    resolve,
+    shards_of,
+    split,
+    stored,
+)
 from codeq.pipeline.connector.options import ReadOptions, read_options
 from codeq.pipeline.connector.schema import check_schema, event_schema
 
@@ -56,9 +66,10 @@ class EventsSource(DataSource):
 
 
 class OffsetRangePartition(InputPartition):
-    def __init__(self, offset_range: OffsetRange) -> None:
+    def __init__(self, offset_range: OffsetRange, log_id: str = "") -> None:
         super().__init__(tuple(offset_range))
         self.offset_range = offset_range
+        self.log_id = log_id
 
 
 class _LogReader:
@@ -89,9 +100,9 @@ class _LogReader:
             return {str(shard): bounds.next for shard, bounds in log.items()}
         return resolve(self.options.starting, self.log_bounds())
 
-    def plan(self, start: Offsets, end: Offsets) -> list[InputPartition]:
+    def plan(self, start: Offsets, end: Offsets, log_id: str) -> list[InputPartition]:
         ranges = split(start, end, partitions_min=self.options.partitions_min)
-        return [OffsetRangePartition(one) for one in ranges]
+        return [OffsetRangePartition(one, log_id) for one in ranges]
 
     def report_data_loss(self, shard: int, offset: int, bounds: LogBounds) -> None:
         """Raises DataLost, or only logs it if `failOnDataLoss` is false."""
@@ -99,12 +110,29 @@ class _LogReader:
             loss = f"events {offset} to {bounds.first - 1} of shard {shard} were trimmed before they were read"
         else:
             loss = f"shard {shard} ends at event {bounds.end - 1}, but was read up to {offset - 1} before: another log?"
+        self._report(loss)
+
+    def check_log(self, log_id: str, bounds: LogBounds) -> None:
+        """Reports a loss if the server has another log than this; an empty id is not known."""
+        if log_id and bounds.log_id and log_id != bounds.log_id:
+            self._report(
+                f"offsets of log {log_id} mean nothing in log {bounds.log_id}, which the server has: it is another "
+                "server, or was restored from a backup"
+            )
+
+    def _report(self, loss: str) -> None:
         if self.options.fail_on_data_loss:
             raise DataLost(f"{loss}; set failOnDataLoss to false to continue without them")
         log_line(f"{loss}; continuing, because failOnDataLoss is false")
 
-    def read_pages(self, offset_range: OffsetRange, *, within_s: float | None) -> Iterator[pa.RecordBatch]:
-        """Reads the range page by page. Each call is retried for `within_s`; None retries forever."""
+    def read_pages(
+        self, offset_range: OffsetRange, *, within_s: float | None, log_id: str = "", scope: str | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Reads the range page by page. Each call is retried for `within_s`; None retries forever.
+
+        Raises DataLost if the server has another log than `log_id`, or returns other events than those of `scope`: the
+        server may have been restored, or the token replaced, since the read was planned.
+        """
         shard, offset, end = offset_range
         with closing(PipelineClient(self.options.server)) as client:
             while offset < end:
@@ -114,6 +142,9 @@ class _LogReader:
                     f"cannot read shard {shard} from event {offset} on",
                     within_s=within_s,
                 )
+                self.check_log(log_id, bounds)
+                if scope is not None and bounds.scope != scope:
+                    raise DataLost(f"the token was replaced: it gets the events of {bounds.scope!r}, not of {scope!r}")
                 if bounds.first > offset or bounds.next <= offset:
                     self.report_data_loss(shard, offset, bounds)
                 table = pa.ipc.open_stream(body).read_all()
@@ -144,14 +175,16 @@ class EventsReader(_LogReader, DataSourceReader):
                 self.report_data_loss(shard, start[str(shard)], bounds)
             end[str(shard)] = min(end[str(shard)], bounds.end)
         # Without a partition Spark would read no batch, from which it takes the schema of the columns.
-        return self.plan(start, end) or [OffsetRangePartition(OffsetRange(0, 0, 0))]
+        return self.plan(start, end, log[0].log_id) or [OffsetRangePartition(OffsetRange(0, 0, 0))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, OffsetRangePartition)  # noqa: S101 - made above
-        return self.read_range(partition.offset_range)
+        return self.read_range(partition.offset_range, log_id=partition.log_id)
 
-    def read_range(self, offset_range: OffsetRange) -> Iterator[pa.RecordBatch]:
-        return self.read_pages(offset_range, within_s=self.options.retry_s)
+    def read_range(
+        self, offset_range: OffsetRange, *, log_id: str = "", scope: str | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        return self.read_pages(offset_range, within_s=self.options.retry_s, log_id=log_id, scope=scope)
 
 
 class EventsStreamReader(_LogReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -161,44 +194,58 @@ class EventsStreamReader(_LogReader, DataSourceStreamReader, SupportsTriggerAvai
         super().__init__(options, schema)
         self._target: Offsets | None = None
         """Where a stream with the trigger AvailableNow ends."""
-        self._known: Offsets | None = None
+        self._known: StoredOffsets | None = None
         self._idle_until_s = 0.0
 
-    def initialOffset(self) -> Offsets:  # noqa: N802
-        return self.starting_offsets()
+    def initialOffset(self) -> StoredOffsets:  # noqa: N802
+        return stored(self.starting_offsets(), self.log_bounds()[0].log_id)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         most = self.options.events_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
-    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
+    def latestOffset(self, start: StoredOffsets, limit: ReadLimit) -> StoredOffsets:  # noqa: N802
         if self._target is None and time.monotonic() < self._idle_until_s:
             return start
-        try:
-            log = self.client.log_bounds()
-        except TRANSIENT as fault:
-            log_line(f"{fault}; the query waits")
+        log = self._log_or_nothing()
+        if log is None:
             return start
-        self._known = {str(shard): bounds.end for shard, bounds in log.items()}
-        begin, end = self._available(start, log)
+        log_id = log[0].log_id
+        self.check_log(start.get(LOG, ""), log[0])
+        self._known = stored({str(shard): bounds.end for shard, bounds in log.items()}, log_id)
+        begin, end = self._available(shards_of(start), log)
         total = sum(end[shard] - begin[shard] for shard in end)
         if not total or (isinstance(limit, ReadMinRows) and total < limit.min_rows and self._target is None):
             self._idle_until_s = time.monotonic() + POLL_S
             return start
-        return capped(begin, end, limit.max_rows) if isinstance(limit, ReadMaxRows) else end
+        return stored(capped(begin, end, limit.max_rows) if isinstance(limit, ReadMaxRows) else end, log_id)
 
-    def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
+    def _log_or_nothing(self) -> dict[int, LogBounds] | None:
+        """Returns the bounds of the log; None if the server is unavailable, and the query continues later.
+
+        With the trigger AvailableNow a query ends when there is nothing new, so there it waits here, and fails if the
+        server stays away.
+        """
+        if self._target is not None:
+            return self.log_bounds()
+        try:
+            return self.client.log_bounds()
+        except TRANSIENT as fault:
+            log_line(f"{fault}; the query waits")
+            return None
+
+    def reportLatestOffset(self) -> StoredOffsets | None:  # noqa: N802
         return self._known
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = {str(shard): bounds.end for shard, bounds in self.log_bounds().items()}
 
-    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        return self.plan(start, end)
+    def partitions(self, start: StoredOffsets, end: StoredOffsets) -> Sequence[InputPartition]:
+        return self.plan(shards_of(start), shards_of(end), end.get(LOG, ""))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, OffsetRangePartition)  # noqa: S101 - made above
-        return self.read_pages(partition.offset_range, within_s=None)
+        return self.read_pages(partition.offset_range, within_s=None, log_id=partition.log_id)
 
     def _available(self, start: Offsets, log: Mapping[int, LogBounds]) -> tuple[Offsets, Offsets]:
         """Returns from where to where each shard can be read. New shards are read from their first event on."""

@@ -1,17 +1,20 @@
 """Maintains a lake: compacts small files, deletes rows that are too old, and deletes files that no table uses.
 
-A run every minute leaves a file every minute. Only batches that are in every later table are compacted, so that no
-table ever has to read a batch again.
+A run every minute leaves a file every minute. Events are found by their shard and number, whatever file they are in,
+so bronze is compacted shard by shard. Closed rows of silver are found by their batch, so only batches that gold has are
+compacted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime
+from itertools import groupby, takewhile
 
 from msgspec import Struct
 from pyspark.sql import SparkSession
 
 from codeq.domain.errors import CodeqError
 from codeq.pipeline.lake.partitions import ParquetFiles
+from codeq.pipeline.lake.position import position_of
 from codeq.pipeline.lake.table import CLOSED, DAYS, EVENTS, UNUSED_HOURS, DataFile, Lake, LakeTable
 
 SMALL_BYTES = 32 << 20
@@ -63,16 +66,18 @@ def compact(spark: SparkSession, lake: Lake, *, files_max: int = FILES_MAX, log:
     files replaced.
     """
     replaced = 0
-    for table, part, up_to in _append_only(lake):
-        small = [file for file in table.files(part=part, up_to_batch=up_to) if file.size_bytes < SMALL_BYTES]
+    for table, part, files in _append_only(lake):
+        small = [file for file in files if file.size_bytes < SMALL_BYTES]
         if len(small) <= files_max:
             continue
-        for group in _groups(small):
-            files = table.parquet_files(group)
-            added = table.write_pieces(spark, ParquetFiles.batches, [files], part=part, batch=group[-1].batch)
-            table.commit(added, batch=None, removed=group)
-            replaced += len(group)
-        log(f"{table.folder.name}: {len(small):,} small files compacted")
+        groups = list(_groups(small))
+        pieces = [(table.parquet_files(group), max(file.batch for file in group)) for group in groups]
+        added = table.write_files(spark, ParquetFiles.batches, pieces, part=part)
+        removed = [file for group in groups for file in group]
+        if removed:
+            table.commit(added, batch=None, removed=removed)
+        replaced += len(removed)
+        log(f"{table.folder.name}: {len(removed):,} small files compacted")
     return replaced
 
 
@@ -84,22 +89,32 @@ def check_complete(lake: Lake) -> None:
         )
 
 
-def _append_only(lake: Lake) -> list[tuple[LakeTable, str, int]]:
-    """The parts of tables to which files are only added, and the last batch that every later table has."""
-    gold_batch = min((table.batch for _, table in lake.gold), default=0)
+def _append_only(lake: Lake) -> list[tuple[LakeTable, str, list[DataFile]]]:
+    """The parts of tables to which files are only added, with the files that every later table has taken in."""
+    taken = [position_of(lake, table) for _, table in lake.gold]
+    offsets = [dict(position.offsets) for position in taken] + [table.offsets for table in lake.silver]
+    shards = lake.bronze.offsets
+    common = {shard: min((one.get(shard, 0) for one in offsets), default=0) for shard in shards}
+    attempts = min((position.attempts for position in taken), default=0)
+    tasks = min((position.tasks for position in taken), default=0)
+    events = [
+        file
+        for file in lake.bronze.files(part=EVENTS)
+        if file.shard is not None and file.last_seq < common.get(file.shard, 0)
+    ]
     return [
-        (lake.bronze, EVENTS, min(gold_batch, lake.attempts.batch, lake.tasks.batch)),
-        (lake.attempts, CLOSED, gold_batch),
-        (lake.tasks, CLOSED, gold_batch),
+        (lake.bronze, EVENTS, events),
+        (lake.attempts, CLOSED, lake.attempts.files(part=CLOSED, up_to_batch=attempts)),
+        (lake.tasks, CLOSED, lake.tasks.files(part=CLOSED, up_to_batch=tasks)),
     ]
 
 
 def _groups(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
-    """Groups the files in order, up to LARGE_BYTES each, and skips groups of one."""
+    """Groups the files in order, up to LARGE_BYTES each and of one shard, and skips groups of one."""
     group: list[DataFile] = []
     size_bytes = 0
     for file in files:
-        if group and size_bytes + file.size_bytes > LARGE_BYTES:
+        if group and (size_bytes + file.size_bytes > LARGE_BYTES or file.shard != group[-1].shard):
             if len(group) > 1:
                 yield group
             group, size_bytes = [], 0
@@ -110,14 +125,12 @@ def _groups(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
 
 
 def _delete_events(lake: Lake, before: datetime) -> int:
-    """Deletes whole files, from the oldest up to the first with a newer row, so that the log has no gaps."""
+    """Deletes whole files, of each shard from the oldest to the first with a newer row: so its log has no gaps."""
     deleted = 0
-    for table, part, up_to in _append_only(lake):
+    for table, _, files in _append_only(lake):
         old = []
-        for file in table.files(part=part, up_to_batch=up_to):
-            if file.last_at is None or file.last_at >= before:
-                break
-            old.append(file)
+        for _, of_shard in groupby(files, key=lambda file: file.shard):
+            old += list(takewhile(lambda file: file.last_at is not None and file.last_at < before, of_shard))
         deleted += _delete(table, old)
     return deleted
 

@@ -1,16 +1,13 @@
-"""Runs functions on executors over hash partitions of task ids; all rows of a task are in the same partition.
+"""Reads Parquet files by ranges of task ids, and runs functions on executors; all rows of a task are in one range.
 
-Every partition reads all files and filters its own rows. That is faster than a shuffle: Spark would have to read the
-rows, sort them by task and pass them to Python, which takes far longer than the function itself, while Parquet is read
-faster than any server writes events.
+Files are sorted by task id, so a range is found in few row groups, and no shuffle is needed.
 """
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.dataset as ds
 from msgspec import Struct
@@ -18,21 +15,26 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from codeq.domain.errors import CodeqError
-from codeq.pipeline.lake.grouping import Mask, Numbers, is_repetitive
-from codeq.pipeline.session import parallelism_of
+from codeq.pipeline.lake.grouping import Mask, is_repetitive
 
-Update = Callable[[pa.Table, pa.Table], pa.Table]
-"""Takes open rows and new events, and returns the open and closed rows that result."""
-Write = Callable[[pa.Table], list[str]]
-"""Writes rows into new files, and returns their paths."""
-
-ROWS_PER_PARTITION_MAX = 1_000_000
-"""Rows that one Python process holds at once, some hundred megabytes."""
-ROWS_PER_PARTITION_MIN = 100_000
 _ROWS_PER_READ = 1 << 16
 _TASK_RESULT = pa.schema([("values", pa.list_(pa.string())), ("error", pa.binary())])
-_WORD_BYTES = 8
-_HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+class IdRange(NamedTuple):
+    """Task ids from `low` to before `high`. None for `high` is no end."""
+
+    low: str = ""
+    high: str | None = None
+
+    def expression(self) -> ds.Expression | None:
+        """The range as a filter; None if it has all ids."""
+        parts = [ds.field("task_id") >= self.low] if self.low else []
+        parts += [ds.field("task_id") < self.high] if self.high is not None else []
+        return None if not parts else parts[0] if len(parts) == 1 else parts[0] & parts[1]
+
+
+ALL_IDS = IdRange()
 
 
 class ParquetFiles(Struct, frozen=True):
@@ -40,35 +42,26 @@ class ParquetFiles(Struct, frozen=True):
 
     paths: tuple[str, ...]
     schema: pa.Schema
-    rows: int
-    start_offsets: dict[int, int] = {}
-    """By shard, the first event to read; earlier events in the files are skipped."""
+    starts: dict[int, int] = {}
+    ends: dict[int, int] | None = None
+    """Of events, by shard: the first to read, and the one after the last. With `ends`, shards that it does not name
+    have no events to read.
+    """
 
-    def batches(self, *names: str) -> Iterator[pa.RecordBatch]:
-        """Reads all rows in the order of the files; only these columns, if any are named."""
+    def batches(self, ids: IdRange = ALL_IDS) -> Iterator[pa.RecordBatch]:
+        """Reads the rows of these tasks, in the order of the files."""
         if not self.paths:
-            return iter(())
+            return
         texts = [field.name for field in self._schema if pa.types.is_dictionary(field.type)]
         file_format = ds.ParquetFileFormat(dictionary_columns=texts)
         dataset = ds.dataset(list(self.paths), self._schema, format=file_format)
-        batches: Iterator[pa.RecordBatch] = dataset.to_batches(
-            columns=list(names) or None, use_threads=False, batch_size=_ROWS_PER_READ
-        )
-        return batches
+        read = dataset.to_batches(filter=ids.expression(), use_threads=False, batch_size=_ROWS_PER_READ)
+        for batch in read:
+            yield batch if self.ends is None else batch.filter(pa.array(self._is_wanted(batch)))
 
-    def partition(self, number: int, partitions: int) -> pa.Table:
-        """Reads the rows of the tasks in this partition, in the order of the files."""
-        found = [batch.filter(pa.array(self._is_in(batch, number, partitions))) for batch in self.batches()]
-        return pa.Table.from_batches(found, self._schema)
-
-    def end_offsets(self) -> dict[int, int]:
-        """Returns by shard the number after its last event. Only for files of events."""
-        ends: dict[int, int] = {}
-        for batch in self.batches("shard", "seq"):
-            shards, numbers = batch.column("shard").to_numpy(), batch.column("seq").to_numpy()
-            for shard in np.unique(shards).tolist():
-                ends[shard] = max(ends.get(shard, 0), int(numbers[shards == shard].max()) + 1)
-        return ends
+    def read(self, ids: IdRange = ALL_IDS) -> pa.Table:
+        """Reads the rows of these tasks, in the order of the files."""
+        return pa.Table.from_batches(self.batches(ids), self._schema)
 
     @property
     def _schema(self) -> pa.Schema:
@@ -78,29 +71,14 @@ class ParquetFiles(Struct, frozen=True):
             for field in self.schema
         ])  # fmt: skip
 
-    def _is_in(self, batch: pa.RecordBatch, number: int, partitions: int) -> Mask:
-        mask: Mask = np.ones(len(batch), bool)
-        if partitions > 1:
-            mask = partition_of(batch.column("task_id"), partitions) == number
-        if not self.start_offsets:
-            return mask
+    def _is_wanted(self, batch: pa.RecordBatch) -> Mask:
         shards, numbers = batch.column("shard").to_numpy(), batch.column("seq").to_numpy()
-        starts = np.zeros(max(*self.start_offsets, shards.max(initial=0)) + 1, np.int64)
-        starts[list(self.start_offsets)] = list(self.start_offsets.values())
-        return np.asarray(mask & (numbers >= starts[shards]))
-
-
-def update_files(
-    spark: SparkSession, update: Update, rows: tuple[ParquetFiles, ParquetFiles], write: Write
-) -> list[str]:
-    """Updates open rows with new events on executors, and writes the result there. Returns the paths."""
-    open_rows, events = rows
-    partitions = _partition_count(spark, open_rows.rows + events.rows)
-
-    def work(number: int) -> list[str]:
-        return write(update(open_rows.partition(number, partitions), events.partition(number, partitions)))
-
-    return run_on_executors(spark, work, range(partitions))
+        ends = self.ends or {}
+        count = max([int(shards.max(initial=0)), *self.starts, *ends]) + 1
+        low, high = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        low[list(self.starts)] = list(self.starts.values())
+        high[list(ends)] = list(ends.values())
+        return np.asarray((numbers >= low[shards]) & (numbers < high[shards]))
 
 
 def run_on_executors(spark: SparkSession, work: Callable[[Any], list[str]], pieces: Sequence[Any]) -> list[str]:
@@ -109,6 +87,8 @@ def run_on_executors(spark: SparkSession, work: Callable[[Any], list[str]], piec
 
     A CodeqError is raised here as it was there: a retry would not help, and Spark would turn it into text.
     """
+    if not pieces:
+        return []
 
     def task(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in (number for batch in numbers for number in batch.column(0).to_pylist()):
@@ -125,34 +105,3 @@ def run_on_executors(spark: SparkSession, work: Callable[[Any], list[str]], piec
         if result.error:
             raise pickle.loads(result.error)  # noqa: S301 - from our own executors
     return [value for result in results for value in result["values"]]
-
-
-def partition_of(ids: pa.Array, partitions: int) -> Numbers:
-    """Returns the partition of each id: the same on every machine, and evenly distributed.
-
-    Ids of the same length are hashed together, eight bytes at a time.
-    """
-    begins = np.frombuffer(ids.buffers()[1], np.int32)[ids.offset : ids.offset + len(ids) + 1].astype(np.int64)
-    characters = np.frombuffer(ids.buffers()[2] or b"", np.uint8)
-    lengths = np.diff(begins)
-    hashes = np.zeros(len(ids), np.uint64)
-    for length in np.unique(lengths).tolist():
-        rows = np.flatnonzero(lengths == length)
-        hashes[rows] = _hashes(characters, begins[rows], length)
-    return np.asarray((hashes % np.uint64(partitions)).astype(np.int64))
-
-
-def _hashes(characters: npt.NDArray[np.uint8], begins: Numbers, length: int) -> npt.NDArray[np.uint64]:
-    size = _WORD_BYTES if length >= _WORD_BYTES else 1
-    words = np.ndarray((max(0, len(characters) - size + 1),), f"<u{size}", characters.data, strides=(1,))
-    hashes = np.full(len(begins), length, np.uint64)
-    for position in sorted({*range(0, length - size + 1, size), length - size}) if length else ():
-        hashes = (hashes ^ words[begins + position]) * _HASH_FACTOR
-        hashes ^= hashes >> np.uint64(32)
-    return hashes
-
-
-def _partition_count(spark: SparkSession, rows: int) -> int:
-    """One partition per parallel task of Spark; fewer for few rows, more for very many."""
-    few = min(parallelism_of(spark), -(-rows // ROWS_PER_PARTITION_MIN))
-    return max(few, -(-rows // ROWS_PER_PARTITION_MAX), 1)

@@ -141,6 +141,7 @@ class Completer:
                 status=_STATUS[outcome.kind],
                 result=outcome.result,
                 error=outcome.error,
+                artifacts=entry.job.named_artifacts() if entry.job.attached else (),
             )
             for entry, outcome in results
         ]
@@ -162,7 +163,8 @@ class Completer:
 
     async def _refused(self, entry: InFlightJob, outcome: JobOutcome, refusal: CodeqError) -> None:
         if isinstance(refusal, (InvalidRequest, TooLarge)) and outcome.result is not None:
-            # The task can still be ended without the result.
+            # The task can still be ended without the result and its files.
+            entry.job.attached = []
             await self._submit([(entry, JobOutcome(_FAIL, None, f"the result was refused: {refusal}"))])
             return
         self.counts.refused += 1

@@ -2,20 +2,22 @@
 
 import asyncio
 from collections import deque
+from functools import partial
 from time import monotonic
 
 from codeq.sdk.worker.execution import DROPPED, JobOutcome, run_handler_async
-from codeq.sdk.worker.pool import Ended, InFlightJob, Report
+from codeq.sdk.worker.pool import Attach, Ended, InFlightJob, Report
 from codeq.sdk.worker.running_job import RunningJob
 
 
 class EventLoopPool:
     """A `Pool` of asyncio tasks."""
 
-    def __init__(self, size: int, ended: Ended, report: Report) -> None:
+    def __init__(self, size: int, ended: Ended, report: Report, attach: Attach) -> None:
         self._size = size
         self._ended = ended
         self._report = report
+        self._attach = attach
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[InFlightJob] = deque()
         self._running: dict[InFlightJob, tuple[asyncio.Task[None], RunningJob]] = {}
@@ -59,7 +61,7 @@ class EventLoopPool:
             if entry.decided_s:
                 self._ended(entry, DROPPED)
                 continue
-            running = RunningJob(entry.job, self._report)
+            running = RunningJob(entry.job, self._report, partial(self._attach, entry))
             task = self._loop.create_task(self._run(entry, running))
             self._running[entry] = task, running
             entry.started_s = monotonic()

@@ -1,13 +1,15 @@
 """The seam between the runner and what executes handlers: threads, child processes, or the event loop."""
 
-from collections.abc import Callable
-from typing import Protocol
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from codeq.sdk.jobs import Job
 from codeq.sdk.worker.execution import JobOutcome
 from codeq.sdk.worker.handler import Handler
+from codeq.sdk.worker.running_job import AttachedFile
 
 
 class InFlightJob(Struct, gc=False, eq=False):
@@ -29,8 +31,28 @@ class InFlightJob(Struct, gc=False, eq=False):
 
 Ended = Callable[[InFlightJob, JobOutcome], None]
 """Called by a pool when a handler has ended, from any thread."""
+Attach = Callable[[InFlightJob, AttachedFile], Coroutine[Any, Any, None]]
+"""Uploads a file for the result of the job, on the event loop of the worker. Raises CodeqError."""
 Report = Callable[[str, str], None]
 """Called by a pool with the key of a job and the progress text of its handler, from any thread."""
+
+
+INTERRUPTED_S = 0.1
+"""How late a thread that waits for an upload notices that its job was interrupted."""
+
+
+def attach_blocking(loop: asyncio.AbstractEventLoop, attach: Attach, entry: InFlightJob, file: AttachedFile) -> None:
+    """Uploads a file for a handler in a thread, and waits for it."""
+    upload = asyncio.run_coroutine_threadsafe(attach(entry, file), loop)
+    try:
+        while True:
+            try:
+                return upload.result(INTERRUPTED_S)
+            except TimeoutError:
+                if upload.done():
+                    raise
+    finally:
+        upload.cancel()
 
 
 class Pool(Protocol):

@@ -8,22 +8,25 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from time import monotonic
+from typing import Any
 
 import msgspec
 
-from codeq.domain.errors import InvalidRequest
+from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.sdk.jobs import Job
 from codeq.sdk.worker.execution import DROPPED, Interrupted, JobOutcome, outcome_of_error, run_handler
 from codeq.sdk.worker.handler import Handler
 from codeq.sdk.worker.parent_death import die_with_parent
-from codeq.sdk.worker.pool import Ended, InFlightJob, Report
-from codeq.sdk.worker.running_job import RunningJob, name_tasks_in_logs
+from codeq.sdk.worker.pool import Attach, Ended, InFlightJob, Report
+from codeq.sdk.worker.running_job import AttachedFile, RunningJob, name_tasks_in_logs
+from codeq.wire.errors import error_of
 
 log = logging.getLogger("codeq.worker")
 
@@ -31,12 +34,15 @@ STARTS_MAX = 5
 """After so many children in a row that end before they are ready, the pool has a fault."""
 _RESTART_S_MAX = 5.0
 _JOIN_S = 2.0
+_PIPE_BYTES = 64 * 1024
 
-ChildMessage = str | JobOutcome
-"""What a child sends: one text when it is ready; then, for each job, progress texts and finally the outcome."""
+ChildMessage = str | JobOutcome | dict[str, Any]
+"""What a child sends: one text when it is ready; then, for each job, progress texts, files to upload (the fields of an
+`AttachedFile`), and finally the outcome. To each file it gets an answer: nothing, or the code and text of an error."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_job = msgspec.msgpack.Decoder(Job).decode
+_decode_refusal = msgspec.msgpack.Decoder(tuple[str, str] | None).decode
 _decode_message = msgspec.msgpack.Decoder(ChildMessage).decode
 
 
@@ -47,7 +53,9 @@ class Crash(Exception):
 class ProcessPool:
     """A `Pool` of child processes, each with one job at a time. They are started when jobs need them."""
 
-    def __init__(self, size: int, handlers: Mapping[str, Handler], ended: Ended, report: Report) -> None:
+    def __init__(
+        self, size: int, handlers: Mapping[str, Handler], ended: Ended, report: Report, *, attach: Attach
+    ) -> None:
         """Raises InvalidRequest if a handler cannot be sent to another process."""
         try:
             self.pickled_handlers = pickle.dumps(dict(handlers))
@@ -55,6 +63,7 @@ class ProcessPool:
             raise InvalidRequest(f"a handler for processes must be a function of a module: {fault}") from None
         self.ended = ended
         self.report = report
+        self.attach = attach
         self._waiting: deque[InFlightJob] = deque()
         self._size = size
         self._children: list[_Child] = []
@@ -122,6 +131,7 @@ class _Child:
         self._pause_s = 0.0
         self.is_ready = False
         self.current: InFlightJob | None = None
+        self._uploads: set[asyncio.Task[None]] = set()
         self._start()
 
     @property
@@ -185,10 +195,25 @@ class _Child:
         elif self.current is not None:
             if isinstance(message, str):
                 self._pool.report(self.current.key, message)
+            elif isinstance(message, dict):
+                file = msgspec.convert(message, AttachedFile)
+                uploading = self._loop.create_task(self._attach(self.current, file))
+                self._uploads.add(uploading)
+                uploading.add_done_callback(self._uploads.discard)
             else:
                 entry, self.current = self.current, None
                 self._pool.ended(entry, message)
                 self._pool.start_waiting()
+
+    async def _attach(self, entry: InFlightJob, file: AttachedFile) -> None:
+        refusal = None
+        try:
+            await self._pool.attach(entry, file)
+        except CodeqError as fault:
+            refusal = fault.code, str(fault)
+        if self._pipe is not None and self.current is entry:
+            with contextlib.suppress(OSError):
+                self._pipe.send_bytes(_encode(refusal))
 
     def _process_ended(self) -> None:
         entry, self.current = self.current, None
@@ -248,13 +273,35 @@ def _run_jobs(pipe: Connection, pickled_handlers: bytes, parent: int) -> None:
         with contextlib.suppress(OSError):
             send(text)
 
+    attaching = threading.Lock()
+
+    def attach(file: AttachedFile) -> None:
+        """Has the parent upload the file: it has the connection, and the lease."""
+        with attaching, _as_path(file) as passed:
+            send(msgspec.structs.asdict(passed))
+            refusal = _decode_refusal(pipe.recv_bytes())
+        if refusal is not None:
+            raise error_of(*refusal)
+
     with contextlib.suppress(EOFError, OSError):
         send("ready")
         while True:
             job = _decode_job(pipe.recv_bytes())
             outcome = DROPPED
             with contextlib.suppress(Interrupted):  # raised by the handler itself: the parent interrupts with SIGKILL
-                outcome = run_handler(handlers[job.command], RunningJob(job, report))
+                outcome = run_handler(handlers[job.command], RunningJob(job, report, attach))
             with contextlib.suppress(AttributeError, ValueError, OSError):
                 sys.stdout.flush()
             send(outcome)
+
+
+@contextlib.contextmanager
+def _as_path(file: AttachedFile) -> Iterator[AttachedFile]:
+    """Writes content that is too long for a pipe to a temporary file."""
+    if file.content is None or len(file.content) <= _PIPE_BYTES:
+        yield file
+        return
+    with tempfile.NamedTemporaryFile(prefix="codeq-artifact-") as passed:
+        passed.write(file.content)
+        passed.flush()
+        yield msgspec.structs.replace(file, content=None, path=passed.name)

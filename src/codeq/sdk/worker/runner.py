@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from codeq.domain.errors import CodeqError, InvalidRequest
+from codeq.domain.errors import CodeqError, InvalidRequest, NotOwner
 from codeq.domain.limits import BATCH_TASKS_MAX
 from codeq.domain.requests import Claim
+from codeq.sdk.artifacts import upload
 from codeq.sdk.backend import Backend
 from codeq.sdk.encoding import new_request_id
 from codeq.sdk.jobs import Job
@@ -26,7 +27,7 @@ from codeq.sdk.worker.heartbeat import Heartbeater, LoopHeartbeater
 from codeq.sdk.worker.heartbeat_process import HeartbeatProcess
 from codeq.sdk.worker.pool import InFlightJob, Pool
 from codeq.sdk.worker.processes import ProcessPool
-from codeq.sdk.worker.running_job import name_tasks_in_logs
+from codeq.sdk.worker.running_job import AttachedFile, name_tasks_in_logs
 from codeq.sdk.worker.threads import ThreadPool
 from codeq.wire.errors import Forbidden, Unauthenticated
 
@@ -120,11 +121,11 @@ class Runner:
         kinds = {handler.pool for handler in handlers.values()}
         if PoolKind.PROCESS in kinds:
             theirs = {command: handler for command, handler in handlers.items() if handler.pool is PoolKind.PROCESS}
-            self._pools[PoolKind.PROCESS] = ProcessPool(size, theirs, ended, self._report)
+            self._pools[PoolKind.PROCESS] = ProcessPool(size, theirs, ended, self._report, attach=self._attach)
         if PoolKind.THREAD in kinds:
-            self._pools[PoolKind.THREAD] = ThreadPool(size, ended, self._report)
+            self._pools[PoolKind.THREAD] = ThreadPool(size, ended, self._report, self._attach)
         if PoolKind.LOOP in kinds:
-            self._pools[PoolKind.LOOP] = EventLoopPool(size, ended, self._report)
+            self._pools[PoolKind.LOOP] = EventLoopPool(size, ended, self._report, self._attach)
         for pool in self._pools.values():
             stack.callback(pool.close)
 
@@ -211,6 +212,13 @@ class Runner:
     def _report(self, key: str, text: str) -> None:
         """Notes the progress of a handler. Handlers call it from any thread, and as often as they like."""
         self._progress[key] = text
+
+    async def _attach(self, entry: InFlightJob, file: AttachedFile) -> None:
+        """Uploads a file for the result of a job whose handler still runs."""
+        if entry.decided_s:
+            raise NotOwner(f"task {entry.job.id} was taken from this worker")
+        content = file.content if file.content is not None else file.path or ""
+        await upload(self._backend, entry.job, file.name, content, content_type=file.content_type)
 
     def _send_progress(self) -> None:
         progress = {key: self._progress.pop(key) for key in list(self._progress)}

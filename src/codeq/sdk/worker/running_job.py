@@ -1,6 +1,8 @@
 """The job as its handler sees it: its payload, a way to report progress, and whether it was cancelled."""
 
+import inspect
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +10,9 @@ from contextvars import ContextVar
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
+from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import PROGRESS_CHARS_MAX
 from codeq.sdk.jobs import Job
 
@@ -17,15 +21,31 @@ _NOT_READ: Any = object()
 _current: "ContextVar[RunningJob | None]" = ContextVar("codeq_job", default=None)
 
 
+class AttachedFile(Struct, frozen=True, kw_only=True):
+    """A file that a handler attaches to its job."""
+
+    name: str
+    content: bytes | None
+    path: str | None
+    """Of the file, where the content is not given."""
+    content_type: str | None
+
+
 class RunningJob:
     """The second argument of a handler that takes one; other handlers get it from `codeq.current_job()`.
 
     It has `id`, `command`, `payload`, `attempt` (1 for the first try) and `max_attempts`.
     """
 
-    __slots__ = ("_payload", "_report", "attempt", "command", "id", "is_cancelled", "job", "max_attempts")
+    __slots__ = ("_attach", "_payload", "_report", "attempt", "command", "id", "is_cancelled", "job", "max_attempts")
 
-    def __init__(self, job: Job, report: "Callable[[str, str], None] | None" = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        report: "Callable[[str, str], None] | None" = None,
+        attach: "Callable[[AttachedFile], Any] | None" = None,
+    ) -> None:
+        """`attach` uploads a file: a coroutine function for handlers on the event loop, else a function that blocks."""
         self.job = job
         self.id = job.id
         self.command = job.command
@@ -35,6 +55,7 @@ class RunningJob:
         self.is_cancelled = False
         """The lease was lost or the task was cancelled: the result will be refused."""
         self._report = report
+        self._attach = attach
 
     @property
     def payload(self) -> Any:
@@ -55,8 +76,31 @@ class RunningJob:
             text = _NOT_SHOWN.sub(" ", f"{percent} {note}").strip()[:PROGRESS_CHARS_MAX]
             self._report(self.job.key, text.encode("utf-8", "replace").decode())
 
+    def attach(self, name: str, content: "bytes | str | os.PathLike[str]", *, content_type: str | None = None) -> None:
+        """Uploads a file that belongs to the result: bytes, or the path of a file. It becomes visible with the result.
+        Async handlers await `attach_async`."""
+        if self._attach is None or inspect.iscoroutinefunction(self._attach):
+            raise InvalidRequest("an async handler attaches files with `await job.attach_async(...)`")
+        self._attach(_attached_file(name, content, content_type))
+
+    async def attach_async(
+        self, name: str, content: "bytes | str | os.PathLike[str]", *, content_type: str | None = None
+    ) -> None:
+        """As `attach`, for async handlers."""
+        if self._attach is None or not inspect.iscoroutinefunction(self._attach):
+            raise InvalidRequest("a handler that is not async attaches files with `job.attach(...)`")
+        await self._attach(_attached_file(name, content, content_type))
+
     def __repr__(self) -> str:
         return f"RunningJob({self.command} {self.id} attempt={self.attempt})"
+
+
+def _attached_file(name: str, content: "bytes | str | os.PathLike[str]", content_type: str | None) -> AttachedFile:
+    if isinstance(content, (bytes, bytearray, memoryview)):
+        return AttachedFile(name=name, content=bytes(content), path=None, content_type=content_type)
+    if isinstance(content, (str, os.PathLike)):
+        return AttachedFile(name=name, content=None, path=os.path.abspath(content), content_type=content_type)
+    raise InvalidRequest(f"an artifact is bytes or the path of a file, not {type(content).__name__}")
 
 
 def current_job() -> RunningJob:

@@ -1,20 +1,24 @@
 """Executes handlers in threads of the worker's process, where an exception interrupts them."""
 
+import asyncio
 import contextlib
 import ctypes
 import threading
+from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
 
 from codeq.sdk.worker.execution import DROPPED, Interrupted, run_handler
-from codeq.sdk.worker.pool import Ended, InFlightJob, Report
-from codeq.sdk.worker.running_job import RunningJob
+from codeq.sdk.worker.pool import Attach, Ended, InFlightJob, Report, attach_blocking
+from codeq.sdk.worker.running_job import AttachedFile, RunningJob
 
 
 class ThreadPool:
     """A `Pool` of threads, all started at once."""
 
-    def __init__(self, size: int, ended: Ended, report: Report) -> None:
+    def __init__(self, size: int, ended: Ended, report: Report, attach: Attach) -> None:
+        self._attach = partial(attach_blocking, asyncio.get_running_loop(), attach)
         self._inbox: SimpleQueue[InFlightJob | None] = SimpleQueue()
         self._size = size
         self._ended = ended
@@ -56,15 +60,24 @@ class ThreadPool:
             self._inbox.put(None)
 
     def _start_thread(self, number: int) -> "_WorkerThread":
-        return _WorkerThread(self._inbox, self._ended, self._report, number)
+        return _WorkerThread(self._inbox, self._ended, self._report, attach=self._attach, number=number)
 
 
 class _WorkerThread(threading.Thread):
-    def __init__(self, inbox: "SimpleQueue[InFlightJob | None]", ended: Ended, report: Report, number: int) -> None:
+    def __init__(
+        self,
+        inbox: "SimpleQueue[InFlightJob | None]",
+        ended: Ended,
+        report: Report,
+        *,
+        attach: Callable[[InFlightJob, AttachedFile], None],
+        number: int,
+    ) -> None:
         super().__init__(name=f"codeq-worker-{number}", daemon=True)
         self._inbox = inbox
         self._ended = ended
         self._report = report
+        self._attach = attach
         self._lock = threading.Lock()
         self._current: InFlightJob | None = None
         self._running: RunningJob | None = None
@@ -103,7 +116,7 @@ class _WorkerThread(threading.Thread):
             return self._is_discarded
 
     def _begin(self, entry: InFlightJob) -> RunningJob:
-        running = self._running = RunningJob(entry.job, self._report)
+        running = self._running = RunningJob(entry.job, self._report, partial(self._attach, entry))
         entry.started_s = monotonic()
         self._current = entry  # from here on it can be interrupted; `decided_s` is looked at next
         return running

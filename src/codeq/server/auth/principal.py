@@ -10,6 +10,7 @@ from msgspec import Struct
 from codeq.domain import validation
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import WORKER_CHARS_MAX
+from codeq.domain.queue import is_system
 from codeq.server.auth.callers import CALLER, FailureLimit
 from codeq.server.auth.claims import Claims, Validator
 from codeq.wire.errors import Forbidden, Unauthenticated, Unavailable
@@ -53,6 +54,9 @@ class Principal(Struct, frozen=True, kw_only=True, gc=False):
     """An admin of the platform, with access to every tenant."""
 
     def may_see(self, command: str) -> bool:
+        """Returns whether tasks of this command may be shown. Those of the system are for admins."""
+        if is_system(command):
+            return self.is_admin
         return not self.is_worker or EVERY_COMMAND in self.commands or command in self.commands
 
 

@@ -86,7 +86,7 @@ async def list_dead(state: AppState, request: HttpRequest) -> HttpResponse:
     query = request.query(("command", "error", "cursor", "limit"))
     command = query.get("command")
     wanted = Filter(
-        command=validation.name(command, "command") if command is not None else None,
+        command=validation.queue_name(command, "command") if command is not None else None,
         error=query.get("error"),
         index=Index.DEAD,
     )
@@ -160,8 +160,8 @@ def _if_match(request: HttpRequest) -> str | None:
 
 
 def _queue_key(request: HttpRequest) -> QueueKey:
-    return QueueKey(request.tenant, validation.name(request.params["command"], "command"))
+    return QueueKey(request.tenant, validation.queue_name(request.params["command"], "command"))
 
 
 def _topic_key(request: HttpRequest) -> QueueKey:
-    return QueueKey(request.tenant, validation.name(request.params["topic"], "topic name"))
+    return QueueKey(request.tenant, validation.queue_name(request.params["topic"], "topic name"))

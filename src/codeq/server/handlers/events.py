@@ -24,7 +24,7 @@ from codeq.domain.limits import (
     PAGE_BYTES_MAX,
 )
 from codeq.domain.task import Task
-from codeq.server.auth.principal import EVERY_COMMAND
+from codeq.server.auth.principal import EVERY_COMMAND, Principal
 from codeq.server.request import HttpRequest, HttpResponse, whole_number
 from codeq.server.state import AppState
 from codeq.usecases import events
@@ -49,6 +49,7 @@ class EventsQuery(Struct, frozen=True, kw_only=True):
     """Empty for all commands."""
     with_payload: bool
     at_ms: int | None
+    scope: str
 
 
 async def read_events(state: AppState, request: HttpRequest) -> HttpResponse:
@@ -90,8 +91,7 @@ class EventsBuilder(ABC):
         self.request = request
         self.query = query
         self._payload_bytes = 0
-        limited = request.principal.is_worker and EVERY_COMMAND not in request.principal.commands
-        self._hides = bool(query.tenant or query.commands or limited)
+        self._hides = bool(query.scope)
 
     @property
     def is_plain(self) -> bool:
@@ -135,12 +135,12 @@ class EventsBuilder(ABC):
         return len(tasks)
 
     async def _payloads(self, tasks: list[Task]) -> list[str | None]:
-        by_tenant: dict[str, list[str]] = {}
+        by_tenant: dict[str, dict[str, int]] = {}
         for task in tasks:
-            by_tenant.setdefault(task.tenant, []).append(task.id)
+            by_tenant.setdefault(task.tenant, {})[task.id] = task.payload_bytes
         found: dict[str, str] = {}
-        for tenant, ids in by_tenant.items():
-            found |= await events.payloads(self.state.core, tenant, list(dict.fromkeys(ids)))
+        for tenant, sizes in by_tenant.items():
+            found |= await events.payloads(self.state.core, tenant, sizes)
         return [found.get(task.id) for task in tasks]
 
 
@@ -172,6 +172,8 @@ class ArrowEventsBuilder(EventsBuilder):
             wire.FIRST_OFFSET: span.first,
             wire.END_OFFSET: span.next,
             wire.SHARDS: self.state.core.shards,
+            wire.LOG_ID: self.state.core.log_id,
+            wire.SCOPE: self.query.scope,
         }
         headers = [(name, str(value).encode()) for name, value in values.items()]
         compressed = wire.ARROW_LZ4.encode() in self.request.headers[b"accept"].replace(b" ", b"")
@@ -207,6 +209,8 @@ def _page(state: AppState, query: EventsQuery, span: Events, events: list[Any], 
         first_offset=span.first,
         end_offset=span.next,
         shards=state.core.shards,
+        log_id=state.core.log_id,
+        scope=query.scope,
     )
 
 
@@ -221,16 +225,26 @@ def _query(state: AppState, request: HttpRequest) -> EventsQuery:
     with_payload = params.get("includePayload", "false")
     if with_payload not in ("true", "false"):
         raise InvalidRequest(f"includePayload is true or false, not {with_payload[:40]!r}")
+    commands = _commands(params["command"]) if "command" in params else frozenset()
     return EventsQuery(
         shard=whole_number(params.get("shard", "0"), "shard", 0, 65_535),
         offset=whole_number(params.get("offset", "1"), "offset", 0, 1 << 62),
         limit=whole_number(params.get("limit", "1000"), "limit", 1, EVENTS_READ_MAX),
         wait_ms=state.wait_ms(min(wait_s * 1000, CLAIM_WAIT_MS_MAX)),
         tenant=tenant,
-        commands=_commands(params["command"]) if "command" in params else frozenset(),
+        commands=commands,
         with_payload=with_payload == "true",
         at_ms=_moment_ms(params["at"]) if "at" in params else None,
+        scope=wire.scope(tenant, _visible(request.principal, commands)),
     )
+
+
+def _visible(principal: Principal, commands: frozenset[str]) -> frozenset[str] | None:
+    """Returns the commands whose events the caller gets if these are asked for, or all; None for all commands."""
+    if commands:
+        return frozenset(name for name in commands if principal.may_see(name))
+    limited = principal.is_worker and EVERY_COMMAND not in principal.commands
+    return principal.commands if limited else None
 
 
 def _commands(text: str) -> frozenset[str]:

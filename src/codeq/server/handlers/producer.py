@@ -15,7 +15,7 @@ from codeq.server.request import BatchParser, HttpRequest, HttpResponse, Parser
 from codeq.server.state import AppState
 from codeq.server.tenant_slots import REFUSAL_PAUSE_S
 from codeq.usecases import queries
-from codeq.usecases.budget import LoopBudget
+from codeq.usecases.budget import LoopBudget, fit_into_piece, pieces_of
 from codeq.usecases.cancel import cancel as cancel_tasks
 from codeq.usecases.enqueue import Enqueued, enqueue
 from codeq.wire import tasks as wire
@@ -64,31 +64,42 @@ async def create_many(state: AppState, request: HttpRequest) -> HttpResponse:
     new_tasks: list[NewTask] = []
     answers: list[wire.TaskAnswer | None] = []
     is_long = state.takes_turns(request.tenant, len(items), len(request.body))
-    for message in items:
-        if is_long and budget.is_spent:
+    for piece in pieces_of(items, len(request.body)):
+        if is_long:
             await budget.yield_if_spent()
-        try:
-            if isinstance(message, CodeqError):
-                raise message
-            new_tasks.append(_new_task(state, request, message, message.idempotency_key))
-            answers.append(None)
-        except CodeqError as refusal:
-            answers.append(_refused(refusal))
+        for message in piece:
+            try:
+                if isinstance(message, CodeqError):
+                    raise message
+                new_tasks.append(_new_task(state, request, message, message.idempotency_key))
+                answers.append(None)
+            except CodeqError as refusal:
+                answers.append(_refused(refusal))
     with state.tracing.verb("create", tenant_id=request.tenant, batch=len(new_tasks)):
         enqueued = await enqueue(state.core, request.tenant, new_tasks)
     if QuotaExceeded in set(map(type, enqueued)):
         await asyncio.sleep(REFUSAL_PAUSE_S)
     left = iter(enqueued)
-    results = (answer or _task_answer(next(left)) for answer in answers)
+    results = map(_task_answer, [answer or next(left) for answer in answers])
     if is_long:
-        return await request.respond_in_pieces(200, results, lambda parts: wire.TaskAnswers(results=parts), budget)
+        size = sum([done.task.payload_bytes for done in enqueued if isinstance(done, Enqueued)])
+        return await request.respond_in_pieces(
+            200,
+            results,
+            lambda parts: wire.TaskAnswers(results=parts),
+            budget,
+            is_piece=fit_into_piece(len(answers), size),
+        )
     return request.respond(200, wire.TaskAnswers(results=list(results)))
 
 
-def _task_answer(done: Enqueued | CodeqError) -> wire.TaskAnswer:
-    if isinstance(done, CodeqError):
-        return _refused(done)
-    return wire.TaskAnswer(wire.view(done.task, done.body), replayed=done.is_replay, mismatched=done.is_mismatch)
+def _task_answer(done: Enqueued | CodeqError | wire.TaskAnswer) -> wire.TaskAnswer:
+    if isinstance(done, Enqueued):
+        view = wire.view(done.task, done.body)
+        if done.is_replay:
+            return wire.TaskAnswer(view, replayed=True, mismatched=done.is_mismatch)
+        return wire.TaskAnswer(view)
+    return _refused(done) if isinstance(done, CodeqError) else done
 
 
 def _refused(refusal: CodeqError) -> wire.TaskAnswer:
@@ -124,7 +135,7 @@ def _new_task(state: AppState, request: HttpRequest, message: Any, key: str | No
     return NewTask(
         command=message.command,
         payload=_payload(message.payload),
-        priority=min(max(message.priority, PRIORITY_MIN), PRIORITY_MAX),
+        priority=min(max(message.priority, PRIORITY_MIN), PRIORITY_MAX) if message.priority else 0,
         delay_ms=min(round(message.delay_seconds * 1000), DELAY_MS_MAX) if message.delay_seconds else 0,
         run_at_ms=_run_at(message.run_at) if message.run_at else None,
         max_attempts=message.max_attempts if message.max_attempts > 0 else None,

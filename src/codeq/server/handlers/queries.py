@@ -20,7 +20,7 @@ from codeq.wire.events import History, event
 
 
 async def get_task(state: AppState, request: HttpRequest) -> HttpResponse:
-    record = await _visible(state, request, 0)
+    record = await visible_record(state, request, 0)
     return request.respond(200, wire.view(record.task, record.body))
 
 
@@ -29,18 +29,21 @@ async def get_result(state: AppState, request: HttpRequest) -> HttpResponse:
     wait_ms = 0
     if seconds.isascii() and seconds.isdigit():  # as in the original codeQ, a value that is not a number means no wait
         wait_ms = min(int(seconds[:9]) * 1000, RESULT_WAIT_MS_MAX)
-    record = await _visible(state, request, state.wait_ms(wait_ms))
+    record = await visible_record(state, request, state.wait_ms(wait_ms))
     if not record.task.status.is_final:
         raise NotFound("result not found: the task has not ended")
     packed = request.wants_packed
     view = wire.view(record.task, record.body)
     return request.respond(
-        200, wire.TaskAndResult(task=view, result=wire.result_view(record.task, record.result, packed=packed))
+        200,
+        wire.TaskAndResult(
+            task=view, result=wire.result_view(record.task, record.result, record.artifacts, packed=packed)
+        ),
     )
 
 
 async def get_history(state: AppState, request: HttpRequest) -> HttpResponse:
-    record = await _visible(state, request, 0)
+    record = await visible_record(state, request, 0)
     moves = await queries.history(state.core, request.tenant, record.task.id)
     return request.respond(200, History(task_id=record.task.id, events=[event(task) for task in moves]))
 
@@ -81,7 +84,7 @@ async def list_queues(state: AppState, request: HttpRequest) -> HttpResponse:
     return await request.respond_in_pieces(200, views, lambda parts: wire_queues.QueueViews(queues=parts), budget)
 
 
-async def _visible(state: AppState, request: HttpRequest, wait_ms: int) -> Record:
+async def visible_record(state: AppState, request: HttpRequest, wait_ms: int) -> Record:
     task_id = request.params["id"]
     with state.long_polls.held(request.tenant) if wait_ms else nullcontext():
         record = await request.unless_disconnected(

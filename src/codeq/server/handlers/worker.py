@@ -1,8 +1,9 @@
 """Routes for workers: claim, heartbeat, abandon, nack, result."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
+from itertools import repeat
 from operator import attrgetter
 from typing import Any
 
@@ -20,7 +21,7 @@ from codeq.server.request import BatchParser, HttpRequest, HttpResponse, Parser
 from codeq.server.state import AppState
 from codeq.usecases import queries
 from codeq.usecases.abandon import abandon as abandon_task
-from codeq.usecases.budget import LoopBudget, is_short
+from codeq.usecases.budget import LoopBudget, fit_into_piece, is_short, pieces_of
 from codeq.usecases.claim import Lease, claim, hand_back, leases_of
 from codeq.usecases.core import Core, durable
 from codeq.usecases.heartbeat import heartbeat as extend_lease
@@ -29,6 +30,7 @@ from codeq.usecases.submit import Submitted, submit
 from codeq.usecases.traces import trace_parents
 from codeq.wire import tasks as wire
 from codeq.wire import times
+from codeq.wire.artifacts import artifact_input
 from codeq.wire.errors import Forbidden
 
 CLAIM = Parser(wire.Claim)
@@ -59,7 +61,7 @@ async def claim_many(state: AppState, request: HttpRequest) -> HttpResponse:
     deliveries = await _claim(state, request, message, message.count)
     if not deliveries:
         return _NOTHING
-    views = (wire.view(delivery.task, delivery.body) for delivery in deliveries)
+    views = map(_view, deliveries)
     size = sum([delivery.task.payload_bytes for delivery in deliveries])
     if not is_short(len(deliveries), size):
         is_cut = size >= CLAIM_BYTES_MAX and len(deliveries) < message.count
@@ -68,6 +70,7 @@ async def claim_many(state: AppState, request: HttpRequest) -> HttpResponse:
             views,
             lambda parts: wire.ClaimedTasks(tasks=parts, bytes_limited=is_cut),
             LoopBudget(state.core, request.tenant),
+            is_piece=fit_into_piece(len(deliveries), size),
         )
     return request.respond(200, wire.ClaimedTasks(tasks=list(views)))
 
@@ -99,7 +102,7 @@ async def _on_lease(
 ) -> Task:
     """Calls a use case on the task of the path, as the holder of its lease."""
     task_id = request.params["id"]
-    await _check_commands(state, request, [task_id])
+    await check_commands(state, request, [task_id])
     parents = await trace_parents(state.core, request.tenant, [task_id]) if state.tracing.is_on else ()
     with state.tracing.verb(verb.__name__, parents, task_id=task_id, worker_id=request.principal.subject):
         return await verb(state.core, request.tenant, task_id, _holder(request, message), **options)
@@ -110,11 +113,13 @@ def _new_place(task: Task) -> str:
 
 
 async def _authorize_submit(state: AppState, request: HttpRequest) -> None:
-    await _check_commands(state, request, [request.params["id"]])
+    await check_commands(state, request, [request.params["id"]])
 
 
 def _respond_submitted(request: HttpRequest, answer: Submitted) -> HttpResponse:
-    return request.respond(200, wire.result_view(answer.task, answer.result, packed=request.wants_packed))
+    return request.respond(
+        200, wire.result_view(answer.task, answer.result, answer.artifacts, packed=request.wants_packed)
+    )
 
 
 submit_one = BatchedHandler(
@@ -123,6 +128,7 @@ submit_one = BatchedHandler(
     authorize=_authorize_submit,
     needs_authorizing=lambda request: EVERY_COMMAND not in request.principal.commands,
     to_item=lambda _, request, message: _outcome(request, message, request.params["id"]),
+    runs_alone=lambda outcome: bool(outcome.artifacts),
     execute=submit,
     respond=_respond_submitted,
     item_bytes=lambda outcome: len(outcome.result or b""),
@@ -139,36 +145,47 @@ async def submit_many(state: AppState, request: HttpRequest) -> HttpResponse:
     messages = await SUBMIT_MANY.parse(request, budget)
     state.limiter.spend_for_batch(request.route.charge, request.principal, len(messages))
     is_long = state.takes_turns(request.tenant, len(messages), len(request.body))
-    for message in messages:
-        if is_long and budget.is_spent:
+    for piece in pieces_of(messages, len(request.body)):
+        if is_long:
             await budget.yield_if_spent()
-        if isinstance(message, CodeqError):
-            raise message
-        try:
-            outcomes.append(_outcome(request, message, message.task_id))
-            answers.append(None)
-        except CodeqError as refusal:
-            answers.append(wire.SubmitAnswer(task_id=message.task_id, error=str(refusal), code=refusal.code))
+        for message in piece:
+            if isinstance(message, CodeqError):
+                raise message
+            try:
+                outcomes.append(_outcome(request, message, message.task_id))
+                answers.append(None)
+            except CodeqError as refusal:
+                answers.append(wire.SubmitAnswer(task_id=message.task_id, error=str(refusal), code=refusal.code))
     ids = [outcome.task_id for outcome in outcomes]
-    await _check_commands(state, request, ids)
+    await check_commands(state, request, ids)
     parents = await trace_parents(state.core, request.tenant, ids) if state.tracing.is_on else ()
     with state.tracing.verb("submit_result", parents, batch=len(ids), worker_id=request.principal.subject):
         submitted = await submit(state.core, request.tenant, outcomes)
-    done = _submit_answers(outcomes, submitted, packed=request.wants_packed)
-    results = (answer or next(done) for answer in answers)
+    left = iter(submitted)
+    done = [answer or next(left) for answer in answers]
+    results = map(_submit_answer, [message.task_id for message in messages], done, repeat(request.wants_packed))
     if is_long:
-        return await request.respond_in_pieces(200, results, lambda parts: wire.SubmitAnswers(results=parts), budget)
+        size = sum([len(each.result) for each in submitted if isinstance(each, Submitted) and each.result])
+        return await request.respond_in_pieces(
+            200,
+            results,
+            lambda parts: wire.SubmitAnswers(results=parts),
+            budget,
+            is_piece=fit_into_piece(len(answers), size),
+        )
     return request.respond(200, wire.SubmitAnswers(results=list(results)))
 
 
-def _submit_answers(
-    outcomes: Sequence[Outcome], submitted: Sequence[Submitted | CodeqError], *, packed: bool
-) -> Iterator[wire.SubmitAnswer]:
-    for outcome, done in zip(outcomes, submitted, strict=True):
-        if isinstance(done, CodeqError):
-            yield wire.SubmitAnswer(task_id=outcome.task_id, error=str(done), code=done.code)
-        else:
-            yield wire.SubmitAnswer(outcome.task_id, wire.result_view(done.task, done.result, packed=packed))
+def _submit_answer(task_id: str, done: Submitted | CodeqError | wire.SubmitAnswer, packed: bool) -> wire.SubmitAnswer:
+    if isinstance(done, Submitted):
+        return wire.SubmitAnswer(task_id, wire.result_view(done.task, done.result, done.artifacts, packed=packed))
+    if isinstance(done, CodeqError):
+        return wire.SubmitAnswer(task_id=task_id, error=str(done), code=done.code)
+    return done
+
+
+def _view(delivery: Delivery) -> wire.TaskView:
+    return wire.view(delivery.task, delivery.body)
 
 
 async def _claim(state: AppState, request: HttpRequest, message: Any, count: int) -> list[Delivery]:
@@ -210,7 +227,7 @@ def _commands(request: HttpRequest, wanted: list[str] | None) -> Sequence[str] |
     return list(dict.fromkeys(wanted)) if wanted else sorted(allowed)
 
 
-async def _check_commands(state: AppState, request: HttpRequest, ids: list[str]) -> None:
+async def check_commands(state: AppState, request: HttpRequest, ids: list[str]) -> None:
     """Refuses tasks of commands that the token does not name, on every verb."""
     if EVERY_COMMAND in request.principal.commands:
         return
@@ -223,10 +240,14 @@ def _outcome(request: HttpRequest, message: Any, task_id: str) -> Outcome:
     status = _STATUSES.get(message.status)
     if status is None:
         raise InvalidRequest("invalid status: COMPLETED or FAILED")
-    if message.artifacts:
-        raise InvalidRequest("artifacts are not taken by this server yet; send a link inside the result")
-    result = bytes(message.result) if message.result else None
-    return Outcome(task_id=task_id, holder=_holder(request, message), status=status, result=result, error=message.error)
+    return Outcome(
+        task_id=task_id,
+        holder=_holder(request, message),
+        status=status,
+        result=bytes(message.result) if message.result else None,
+        error=message.error,
+        artifacts=[artifact_input(each) for each in message.artifacts] if message.artifacts else (),
+    )
 
 
 def _holder(request: HttpRequest, message: Any) -> Holder:

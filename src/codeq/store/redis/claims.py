@@ -1,11 +1,12 @@
 """Claims of one shard: which queues a claim may take from, and what the take script answered."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
+from typing import NamedTuple
 
 from codeq.domain.limits import CLAIM_COMMANDS_MAX, PRIORITY_MAX
-from codeq.domain.queue import EffectivePolicy, QueueKey
+from codeq.domain.queue import QueueKey, is_system
 from codeq.domain.task import Task
 from codeq.store.interface import ClaimRequest
 from codeq.store.redis import records
@@ -15,6 +16,9 @@ from codeq.store.redis.keys import Channels, ShardKeys
 ENTRIES_MAX = 2000
 """Entries of pending lists that one take reads: a claim of a thousand tasks, and as many that were cancelled."""
 
+TASKS_AT_ONCE = 256
+"""Tasks of merged claims: two milliseconds of a script, for which all other clients of Redis wait."""
+
 INLINE_BODY_BYTES_MAX = 2048
 """Bodies with a longer payload are read beside the script, because Lua hashes every value."""
 
@@ -23,9 +27,58 @@ _QUEUES_READ = 4 * CLAIM_COMMANDS_MAX
 _SERVED_MAX = 10_000
 
 
-Taken = tuple[list[bytes | None], list[list[bytes]] | None, int]
-"""Record and body of each task in turn; what the script tells of each queue, None for a repeated claim; and whether the
-entries that one take reads ran out."""
+Argument = bytes | str | int
+
+
+class Taken(NamedTuple):
+    """What a claim got."""
+
+    is_repeat: bool
+    """Whether these tasks were leased before, by a claim with the same request id."""
+    contents: list[bytes | None]
+    """Record and body of each task in turn."""
+    has_run_out: bool
+    """Whether it got less because of ENTRIES_MAX."""
+
+
+class ShardClaim(NamedTuple):
+    """A claim with the queues that it may take from."""
+
+    request: ClaimRequest
+    queues: Sequence[QueueKey]
+    rooms: Mapping[QueueKey, int]
+    """Per queue: how many tasks may be in progress in this shard; -1 for no limit."""
+
+
+def shard_claim(request: ClaimRequest, queues: Sequence[QueueKey]) -> ShardClaim:
+    return ShardClaim(request, queues, {queue: _room(request, queue) for queue in queues})
+
+
+class ClaimGroup:
+    """Claims that one script serves: of the same queues, no two of which would have to know of each other."""
+
+    def __init__(self) -> None:
+        self._first: ShardClaim | None = None
+        self._request_ids: set[tuple[str, str]] = set()
+        self._tasks = 0
+
+    def add(self, claim: ShardClaim) -> bool:
+        request, first = claim.request, self._first
+        request_id = None if request.request_id is None else (request.worker, request.request_id)
+        if first is None:
+            self._first = claim
+        elif (
+            self._tasks + request.limit > TASKS_AT_ONCE
+            or request_id in self._request_ids
+            or request.tenant != first.request.tenant
+            or request.priority != first.request.priority
+            or claim.rooms != first.rooms
+        ):
+            return False
+        if request_id is not None:
+            self._request_ids.add(request_id)
+        self._tasks += request.limit
+        return True
 
 
 def entries(data: bytes) -> dict[bytes, bytes]:
@@ -65,40 +118,44 @@ async def ready_queues(connection: RedisClient, keys: ShardKeys, request: ClaimR
     found: dict[QueueKey, set[int]] = {}
     for field in fields:
         text = field.decode()
+        if is_system(text[1:]):
+            continue
         found.setdefault(QueueKey(request.tenant, text[1:]), set()).add(int(text[0]))
     return found
 
 
 def take_arguments(
-    request: ClaimRequest, queues: Sequence[QueueKey], *, now_ms: int, keys: ShardKeys, channels: Channels, shard: int,
-) -> tuple[list[str], list[bytes | str | int]]:  # fmt: skip
-    """Returns keys and arguments of the take script."""
-    tenant = request.tenant
+    claims: Sequence[ShardClaim], queues: Sequence[QueueKey], *, now_ms: int, keys: ShardKeys, channels: Channels,
+    shard: int, with_times: bool,
+) -> tuple[list[str], list[Argument]]:  # fmt: skip
+    """Returns keys and arguments of the take script, for claims of these queues."""
+    first = claims[0].request
     names = [
-        keys.records, keys.bodies, keys.number, keys.events, keys.counts(tenant), keys.ready(tenant), keys.leased_heads,
-        keys.claim(tenant, request.worker, request.request_id or ""), keys.absent,
+        keys.records, keys.bodies, keys.number, keys.events, keys.counts(first.tenant), keys.ready(first.tenant),
+        keys.leased_heads, keys.absent,
     ]  # fmt: skip
-    leases = [request.lease_ms or request.policy_of(queue).lease_ms for queue in queues]
-    arguments: list[bytes | str | int] = [
-        request.limit, request.bytes_max, ENTRIES_MAX, INLINE_BODY_BYTES_MAX, channels.moved, shard.to_bytes(2, "big"),
-        max(leases) if request.request_id is not None else 0, "" if request.priority is None else request.priority,
-        "1" if request.is_part else "",
+    arguments: list[Argument] = [
+        ENTRIES_MAX, INLINE_BODY_BYTES_MAX, channels.moved, shard.to_bytes(2, "big"),
+        "" if first.priority is None else first.priority, len(queues), "1" if with_times else "",
     ]  # fmt: skip
-    for queue, lease_ms in zip(queues, leases, strict=True):
+    for queue in queues:
         of_queue = keys.queue(queue)
-        names += [*of_queue.pending, of_queue.delayed, of_queue.leased]
-        arguments += [
-            queue.command,
-            of_queue.member,
-            _room(request, queue, request.policy_of(queue)),
-            records.claim_arguments(request.worker, now_ms, lease_ms),
-            now_ms + lease_ms,
-        ]
+        names += [*of_queue.pending, of_queue.delayed, of_queue.leased, of_queue.withdrawn]
+        arguments += [queue.command, of_queue.member, claims[0].rooms[queue]]
+    for claim in claims:
+        request = claim.request
+        names.append(keys.claim(request.tenant, request.worker, request.request_id or ""))
+        leases_ms = [request.lease_ms or request.policy_of(queue).lease_ms for queue in queues]
+        remember_ms = max(leases_ms) if request.request_id is not None else 0
+        arguments += [request.limit, request.bytes_max, remember_ms, "1" if request.is_part else ""]
+        for lease_ms in leases_ms:
+            arguments += [records.claim_arguments(request.worker, now_ms, lease_ms), now_ms + lease_ms]
     return names, arguments
 
 
-def _room(request: ClaimRequest, queue: QueueKey, policy: EffectivePolicy) -> int:
+def _room(request: ClaimRequest, queue: QueueKey) -> int:
     """Returns how many tasks of the queue may be in progress in this shard; -1 for no limit."""
+    policy = request.policy_of(queue)
     if not policy.max_consumers:
         return -1
     return max(0, policy.max_consumers - request.held_elsewhere.get(queue, 0))

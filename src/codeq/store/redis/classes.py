@@ -33,6 +33,10 @@ class ChangeClass(NamedTuple):
     """Whether a change has an idempotency key."""
     has_content: bool
     """Whether a change has a body or a result among its arguments."""
+    follows: bool
+    """Whether a change is applied only if the one before it is."""
+    was_withdrawn: bool
+    """Whether tasks that are deleted may have left pending without a claim."""
 
 
 class DescribedClasses(NamedTuple):
@@ -63,9 +67,9 @@ class _Description:
         names, queue = self._shard_keys, QueueKey(kind.tenant, kind.command)
         of_queue = names.queue(queue)
         described: dict[str, Any] = _layout(kind) | {
-            "counts": [],
+            "counts": self._key(names.counts(kind.tenant)),
+            "counted": [],
             "heads": [],
-            "usage": self._key(names.usage(kind.tenant)),
         }
         if kind.is_quiet:
             leased = self._key(of_queue.leased)
@@ -75,6 +79,8 @@ class _Description:
             }  # fmt: skip
         if kind.is_final and kind.after is not None:
             described["ended"] = True
+        if kind.before is None and not kind.has_content:
+            described["written"] = self._key(names.written_bodies)
         if kind.before is None or kind.after is None:
             described["listing"] = self._key(names.listing(kind.tenant))
         if kind.after is None:
@@ -82,10 +88,12 @@ class _Description:
         if kind.after is _PENDING:
             described["push"] = self._key(of_queue.pending[kind.priority])
             described["channel"] = self._channels.ready(queue)
+        if kind.before is _PENDING:
+            described["withdraws"] = [self._key(of_queue.withdrawn), str(kind.priority)]
+        if kind.was_withdrawn:
+            described["withdrawn"] = [self._key(of_queue.withdrawn), str(kind.priority)]
         self._index(described, kind, kind.before, "leave")
         self._index(described, kind, kind.after, "enter")
-        if change := (kind.after in _UNFINISHED) - (kind.before in _UNFINISHED):
-            described["tasks"] = change
         self._count(described, kind)
         return described
 
@@ -110,20 +118,21 @@ class _Description:
             described["dead_from" if verb == "leave" else "dead_to"] = dead
 
     def _count(self, described: dict[str, Any], kind: ChangeClass) -> None:
-        """Describes the counts that change. The last of a count's values are: the set of queues that are ready, and
-        what counts and lists queues."""
-        names, tenant, command = self._shard_keys, kind.tenant, kind.command
-        counts = self._key(names.counts(tenant))
+        """Describes the counts that change: field, by how much for each task, the set of queues that are ready, whether
+        it counts bytes, and the set of tenants, with the name of this one, for the count of all tasks of a queue."""
+        names, tenant, command, counted = self._shard_keys, kind.tenant, kind.command, described["counted"]
         for place, change in ((kind.before, -1), (kind.after, 1)):
             if place is _PENDING:
                 ready = self._key(names.ready(tenant))
-                described["counts"].append([counts, f"{kind.priority}{command}", change, ready])
+                counted.append([f"{kind.priority}{command}", change, ready, False, False])
             elif place is not None and place in _COUNT_FIELDS:
-                described["counts"].append([counts, _COUNT_FIELDS[place] + command, change])
-        counted = (kind.after not in (None, _NONE)) - (kind.before not in (None, _NONE))
-        if counted:
-            totals = [self._key(names.usage(tenant)), self._key(names.tenants), keys.quoted(tenant)]
-            described["counts"].append([counts, f"t{command}", counted, False, totals])
+                counted.append([_COUNT_FIELDS[place] + command, change, False, False, False])
+        if change := (kind.after not in (None, _NONE)) - (kind.before not in (None, _NONE)):
+            counted.append([f"t{command}", change, False, False, [self._key(names.tenants), keys.quoted(tenant)]])
+        if change := (kind.after in _UNFINISHED) - (kind.before in _UNFINISHED):
+            counted.append(["#t", change, False, False, False])
+        if kind.before is None or kind.after is None:
+            counted.append(["#b", 1, False, True, False])
 
     def _key(self, key: str) -> int:
         """Returns the place of the key among those that the script declares."""
@@ -140,4 +149,6 @@ def _layout(kind: ChangeClass) -> dict[str, Any]:
             width += 1
     if kind.before is None:
         described["new"] = True
+    if kind.follows:
+        described["follows"] = True
     return described | {"width": width}

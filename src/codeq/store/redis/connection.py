@@ -6,8 +6,7 @@ the library's retries are off; what it follows are redirections of a cluster, wh
 
 import asyncio
 import hashlib
-import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from importlib.resources import files
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -19,12 +18,16 @@ from redis import asyncio as aio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 
-from codeq.domain.errors import InvalidRequest, StoreError, StoreMismatch, StoreUnavailable
+from codeq.domain.errors import InvalidRequest, StoreClosed, StoreUnavailable
+from codeq.store.redis.faults import FAULTS, passing
 
 CONNECTIONS_MAX = 64
 """Per process and node. Calls past this wait for one that ends."""
 CONNECT_S, ANSWER_S = 2.0, 5.0
 """How long a connection and an answer may take. A failover takes about four seconds; callers repeat meanwhile."""
+
+CLOSE_S = 1.0
+"""How long calls may still take whose callers have gone, when the connections are closed."""
 
 PAUSES_S = (0.05, 0.2, 0.5)
 """Pauses before a call is repeated whose connection was lost. Versions and request ids make changes happen once."""
@@ -34,21 +37,11 @@ _SCHEMES = {
     "rediss+cluster": ("cluster", True), "redis+sentinel": ("sentinel", False), "rediss+sentinel": ("sentinel", True),
 }  # fmt: skip
 _OPTIONS = {"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs"}
-_PASSING = frozenset(
-    {
-        "ASK", "BUSY", "CLUSTERDOWN", "EXECABORT", "LOADING", "MASTERDOWN", "MISCONF", "MOVED", "NOREPLICAS",
-        "READONLY", "TRYAGAIN", "UNKILLABLE",
-    }
-)  # fmt: skip
-_SCRIPT_FAULT = re.compile(f"-({'|'.join(sorted(_PASSING))}) ")
-"""How Redis before 7 names the fault of a command that a script called."""
 _UNCHANGED = (
     "EVALSHA", "GET", "HGET", "HGETALL", "HMGET", "HSCAN", "SET", "SMEMBERS", "XRANGE", "XREVRANGE", "ZCARD", "ZRANGE",
     "ZRANGEBYLEX", "ZRANGEBYSCORE", "ZREVRANGEBYLEX",
 )  # fmt: skip
 """Commands whose answers the library passes on as Redis sent them."""
-FAULTS = (redis_py.exceptions.RedisError, OSError, RuntimeError, AttributeError)
-"""What the library raises. The last two for a connection that it closed under a call, when a cluster changes."""
 T = TypeVar("T")
 
 
@@ -107,44 +100,6 @@ def _node(text: str, default_port: int) -> tuple[str, int]:
     return host, port or default_port
 
 
-def passing(fault: Exception) -> StoreError:
-    """Returns the error for a fault of Redis or of the way to it. Its text names no host: callers may see it."""
-    text = str(fault)
-    word = _error_code(fault, text)
-    if isinstance(fault, redis_py.exceptions.OutOfMemoryError) or word == "OOM" or "OOM command" in text:
-        return StoreUnavailable("the store has no memory left (maxmemory); nothing was changed")
-    if isinstance(fault, redis_py.exceptions.TimeoutError | TimeoutError):
-        return StoreUnavailable(
-            "the store did not answer in time, so whether the call took effect is unknown; repeat it"
-        )
-    if isinstance(fault, redis_py.exceptions.AuthenticationError | redis_py.exceptions.NoPermissionError):
-        return StoreMismatch(f"Redis refuses this user: {text}")
-    is_passing = isinstance(
-        fault,
-        redis_py.exceptions.ConnectionError
-        | redis_py.exceptions.ClusterError
-        | OSError
-        | RuntimeError
-        | AttributeError,
-    )
-    if (
-        is_passing
-        or word in _PASSING
-        or "non local key" in text
-        or isinstance(fault, redis_py.exceptions.RedisClusterException)
-    ):
-        return StoreUnavailable(
-            f"the store cannot be used at the moment ({word or type(fault).__name__}); repeat the call"
-        )
-    return StoreError(f"Redis: {text}")
-
-
-def _error_code(fault: Exception, text: str) -> str:
-    """Returns the first word of Redis's answer. The library takes it off the text of the errors that it knows."""
-    inner = _SCRIPT_FAULT.search(text)
-    return inner[1] if inner else getattr(fault, "status_code", None) or text.partition(" ")[0]
-
-
 class LuaScript:
     """A script of the folder `scripts`, called by its digest."""
 
@@ -161,9 +116,13 @@ class RedisClient:
         self._client: Any = None
         self._node: Any = None
         self._calls = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._detached: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
 
     @property
     def client(self) -> Any:
+        if self._is_closed:
+            raise StoreClosed("the connection to Redis was closed")
         if self._client is None:
             self._client = _client(self.address)
             for command in _UNCHANGED:
@@ -176,29 +135,29 @@ class RedisClient:
         keys: Sequence[str],
         arguments: Sequence[Any],
         *,
-        bodies: Sequence[tuple[str, bytes, bytes]] = (),
+        before: Sequence[Sequence[Any]] = (),
     ) -> Any:
-        """Runs the script, with hash fields (key, field, value) written before it in the same transaction.
+        """Runs the script, with other commands before it in the same transaction.
 
         A server that does not know the script is sent its source: it executed nothing.
         """
         try:
             return await _cancellable(
-                self._bounded(self._run(("EVALSHA", script.sha, len(keys), *keys, *arguments), bodies))
+                self._bounded(self._run(("EVALSHA", script.sha, len(keys), *keys, *arguments), before))
             )
         except redis_py.exceptions.NoScriptError:
-            return await self.guarded(self._run(("EVAL", script.source, len(keys), *keys, *arguments), bodies))
+            return await self.guarded(self._run(("EVAL", script.source, len(keys), *keys, *arguments), before))
         except FAULTS as fault:
             raise passing(fault) from fault
 
-    async def _run(self, command: Sequence[Any], bodies: Sequence[tuple[str, bytes, bytes]]) -> Any:
-        if not bodies:
+    async def _run(self, command: Sequence[Any], before: Sequence[Sequence[Any]]) -> Any:
+        if not before:
             return await self.client.execute_command(*command)
         # In a cluster the library's transactions run on another event loop, so there it is no transaction: the script
         # refuses a task whose body is not there.
         pipeline = self.client.pipeline(transaction=self.address.kind != "cluster")
-        for key, field, value in bodies:
-            pipeline.execute_command("HSET", key, field, value)
+        for first in before:
+            pipeline.execute_command(*first)
         pipeline.execute_command(*command)
         return (await pipeline.execute())[-1]
 
@@ -266,9 +225,19 @@ class RedisClient:
 
         In a task of its own: the library may swallow a cancellation, and would close the connection.
         """
-        calling = asyncio.get_running_loop().create_task(self._repeated(call))
-        calling.add_done_callback(_seen)
-        return await asyncio.shield(calling)
+        return await asyncio.shield(self.detached(self._repeated(call)))
+
+    def detached(self, call: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Runs the call in a task that outlives its caller, and not the connections: `close` ends it."""
+        calling = asyncio.get_running_loop().create_task(call)
+        self._detached.add(calling)
+        calling.add_done_callback(self._detached_ended)
+        return calling
+
+    def _detached_ended(self, task: "asyncio.Task[Any]") -> None:
+        self._detached.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller gets it; one that has gone must not make a warning
 
     async def _repeated(self, call: Callable[[], Awaitable[T]]) -> T:
         for pause_s in PAUSES_S:
@@ -302,17 +271,24 @@ class RedisClient:
         return self._node.pubsub()
 
     async def close(self) -> None:
+        """Ends the calls whose callers have gone, then the connections: such a call would open others."""
         node, self._node = self._node, None
+        if self._detached:
+            await asyncio.wait(list(self._detached), timeout=CLOSE_S)
+        self._is_closed = True
+        while self._detached:
+            for calling in self._detached:
+                calling.cancel()  # again if the library has swallowed it
+            await asyncio.wait(list(self._detached), timeout=0.2)
         if node is not None:
             await node.aclose()
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
-
-
-def _seen(task: "asyncio.Task[Any]") -> None:
-    if not task.cancelled():
-        task.exception()  # the caller gets it; one that has gone must not make a warning
+            if self.address.kind == "cluster":
+                # After a lost connection the library counts itself as closed, and leaves the other connections open.
+                await client.nodes_manager.aclose()
+                await client.nodes_manager.aclose("startup_nodes")
 
 
 async def _cancellable(call: Awaitable[T]) -> T:
@@ -361,7 +337,10 @@ def _client(address: RedisAddress) -> Any:
         return aio.RedisCluster(startup_nodes=nodes, max_connections=CONNECTIONS_MAX, reinitialize_steps=0, **settings)
     if address.kind == "sentinel":
         sentinel: Any = aio.Sentinel
-        known = sentinel(list(address.nodes), sentinel_kwargs={"socket_timeout": CONNECT_S}, **settings)
+        asking = {  # without the library's repetitions, which wait for seconds at a sentinel that is down
+            "socket_connect_timeout": CONNECT_S, "socket_timeout": CONNECT_S, "retry": AsyncRetry(NoBackoff(), 0),
+        }  # fmt: skip
+        known = sentinel(list(address.nodes), sentinel_kwargs=asking, **settings)
         return known.master_for(address.service, db=address.db)
     [(host, port)] = address.nodes
     settings["connection_class"] = TlsConnection if settings.pop("ssl", False) else PlainConnection

@@ -15,6 +15,9 @@ MOVED_ENTRIES_MAX = 100
 """Entries of cancelled tasks that one look at the oldest drops from the front of a list."""
 
 _FIELDS = [*map(str, range(PRIORITY_MAX + 1)), "d", "r", "x"]
+_USAGE = ["#t", "#b", "#q"]
+_NOT_COUNTED = "t#"
+"""How the other fields of the same hash begin."""
 _PENDING = slice(0, PRIORITY_MAX + 1)
 
 
@@ -40,7 +43,7 @@ class Counting:
             return {QueueKey(tenant, command): numbers} if any(numbers) else {}
         found: dict[QueueKey, list[int]] = {}
         for field, number in (await self._all(key)).items():
-            if field[0] != "t":
+            if field[0] not in _NOT_COUNTED:
                 parts = found.setdefault(QueueKey(tenant, field[1:]), [0] * len(_FIELDS))
                 parts[_FIELDS.index(field[0])] = number
         return found
@@ -69,7 +72,7 @@ class Counting:
     async def usage(
         self, tenant: str, *, policies: int, commands: Sequence[str], idempotency_keys: Sequence[str]
     ) -> StorageUsage:
-        calls: list[tuple[str, ...]] = [("HMGET", self._keys.usage(tenant), "t", "b", "q")]
+        calls: list[tuple[str, ...]] = [("HMGET", self._keys.counts(tenant), *_USAGE)]
         if commands:
             calls.append(("HMGET", self._keys.counts(tenant), *(f"t{command}" for command in commands)))
         if idempotency_keys:

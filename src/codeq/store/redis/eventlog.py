@@ -37,18 +37,22 @@ class EventStream:
         if limit <= 0 or start >= end:
             return Events([], start, first, end)
         found: list[Task] = []
-        at = _first(holding[0]) if holding else first
+        at, wanted = _first(holding[0]) if holding else first, 1
         while len(found) < limit and at < end:
             entries: list[Entry] = await self._connection.call(
-                "XRANGE", stream, f"{at}-0", f"{end - 1}-0", "COUNT", min(limit, _ENTRIES_AT_ONCE)
+                "XRANGE", stream, f"{at}-0", f"{end - 1}-0", "COUNT", wanted
             )
             if not entries:
                 break
+            of_entry: list[Task] = []
             for entry in entries:
-                found += [event for event in _events(entry) if event.version >= start]
+                of_entry = _events(entry)
+                found += [event for event in of_entry if event.version >= start]
                 if len(found) >= limit:
                     break
-            at = (found[-1].version if found else _events(entries[-1])[-1].version) + 1
+            at = of_entry[-1].version + 1
+            # An entry has one event or a thousand: asks for as many as are needed if the next are like the last.
+            wanted = max(1, min((limit - len(found)) // len(of_entry), _ENTRIES_AT_ONCE))
         return Events(records.encode_events(found[:limit]), start, first, end)
 
     async def newest_ms(self) -> int:
@@ -82,4 +86,4 @@ def _first(entry: Entry) -> int:
 
 
 def _events(entry: Entry) -> list[Task]:
-    return records.decode_events(_first(entry), entry[1][1])
+    return records.decode_events(entry[1])

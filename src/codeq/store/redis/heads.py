@@ -42,12 +42,27 @@ class QueueHeads:
     def set(self, queue: QueueKey, told: list[bytes]) -> QueueHead:
         """Stores what a script has told: priorities as digits, next delayed, next lease."""
         priorities, delayed, leased = told
-        head = QueueHead({digit - 48 for digit in priorities}, _time(delayed), _time(leased))
+        head = QueueHead(_priorities(priorities), _time(delayed), _time(leased))
         self._heads[queue] = head
         self._heads.move_to_end(queue)
         if len(self._heads) > QUEUES_MAX:
             self._heads.popitem(last=False)
         return head
+
+    def is_fresh(self, queue: QueueKey) -> bool:
+        """Whether what is known of the queue need not be asked for again yet."""
+        head = self._heads.get(queue)
+        return head is not None and monotonic() - head.known_s < KNOWN_S / 2
+
+    def set_priorities(self, queue: QueueKey, told: bytes) -> None:
+        head = self._heads.get(queue)
+        if head is not None:
+            head.priorities = _priorities(told)
+
+    def leased(self, queue: QueueKey, until_ms: int) -> None:
+        head = self._heads.get(queue)
+        if head is not None:
+            head.next_lease_ms = min(head.next_lease_ms, until_ms)
 
     def pending(self, queue: QueueKey, priority: int) -> None:
         head = self._heads.get(queue)
@@ -61,6 +76,10 @@ class QueueHeads:
 
     def forget(self, queue: QueueKey) -> None:
         self._heads.pop(queue, None)
+
+
+def _priorities(told: bytes) -> set[int]:
+    return {digit - 48 for digit in told}
 
 
 def _time(told: bytes) -> float:

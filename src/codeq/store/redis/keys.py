@@ -4,26 +4,32 @@ All keys of a shard begin with its hash tag, so that they are in one slot of a c
 
     {codeq:<shard>}:<key>        type    content
     n                            string  number of the last event
-    t                            hash    task id -> version (8 bytes) and record; see `records.py`
+    t                            hash    task id -> record; see `records.py`
     b                            hash    task id -> body
     r                            hash    task id -> result
+    f                            zset    bodies whose script has not run yet: task id by the time of writing
     k                            hash    task id -> field of `i`, for tasks with an idempotency key
     i                            hash    <tenant>:<idempotency key> -> task id
     p:<tenant>:<command>:<0..9>  list    pending, by priority: version (8), task id (16), payload bytes (4)
+    g:<tenant>:<command>         zset    withdrawn (cancelled) while pending, in the order of bytes: <0..9>, version (8)
     d:<tenant>:<command>         zset    delayed: task id by the time it becomes visible
     l:<tenant>:<command>         zset    in progress: task id by the end of its lease
     x:<tenant>                   zset    ended: task id by the time it is purged
     D, L, X                      zset    queues, queues and tenants by the first time in their d, l and x
     q:<tenant>                   zset    dead, in the order of bytes: <command>, 0, version (8), task id (16)
     z:<tenant>                   zset    all tasks in the order of their ids
-    c:<tenant>                   hash    counts by <0..9|d|r|x|t><command>: pending, delayed, in progress, dead, all
+    c:<tenant>                   hash    counts by <0..9|d|r|x|t><command>: pending, delayed, in progress, dead, all;
+                                         and of the tenant: #t, tasks that have not ended; #b, payload bytes; #q, queues
     a:<tenant>                   zset    the fields of `c` whose queue has pending tasks, in the order of bytes
-    u:<tenant>                   hash    usage: t, tasks that have not ended; b, payload bytes; q, queues
     T                            set     tenants with tasks that are pending, delayed, in progress or dead
-    e                            stream  events: <number of the first>-0, w = records of one script
+    e                            stream  events: <number of the first>-0, then the records of one script
     o:<tenant>:<worker>:<id>     string  the tasks that a claim with this request id leased; expires with the lease
     y                            hash    policies: <tenant>:<command> -> policy; in the first shard
-    m                            hash    format, number of shards, and run id of the server when leases got their grace
+    g:<kind>:<tenant>            hash    registrations: name -> expiry (8 bytes) and value; in the first shard
+    G:<kind>:<tenant>            zset    names by the time they expire
+    J:<kind>                     zset    tenants with registrations, by the latest of these times
+    m                            hash    format, number of shards, id of the log, run id of the server when leases got
+                                         their grace, and the name under which artifacts are owned
     s                            string  the process that does the background work; expires
     w                            string  written before WAIT
     v:<scope>:<tenant>:<subject> string  a rate limit's bucket: tokens left, and when; in the first shard. Without a
@@ -64,6 +70,7 @@ class KeysOfQueue(NamedTuple):
     """By priority."""
     delayed: str
     leased: str
+    withdrawn: str
     member: str
     """The queue's name in `D` and `L`."""
 
@@ -76,6 +83,7 @@ class ShardKeys:
         self.tag = tag = f"{{{prefix}:{shard}}}"
         self.number, self.events = f"{tag}:n", f"{tag}:e"
         self.records, self.bodies, self.results = f"{tag}:t", f"{tag}:b", f"{tag}:r"
+        self.written_bodies = f"{tag}:f"
         self.task_keys, self.idempotency = f"{tag}:k", f"{tag}:i"
         self.delayed_heads, self.leased_heads, self.ended_heads = f"{tag}:D", f"{tag}:L", f"{tag}:X"
         self.tenants, self.policies, self.meta = f"{tag}:T", f"{tag}:y", f"{tag}:m"
@@ -89,6 +97,7 @@ class ShardKeys:
             tuple(f"{self.tag}:p:{name}:{priority}" for priority in range(PRIORITY_MAX + 1)),
             f"{self.tag}:d:{name}",
             f"{self.tag}:l:{name}",
+            f"{self.tag}:g:{name}",
             name,
         )
 
@@ -107,11 +116,16 @@ class ShardKeys:
     def ready(self, tenant: str) -> str:
         return f"{self.tag}:a:{quoted(tenant)}"
 
-    def usage(self, tenant: str) -> str:
-        return f"{self.tag}:u:{quoted(tenant)}"
-
     def claim(self, tenant: str, worker: str, request_id: str) -> str:
         return f"{self.tag}:o:{quoted(tenant)}:{quoted(worker)}:{quoted(request_id)}"
+
+    def registry(self, kind: str, tenant: str) -> tuple[str, str, str]:
+        """Returns the keys of a tenant's registrations: values, expiries, and the tenants that have some."""
+        name = f"{kind}:{quoted(tenant)}"
+        return f"{self.tag}:g:{name}", f"{self.tag}:G:{name}", self.registered_tenants(kind)
+
+    def registered_tenants(self, kind: str) -> str:
+        return f"{self.tag}:J:{kind}"
 
     def bucket(self, name: Sequence[str]) -> str:
         return f"{self.tag}:v:{':'.join(map(quoted, name))}"

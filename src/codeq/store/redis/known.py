@@ -5,16 +5,12 @@ from collections.abc import Sequence
 from codeq.domain import lifecycle
 from codeq.domain.queue import Index
 from codeq.domain.task import Change, Move
-from codeq.store import codec
 from codeq.store.redis import records
 from codeq.store.redis.connection import RedisClient
 from codeq.store.redis.filters import Filters
 from codeq.store.redis.keys import ShardKeys, id_bytes, idempotency_field
 
 _CANCEL, _ENQUEUE, _PURGE = Move.CANCEL, Move.ENQUEUE, Move.PURGE
-_CONTENT = slice(9, None)
-"""The task in a record, after its version and the number of its parts."""
-
 UNKNOWN = -1
 """Stands for an answer that only the script can give."""
 
@@ -84,4 +80,4 @@ def _is_stale(change: Change, record: bytes | None) -> bool:
     """Whether the script would refuse the change. It accepts one that is there already: its answer was lost."""
     if record is None or change.before is None:
         return record is None
-    return not records.is_current(record, change.before) and record[_CONTENT] != codec.encode(change.after)
+    return not records.is_current(record, change.before) and not records.is_record_of(record, change.after)

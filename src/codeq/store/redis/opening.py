@@ -8,11 +8,13 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec import Struct
 
 from codeq.clock import SteadyClock
-from codeq.domain.errors import InvalidRequest, StoreMismatch
-from codeq.domain.limits import RESTART_GRACE_MS, SHARDS_MAX
+from codeq.domain.errors import InvalidRequest, StoreMismatch, StoreUnavailable
+from codeq.domain.limits import RESTART_GRACE_MS
+from codeq.log_id import new_log_id
 from codeq.store.interface import Clock, Listener, Store
 from codeq.store.redis import keys as naming
 from codeq.store.redis.connection import RedisAddress, RedisClient, parse_url
+from codeq.store.redis.data_set import DataSet
 from codeq.store.redis.durability import Durability, DurabilityWatch, inspect
 from codeq.store.redis.eventlog import EventStream
 from codeq.store.redis.filters import Filters
@@ -25,7 +27,6 @@ from codeq.store.redis.replicas import ReplicaWait, primary_of
 from codeq.store.redis.shard import RedisShard
 from codeq.store.sharded import ShardedStore
 
-FORMAT = 1
 VERSION_MIN = (6, 2)
 T = TypeVar("T")
 
@@ -52,6 +53,8 @@ class _Prepared(NamedTuple):
     primaries: list[str]
     """Per shard, if replicas must confirm its writes."""
     durability: Durability
+    identity: bytes
+    """Of the data set."""
 
 
 def open_redis(
@@ -63,6 +66,7 @@ def open_redis(
     listeners: Sequence[Listener] = (),
     on_durability: Callable[[Durability], None] = lambda _: None,
     filters: Filters | None = None,
+    make_log_id: Callable[[], str] = new_log_id,
 ) -> Store:
     """Opens the store at this address. Any number of processes may, each with a name of its own, `process`.
 
@@ -73,12 +77,20 @@ def open_redis(
     if not prefix or not prefix.isascii() or not prefix.replace("-", "").replace("_", "").isalnum():
         raise InvalidRequest(f"the prefix of the keys must be letters, digits, - and _, not {prefix!r}")
     redis_time = RedisTime()
-    prepared = _run_apart(lambda: _prepare(address, wanted, clock or redis_time, on_durability))
+    try:
+        prepared = _run_apart(lambda: _prepare(address, wanted, clock or redis_time, on_durability, process=process))
+        log_id = _run_apart(lambda: _log_id(address, ShardKeys(prefix, 0), make_log_id()))
+    except StoreUnavailable as fault:  # here the operator reads it, who may know the address
+        raise StoreUnavailable(f"cannot open the store on the {address}: {fault.__cause__ or fault}") from fault
     client = RedisClient(address)
     first = ShardKeys(prefix, 0)
     watch = DurabilityWatch(client, first, replicas=wanted.replicas, known=prepared.durability, on_change=on_durability)
 
+    data_set = DataSet(client, first, process=process)
+    data_set.shards, data_set.identity = prepared.shards, prepared.identity
+
     async def refresh() -> None:
+        await data_set.look()
         await watch.look()
         if clock is None:
             await redis_time.ask(client, first.meta)
@@ -89,31 +101,49 @@ def open_redis(
         refresh=refresh,
     )  # fmt: skip
     filters = filters or Filters()
-    opened: list[RedisShard] = []
-    for number in range(prepared.shards):
-        keys = ShardKeys(prefix, number)
-        replicas = ReplicaWait(
-            client, keys.marker, replicas=wanted.replicas, timeout_ms=wanted.replicas_timeout_ms,
-            primary=prepared.primaries[number],
-        )  # fmt: skip
-        grace = RestartGrace(client, keys, shard=number, now_ms=prepared.clock, grace_ms=wanted.grace_ms)
-        opened.append(
-            RedisShard(
-                number,
-                client,
-                peers,
-                prefix=prefix,
-                clock=prepared.clock,
-                replicas=replicas,
-                grace=grace,
-                filters=filters,
-            )
-        )
+    opened = [
+        _open_shard(number, client, peers, wanted=wanted, prepared=prepared, filters=filters, log_id=log_id)
+        for number in range(prepared.shards)
+    ]
     return opened[0] if len(opened) == 1 else ShardedStore(opened)
 
 
+def _open_shard(
+    number: int,
+    client: RedisClient,
+    peers: RedisPeers,
+    *,
+    wanted: Wanted,
+    prepared: _Prepared,
+    filters: Filters,
+    log_id: str,
+) -> RedisShard:
+    keys, clock = ShardKeys(wanted.prefix, number), prepared.clock
+    replicas = ReplicaWait(
+        client, keys.marker, replicas=wanted.replicas, timeout_ms=wanted.replicas_timeout_ms,
+        primary=prepared.primaries[number],
+    )  # fmt: skip
+    grace = RestartGrace(client, keys, shard=number, now_ms=clock, grace_ms=wanted.grace_ms)
+    return RedisShard(
+        number,
+        client,
+        peers,
+        prefix=wanted.prefix,
+        clock=clock,
+        replicas=replicas,
+        grace=grace,
+        filters=filters,
+        log_id=log_id,
+    )
+
+
 async def _prepare(
-    address: RedisAddress, wanted: Wanted, time: Clock | RedisTime, on_durability: Callable[[Durability], None]
+    address: RedisAddress,
+    wanted: Wanted,
+    time: Clock | RedisTime,
+    on_durability: Callable[[Durability], None],
+    *,
+    process: str,
 ) -> _Prepared:
     """Checks the server, agrees on the number of shards, and gives leases their grace."""
     client, first = RedisClient(address), ShardKeys(wanted.prefix, 0)
@@ -126,13 +156,16 @@ async def _prepare(
         if isinstance(time, RedisTime):
             await time.ask(client, first.meta)
         clock = SteadyClock(wall_ns=time) if isinstance(time, RedisTime) else time
-        shards = await _agree_on_shards(client, first, wanted.shards)
+        data_set = DataSet(client, first, process=process)
+        await data_set.agree(wanted.shards)
+        shards = data_set.shards
         keys = [ShardKeys(wanted.prefix, number) for number in range(shards)]
         clock.start_at(max([await EventStream(client, of_shard).newest_ms() for of_shard in keys]))
         for number, of_shard in enumerate(keys):
             await RestartGrace(client, of_shard, shard=number, now_ms=clock, grace_ms=wanted.grace_ms).give()
         primaries = [await primary_of(client, of_shard.marker) if wanted.replicas else "" for of_shard in keys]
-        return _Prepared(shards, _pairs(await client.call("HGETALL", first.policies)), clock, primaries, durability)
+        policies = _pairs(await client.call("HGETALL", first.policies))
+        return _Prepared(shards, policies, clock, primaries, durability, data_set.identity)
     finally:
         await client.close()
 
@@ -150,20 +183,15 @@ async def _check_version(connection: RedisClient, keys: ShardKeys) -> None:
         raise StoreMismatch(f"this Redis is {version}; codeQ needs {'.'.join(map(str, VERSION_MIN))} or newer")
 
 
-async def _agree_on_shards(connection: RedisClient, keys: ShardKeys, wanted: int | None) -> int:
-    if wanted is not None and not 1 <= wanted <= SHARDS_MAX:
-        raise InvalidRequest(f"shards must be 1 to {SHARDS_MAX}, not {wanted}")
-    await connection.call("HSETNX", keys.meta, "shards", wanted or 1)
-    await connection.call("HSETNX", keys.meta, "format", FORMAT)
-    shards, format_ = map(int, await connection.call("HMGET", keys.meta, "shards", "format"))
-    if format_ > FORMAT:
-        raise StoreMismatch(f"this Redis has data of a newer codeQ (format {format_}, this one knows {FORMAT})")
-    if wanted is not None and wanted != shards:
-        raise StoreMismatch(
-            f"the data in this Redis has {shards} shards, not {wanted}, and tasks cannot change their shard. Use "
-            f"{shards}, or another prefix"
-        )
-    return shards
+async def _log_id(address: RedisAddress, keys: ShardKeys, new: str) -> str:
+    """Returns the id of the log, which the first opening sets. Redis starts from a backup as after a crash, so nobody
+    can tell that it was restored: whoever restores one deletes this field, and the next opening sets another."""
+    client = RedisClient(address)
+    try:
+        await client.call("HSETNX", keys.meta, "log", new)
+        return bytes(await client.call("HGET", keys.meta, "log")).decode()
+    finally:
+        await client.close()
 
 
 def _pairs(answer: Any) -> dict[bytes, bytes]:

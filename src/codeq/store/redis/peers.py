@@ -13,12 +13,13 @@ from itertools import islice
 from time import monotonic
 from typing import Any
 
-from codeq.domain.errors import CodeqError, StoreError
+from codeq.domain.errors import CodeqError, StoreError, StoreMismatch
 from codeq.domain.queue import QueueKey, QueuePolicy
 from codeq.domain.task import Task
 from codeq.store import codec
 from codeq.store.interface import Listener
-from codeq.store.redis.connection import FAULTS, LuaScript, RedisClient
+from codeq.store.redis.connection import LuaScript, RedisClient
+from codeq.store.redis.faults import FAULTS, passing, passing_faults_ignored
 from codeq.store.redis.keys import Channels, ShardKeys, task_id
 from codeq.store.redis.policies import PolicyCache, field_of
 
@@ -63,7 +64,8 @@ class RedisPeers:
         self._subscriptions: Any = None
         self._subscribed: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._listening: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
+        """What reads signals, and what looks again once a second."""
         self._next_look = 0
         self._is_closing = False
         self._refresh = refresh
@@ -152,11 +154,13 @@ class RedisPeers:
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=5)
         self._is_closing = True
-        while self._listening is not None and not self._listening.done():
-            self._listening.cancel()  # again if the library has swallowed it, as it may while it connects
-            await asyncio.wait([self._listening], timeout=0.2)
+        while running := [loop for loop in self._loops if not loop.done()]:
+            for loop in running:
+                loop.cancel()  # again if the library has swallowed it, as it may while it connects
+            await asyncio.wait(running, timeout=0.2)
+        await asyncio.gather(*self._loops, return_exceptions=True)  # `start` has raised what ended one
         if self._subscriptions is not None:  # here, where no further cancellation can interrupt it
-            with contextlib.suppress(*FAULTS):
+            with passing_faults_ignored():
                 await self._subscriptions.aclose()
         for shard, (is_mine, _) in self._sweeps.items():
             if is_mine:
@@ -170,10 +174,12 @@ class RedisPeers:
     def start(self) -> None:
         """Begins to listen, at the first call on the event loop. Raises what has ended it since: whoever runs the
         sweepers stops then."""
-        if self._listening is None:
-            self._listening = asyncio.get_running_loop().create_task(self._listen())
-        elif self._listening.done() and not self._is_closing:
-            self._listening.result()
+        if not self._loops:
+            loop = asyncio.get_running_loop()
+            self._loops = [loop.create_task(self._follow_signals()), loop.create_task(self._look_again())]
+        for running in self._loops:
+            if running.done() and not self._is_closing:
+                running.result()
 
     def _channel(self, queue: QueueKey) -> str:
         is_all = queue.command == EVERY_COMMAND
@@ -183,7 +189,7 @@ class RedisPeers:
         new = [channel for channel in channels if channel not in self._subscribed]
         self._subscribed.update(new)
         if new and self._subscriptions is not None:
-            with contextlib.suppress(*FAULTS):  # renewed by `_listen`
+            with passing_faults_ignored():  # renewed by `_follow_signals`
                 for channel in new:
                     await self._send_subscribe(channel)
 
@@ -193,20 +199,14 @@ class RedisPeers:
         else:
             await self._subscriptions.subscribe(channel)
 
-    async def _listen(self) -> None:
-        """Reads signals and looks again once a second, until cancelled. The end of one is the end of both."""
-        looking = asyncio.get_running_loop().create_task(self._look_again())
-        try:
-            await asyncio.gather(looking, self._follow_signals())
-        finally:
-            looking.cancel()
-
     async def _follow_signals(self) -> None:
         """Reads signals, and renews a broken connection."""
         while not self._is_closing:
             try:
                 await self._read_signals()
             except (*FAULTS, CodeqError) as fault:
+                if not isinstance(fault, CodeqError):
+                    passing(fault)  # raises a mistake of our own
                 _log.warning("signals of other processes are not heard, connecting again: %s", fault)
                 await asyncio.sleep(LOOK_AGAIN_S)
 
@@ -258,10 +258,14 @@ class RedisPeers:
             self._next_look = start + LOOK_AGAIN_QUEUES
             for listener in self._listeners:
                 listener.look_again()
-            with contextlib.suppress(StoreError):
+            try:
                 await self._refresh_policies()
                 if self._refresh is not None:
                     await self._refresh()
+            except StoreMismatch:
+                raise  # the data is not what this process can use
+            except StoreError as fault:
+                _log.debug("looked again in vain: %s", fault)  # those who call hear of it
             await self._end_subscriptions()
 
     async def _end_subscriptions(self) -> None:
@@ -271,17 +275,20 @@ class RedisPeers:
             channel = self._channel(queue)
             self._subscribed.discard(channel)
             if self._subscriptions is not None:
-                with contextlib.suppress(*FAULTS):
+                with passing_faults_ignored():
                     pattern = channel.endswith(EVERY_COMMAND)
                     await (self._subscriptions.punsubscribe if pattern else self._subscriptions.unsubscribe)(channel)
 
     async def _refresh_policies(self) -> None:
         key = ShardKeys(self._prefix, 0).policies
         version = await self._connection.call("HGET", key, "")
-        if (version or b"0") != self._policies.version:
+        while (version or b"0") != self._policies.version:
+            generation = self._policies.generation
             raw = await self._connection.call("HGETALL", key)
-            stored = raw if isinstance(raw, dict) else dict(zip(raw[::2], raw[1::2], strict=True))
-            self._report_policies(self._policies.replace_all(stored))
+            if generation == self._policies.generation:  # else a later answer came first, on another connection
+                stored = raw if isinstance(raw, dict) else dict(zip(raw[::2], raw[1::2], strict=True))
+                self._report_policies(self._policies.replace_all(stored))
+                return
 
     def _report_policies(self, queues: Sequence[QueueKey]) -> None:
         for listener in self._listeners:

@@ -1,13 +1,13 @@
 """What the commit script must do: the changes as arguments, in runs of those that move alike."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from codeq.domain import lifecycle
 from codeq.domain.task import Change, Move, Task
 from codeq.store import codec
-from codeq.store.redis import keys
+from codeq.store.redis import keys, records
 from codeq.store.redis.classes import ChangeClass, DescribedClasses, describe
 from codeq.store.redis.connection import LuaScript
 from codeq.store.redis.keys import Channels, ShardKeys, id_bytes
@@ -20,11 +20,9 @@ argument."""
 _CACHED_DESCRIPTIONS = 1024
 """Per shard: about two megabytes. Most commits have one or two classes, and the same ones again and again."""
 
-_HEARTBEAT, _PURGE = Move.HEARTBEAT, Move.PURGE
-_GUARDED = frozenset({Move.EXPIRE, _HEARTBEAT})
-_RECORD_WITHOUT_CLAIM = b"\x91"
-"""The first byte of a stored task that has no claim behind it."""
-
+_CANCEL, _HEARTBEAT, _PURGE = Move.CANCEL, Move.HEARTBEAT, Move.PURGE
+_GUARDED = frozenset({Move.EXPIRE, Move.ABANDON, _HEARTBEAT})
+"""Moves that a heartbeat may contradict, which changes a lease and no version: they expect the lease as well."""
 Argument = bytes | str | int
 _position = lifecycle.position
 
@@ -45,16 +43,17 @@ class CommitPlanner:
         self._shard = shard.to_bytes(2, "big")
         self._described = lru_cache(maxsize=_CACHED_DESCRIPTIONS)(self._describe)
 
-    def plan(self, changes: Sequence[Change]) -> CommitPlan:
+    def plan(self, changes: Sequence[Change], *, is_repeated: bool = False) -> CommitPlan:
+        """`is_repeated`: whether the script may have been run with these changes before."""
         classes: dict[ChangeClass, int] = {}
         runs: list[list[int | str]] = []
         arguments: list[Argument] = []
         bodies: list[tuple[bytes, bytes]] = []
         last = None
-        for change in changes:
+        for change, follows in _with_deliveries(changes):
             own = _arguments(change, bodies)
             time = change.after.visible_ms or change.after.lease_until_ms or change.after.purge_ms
-            kind = _class_of(change, len(own))
+            kind = _class_of(change, len(own), follows=follows)
             if last == (kind, time):
                 runs[-1][2] += 1  # type: ignore[operator]
             else:
@@ -62,20 +61,38 @@ class CommitPlanner:
                 runs.append([classes.setdefault(kind, len(classes) + 1), str(time), 1])
             arguments += own
         described = self._described(tuple(classes))
-        head: list[Argument] = [described.description, codec.encode(runs), self._channels.moved, self._shard]
+        is_careful = is_repeated or len({change.after.id for change in changes}) < len(changes)
+        head: list[Argument] = [
+            described.description,
+            codec.encode(runs),
+            self._channels.moved,
+            self._shard,
+            "1" if is_careful else "",
+        ]
         return CommitPlan(described.keys, head + arguments, bodies)
 
     def _describe(self, classes: tuple[ChangeClass, ...]) -> DescribedClasses:
         return describe(classes, self._shard_keys, self._channels)
 
 
+def _with_deliveries(changes: Sequence[Change]) -> Iterator[tuple[Change, bool]]:
+    """Yields the changes, each with the delivery that it creates behind it, and whether it is such a delivery."""
+    for change in changes:
+        yield change, False
+        if change.delivery is not None:
+            yield change.delivery, True
+
+
 def _arguments(change: Change, bodies: list[tuple[bytes, bytes]]) -> list[Argument]:
     before, after, body = change.before, change.after, change.body
     task_id = id_bytes(after.id)
-    record = _RECORD_WITHOUT_CLAIM + codec.encode(after)
+    record = records.without_version(after)
     head = task_id + after.payload_bytes.to_bytes(4, "big")
     if before is not None:
-        arguments: list[Argument] = [head + before.version.to_bytes(8, "big"), record]
+        head += before.version.to_bytes(8, "big")
+        if _was_withdrawn(change):
+            head += before.previous.to_bytes(8, "big")
+        arguments: list[Argument] = [head, record]
         if change.move in _GUARDED:
             arguments.append(before.lease_until_ms)
         if change.result:
@@ -94,7 +111,7 @@ def _arguments(change: Change, bodies: list[tuple[bytes, bytes]]) -> list[Argume
     return arguments
 
 
-def _class_of(change: Change, width: int) -> ChangeClass:
+def _class_of(change: Change, width: int, *, follows: bool) -> ChangeClass:
     """Returns the class of a change with so many arguments."""
     before, after, move, body = change.before, change.after, change.move, change.body
     is_guarded = before is not None and move in _GUARDED
@@ -110,7 +127,14 @@ def _class_of(change: Change, width: int) -> ChangeClass:
         is_guarded,
         has_key,
         width > 2 + is_guarded + has_key,
+        follows,
+        _was_withdrawn(change),
     )
+
+
+def _was_withdrawn(change: Change) -> bool:
+    """Returns whether the change deletes a task that may have been cancelled while it was pending."""
+    return change.move is _PURGE and change.before is not None and change.before.move is _CANCEL
 
 
 def answer_of(change: Change, answer: int | bytes) -> Task | bytes | None:
@@ -121,4 +145,6 @@ def answer_of(change: Change, answer: int | bytes) -> Task | bytes | None:
         return None
     if change.move is not _HEARTBEAT:
         codec.versioned(change.after, answer)
+    if change.delivery is not None:
+        codec.versioned(change.delivery.after, answer + 1)
     return change.after

@@ -14,6 +14,8 @@ class PolicyCache:
     def __init__(self, stored: Mapping[bytes, bytes]) -> None:
         self.by_queue: dict[QueueKey, QueuePolicy] = {}
         self._raw: dict[QueueKey, bytes] = {}
+        self.generation = 0
+        """Counts what was taken over, so that an answer of Redis that others have overtaken is noticed."""
         self.replace_all(stored)
 
     def replace_all(self, stored: Mapping[bytes, bytes]) -> list[QueueKey]:
@@ -22,11 +24,21 @@ class PolicyCache:
         known = {queue_of_member(field.decode()): raw for field, raw in stored.items() if field != VERSION}
         changed = [queue for queue in known.keys() | self._raw.keys() if known.get(queue) != self._raw.get(queue)]
         for queue in changed:
-            self.set(queue, known.get(queue, b""))
+            self._set(queue, known.get(queue, b""))
+        self.generation += 1
         return changed
 
     def set(self, queue: QueueKey, raw: bytes) -> None:
-        """Takes over one policy; b"" if it was deleted. One that cannot be read is none: the defaults apply."""
+        """Takes over one policy that this process has stored; b"" if it was deleted.
+
+        Another process may have stored one since, which was read already: so all are read again.
+        """
+        self._set(queue, raw)
+        self.generation += 1
+        self.version = b""
+
+    def _set(self, queue: QueueKey, raw: bytes) -> None:
+        """One that cannot be read is none: the defaults apply."""
         try:
             policy = codec.decode_policy(raw)
         except codec.UNREADABLE:

@@ -1,10 +1,13 @@
-"""How a record is stored: its version, the task, and, while the task is leased, the arguments of the claim.
+"""How a record is stored: the task, its version, and, while the task is leased, the arguments of the claim.
 
-A script can assign a version and append a claim without knowing what a task is: the first eight bytes are the version,
-and a record that was claimed is [task, claim] instead of [task]. Whoever reads it applies `lifecycle.claim` to it.
+    length of the task (4 bytes) | task | version (8 bytes)
+    length of the task (4 bytes) | task | version before | arguments of the claim | version
+
+So a script can assign a version, compare it (the last eight bytes) and append a claim without knowing what a task is.
+Whoever reads a claimed record applies `lifecycle.claim` to it. The same bytes are the event.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Raw, Struct
@@ -23,34 +26,40 @@ class StoredClaim(Struct, frozen=True, array_like=True, gc=False):
     worker: str
     at_ms: int
     lease_ms: int
-    previous: int
-    """The version of the task that was claimed. Appended by the script."""
 
 
-class StoredTask(Struct, frozen=True, array_like=True, gc=False):
-    task: Task
-    claim: StoredClaim | None = None
+_decode_claim = msgspec.msgpack.Decoder(StoredClaim).decode
+_LENGTH_BYTES, _VERSION_BYTES = 4, 8
 
 
-_decode = msgspec.msgpack.Decoder(StoredTask).decode
-_decode_many = msgspec.msgpack.Decoder(list[Raw]).decode
-_VERSION_BYTES = 8
-_CLAIM_FIELDS = b"\x95"
+def without_version(task: Task) -> bytes:
+    """Returns the record of a task up to its version, which the script appends."""
+    data = codec.encode(task)
+    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
 
 
 def claim_arguments(worker: str, at_ms: int, lease_ms: int) -> bytes:
-    """Returns the encoded claim up to its last field, which the script appends."""
-    return _CLAIM_FIELDS + b"".join(map(codec.encode, (CLAIM_RULE, worker, at_ms, lease_ms)))
+    """Returns the encoded claim, which the script appends to a record with its new version."""
+    return codec.encode(StoredClaim(CLAIM_RULE, worker, at_ms, lease_ms))
 
 
 def decode(data: bytes) -> Task:
     """Returns the stored task. Raises one of `codec.UNREADABLE` for bytes that are not one."""
-    return _applied(_decode(memoryview(data)[_VERSION_BYTES:]), int.from_bytes(data[:_VERSION_BYTES], "big"))
+    end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big")
+    task = codec.decode_task(data[_LENGTH_BYTES:end])
+    claim_at, version_at = end + _VERSION_BYTES, len(data) - _VERSION_BYTES
+    if version_at != end:
+        if version_at < claim_at:
+            raise msgspec.DecodeError("the record has no version")
+        claim = _decode_claim(data[claim_at:version_at])
+        codec.versioned(task, int.from_bytes(data[end:claim_at], "big"))
+        task = lifecycle.claim(task, claim.worker, claim.at_ms, lease_ms=claim.lease_ms).after
+    return codec.versioned(task, int.from_bytes(data[version_at:], "big"))
 
 
-def decode_events(first: int, data: bytes) -> list[Task]:
-    """Returns the events of one entry of the stream, whose first one has this number."""
-    return [_applied(_decode(raw), first + place) for place, raw in enumerate(_decode_many(data))]
+def decode_events(values: Iterable[bytes]) -> list[Task]:
+    """Returns the events of one entry of the stream."""
+    return [decode(value) for value in values if value]
 
 
 def encode_events(events: Sequence[Task]) -> list[Raw]:
@@ -58,12 +67,9 @@ def encode_events(events: Sequence[Task]) -> list[Raw]:
 
 
 def is_current(data: bytes | None, task: Task) -> bool:
-    return data is not None and data[:_VERSION_BYTES] == keys.version_bytes(task.version)
+    return data is not None and data[-_VERSION_BYTES:] == keys.version_bytes(task.version)
 
 
-def _applied(stored: StoredTask, version: int) -> Task:
-    task, claim = stored.task, stored.claim
-    if claim is not None:
-        claimed = codec.versioned(task, claim.previous)
-        task = lifecycle.claim(claimed, claim.worker, claim.at_ms, lease_ms=claim.lease_ms).after
-    return codec.versioned(task, version)
+def is_record_of(data: bytes, task: Task) -> bool:
+    """Returns whether the stored record is this task, whatever its version."""
+    return data[:-_VERSION_BYTES] == without_version(task)

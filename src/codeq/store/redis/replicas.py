@@ -3,7 +3,8 @@
 import asyncio
 
 from codeq.domain.errors import StoreUnavailable
-from codeq.store.redis.connection import FAULTS, RedisClient, passing
+from codeq.store.redis.connection import RedisClient
+from codeq.store.redis.faults import FAULTS, passing
 
 
 class ReplicaWait:
@@ -25,8 +26,7 @@ class ReplicaWait:
         if not self._replicas:
             return
         if self._next is None:
-            self._next = asyncio.get_running_loop().create_task(self._wait_together())
-            self._next.add_done_callback(_seen)
+            self._next = self._connection.detached(self._wait_together())
         await asyncio.shield(self._next)
 
     async def _wait_together(self) -> None:
@@ -63,8 +63,3 @@ class ReplicaWait:
 async def primary_of(connection: RedisClient, key: str) -> str:
     """Returns what tells the primary of the key from the one before: each promotion and each start has another."""
     return str((await connection.info(key, "replication")).get("master_replid", ""))
-
-
-def _seen(task: "asyncio.Task[None]") -> None:
-    if not task.cancelled():
-        task.exception()  # every waiter gets it; one that left must not make a warning

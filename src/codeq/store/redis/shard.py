@@ -17,7 +17,7 @@ from codeq.domain.tenants import StorageUsage
 from codeq.store import codec
 from codeq.store.detached import DetachedTakes
 from codeq.store.interface import ALL, ClaimRequest, Clock, Events, Scope
-from codeq.store.redis import claims, keys, listing, records
+from codeq.store.redis import bodies, claims, keys, listing, records
 from codeq.store.redis.commits import CommitQueue
 from codeq.store.redis.connection import PAUSES_S, LuaScript, RedisClient
 from codeq.store.redis.counting import Counting
@@ -28,8 +28,11 @@ from codeq.store.redis.grace import RestartGrace
 from codeq.store.redis.heads import QueueHeads
 from codeq.store.redis.keys import Channels, ShardKeys, id_bytes
 from codeq.store.redis.known import UNKNOWN, KnownChanges
+from codeq.store.redis.leased import LeasedTasks
+from codeq.store.redis.merging import MergedCalls
 from codeq.store.redis.peers import RedisPeers
 from codeq.store.redis.plan import COMMIT, CommitPlanner, answer_of
+from codeq.store.redis.registry import RedisRegistry
 from codeq.store.redis.replicas import ReplicaWait
 
 TAKE = LuaScript("take")
@@ -57,8 +60,10 @@ class RedisShard:
         replicas: ReplicaWait,
         grace: RestartGrace,
         filters: Filters,
+        log_id: str,
     ) -> None:
         self.peers = peers
+        self.log_id = log_id
         self.now_ms = clock.__call__
         self._number = number
         self._connection = connection
@@ -75,6 +80,9 @@ class RedisShard:
         self._counting = Counting(connection, self._keys)
         self._due = DueTasks(connection, self._keys, self._heads, self._set_aside, grace=grace)
         self._takes = DetachedTakes()
+        self.registry = RedisRegistry(connection, self._keys, clock, self._check)
+        self._claims = MergedCalls(self._run_take, claims.ClaimGroup, in_order=False)
+        self._leased = LeasedTasks()
         self._closed: StoreError | None = None
 
     # -- changes -------------------------------------------------------------------------------------------------
@@ -87,11 +95,15 @@ class RedisShard:
         self._known.learn(changes, raw)
         answers = [answer_of(change, answer) for change, answer in zip(changes, raw, strict=True)]
         tasks: list[Task | None] = [None if isinstance(answer, bytes) else answer for answer in answers]
+        for change, answer in zip(changes, answers, strict=True):
+            self._leased.moved(change.after.id, None if isinstance(answer, bytes) else answer)
         owners = {place: keys.task_id(answer) for place, answer in enumerate(answers) if isinstance(answer, bytes)}
         for place, task in zip(owners, await self._tasks(list(owners.values())), strict=True):
             # A task that was purged in between no longer has the key.
             tasks[place] = task if task is not None else (await self.commit([changes[place]]))[0]
-        self._report([task for task, change in zip(tasks, changes, strict=True) if task is change.after], changes)
+        applied = [change for task, change in zip(tasks, changes, strict=True) if task is change.after]
+        created = [change.delivery.after for change in applied if change.delivery is not None]
+        self._report([change.after for change in applied] + created, changes)
         return tasks
 
     async def _answers(self, changes: Sequence[Change]) -> Sequence[int | bytes]:
@@ -106,20 +118,17 @@ class RedisShard:
         return [known[place] if place in known else next(sent) for place in range(len(changes))]
 
     async def _send(self, changes: Sequence[Change]) -> list[int | bytes]:
-        plan = self._planner.plan(changes)
-        bodies = [(self._keys.bodies, task_id, body) for task_id, body in plan.bodies]
-        for pause_s in PAUSES_S:
+        for attempt, pause_s in enumerate(PAUSES_S):
             try:
-                return await self._run(COMMIT, plan.keys, plan.arguments, bodies)
+                return await self._run(changes, is_repeated=attempt > 0)
             except StoreUnavailable:
                 await asyncio.sleep(pause_s)  # a change that was applied answers the same again
-        return await self._run(COMMIT, plan.keys, plan.arguments, bodies)
+        return await self._run(changes, is_repeated=True)
 
-    async def _run(
-        self, script: LuaScript, names: Sequence[str], arguments: Sequence[bytes | str | int],
-        bodies: Sequence[tuple[str, bytes, bytes]],
-    ) -> list[int | bytes]:  # fmt: skip
-        answers: list[int | bytes] = await self._connection.run(script, names, arguments, bodies=bodies)
+    async def _run(self, changes: Sequence[Change], *, is_repeated: bool) -> list[int | bytes]:
+        plan = self._planner.plan(changes, is_repeated=is_repeated)
+        before = bodies.write_beside(self._keys, plan.bodies, self.now_ms())
+        answers: list[int | bytes] = await self._connection.run(COMMIT, plan.keys, plan.arguments, before=before)
         return answers
 
     def _report(self, tasks: Sequence[Task], changes: Sequence[Change]) -> None:
@@ -145,34 +154,46 @@ class RedisShard:
         queues = await self._queues_of_claim(request)
         if not queues:
             return [] if request.request_id is None or request.is_part else await self.repeated(request)
-        names, arguments = claims.take_arguments(
-            request, queues, now_ms=self.now_ms(), keys=self._keys, channels=self._channels, shard=self._number
-        )
-        taken, known, has_run_out = await self._send_take(request, names, arguments)
-        while has_run_out and not taken:  # all were cancelled; other clients of Redis have had their turn meanwhile
-            taken, known, has_run_out = await self._send_take(request, names, arguments)
-        tasks = [records.decode(record) for record in taken[::2] if record is not None]
-        bodies = taken[1::2]
-        if known is None:
+        claim = claims.shard_claim(request, queues)
+        taken = await self._send_take(claim)
+        while taken.has_run_out and not taken.contents:  # other clients of Redis have had their turn meanwhile
+            taken = await self._send_take(claim)
+        tasks = [records.decode(record) for record in taken.contents[::2] if record is not None]
+        bodies = taken.contents[1::2]
+        if taken.is_repeat:
             return await self._with_bodies(tasks, bodies, is_repeat=True)
-        for queue, told in zip(queues, known, strict=True):
-            self._heads.set(queue, told)
         self._rotation.served(tasks)
+        self._leased.add(tasks)
+        for queue, until_ms in {(QueueKey(task.tenant, task.command), task.lease_until_ms) for task in tasks}:
+            self._heads.leased(queue, until_ms)
         self.peers.report({}, tasks)
         order = claims.in_turn(tasks)
         return await self._with_bodies([tasks[place] for place in order], [bodies[place] for place in order])
 
-    async def _send_take(
-        self, request: ClaimRequest, names: Sequence[str], arguments: Sequence[bytes | str | int]
-    ) -> claims.Taken:
-        """Runs the script. It is run again only where the request id makes it answer the same tasks again."""
-        pauses_s = PAUSES_S if request.request_id is not None and not request.is_part else ()
+    async def _send_take(self, claim: claims.ShardClaim) -> claims.Taken:
+        """Takes tasks. It is repeated only where the request id makes it answer the same tasks again."""
+        pauses_s = PAUSES_S if claim.request.request_id is not None and not claim.request.is_part else ()
         for pause_s in pauses_s:
             try:
-                return await self._connection.run(TAKE, names, arguments)  # type: ignore[no-any-return]
+                return await self._claims.call(claim)
             except StoreUnavailable:
                 await asyncio.sleep(pause_s)
-        return await self._connection.run(TAKE, names, arguments)  # type: ignore[no-any-return]
+        return await self._claims.call(claim)
+
+    async def _run_take(self, group: Sequence[claims.ShardClaim]) -> list[claims.Taken]:
+        queues = self._rotation.order(group[0].queues)
+        with_times = not all(self._heads.is_fresh(queue) for queue in queues)
+        names, arguments = claims.take_arguments(
+            group, queues, now_ms=self.now_ms(), keys=self._keys, channels=self._channels, shard=self._number,
+            with_times=with_times,
+        )  # fmt: skip
+        answers, known, has_run_out = await self._connection.run(TAKE, names, arguments)
+        for queue, told in zip(queues, known, strict=True):
+            if with_times:
+                self._heads.set(queue, told)
+            else:
+                self._heads.set_priorities(queue, told[0])
+        return [claims.Taken(bool(answer[0]), answer[1:], bool(has_run_out)) for answer in answers]
 
     async def repeated(self, request: ClaimRequest) -> list[Delivery]:
         self._check()
@@ -182,9 +203,7 @@ class RedisShard:
         if not claimed:
             return []
         stored = await self._connection.call("HMGET", self._keys.records, *claimed)
-        held = [
-            data for data, version in zip(stored, claimed.values(), strict=True) if (data or b"").startswith(version)
-        ]
+        held = [data for data, version in zip(stored, claimed.values(), strict=True) if (data or b"").endswith(version)]
         return await self._with_bodies([records.decode(data) for data in held], [None] * len(held), is_repeat=True)
 
     async def _queues_of_claim(self, request: ClaimRequest) -> list[QueueKey]:
@@ -238,9 +257,9 @@ class RedisShard:
 
     # -- reads ---------------------------------------------------------------------------------------------------
 
-    async def get_tasks(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
+    async def get_tasks(self, tenant: str, ids: Sequence[str], *, from_memory: bool = False) -> list[Task | None]:
         self._check()
-        tasks = await self._tasks(ids)
+        tasks = self._leased.get(ids) if from_memory else await self._tasks(ids)
         return [task if task is not None and task.tenant == tenant else None for task in tasks]
 
     async def _tasks(self, ids: Sequence[str]) -> list[Task | None]:
@@ -316,6 +335,7 @@ class RedisShard:
 
     async def trim(self, *, before_ms: int, keep_max: int, shard: int | None = None) -> int:  # noqa: ARG002
         self._check()
+        await bodies.delete_without_task(self._connection, self._keys, self.now_ms())
         return await self._events.trim(before_ms=before_ms, keep_max=keep_max)
 
     # -- policies, and the end -----------------------------------------------------------------------------------
@@ -338,6 +358,7 @@ class RedisShard:
         if self._closed is None:
             await self._takes.end()
             self._closed = because or StoreClosed("the store was closed")
+            await self._claims.drain()
             await self._looks.drain()
             await self._commits.drain()
             await self.peers.close()

@@ -18,6 +18,7 @@
     e/<version>                                     events: the tasks after each move, numbered from <version>
     c/<tenant><command>                             counts of the queue, and where its pending tasks begin; a checksum
     y/<tenant><command>                             policy of the queue
+    g/<kind><tenant><name>                          registration: [when it expires, its value]
     u/<tenant>                                      payload bytes of the tenant's tasks
     z/<key>                                         an entry that could not be read, moved from its key
     d/<visible ms><version>                         delayed, in format 1; moved to w/ when the directory is opened
@@ -33,7 +34,7 @@ from codeq.domain.queue import QueueKey
 FORMAT = b"m/format"
 EVENTS_FIRST = b"m/events"
 CLAIM_BATCHES, ENDED, EVENTS, COUNTS, POLICIES, BODIES = b"h/", b"x/", b"e/", b"c/", b"y/", b"b/"
-UNREADABLE, USAGE = b"z/", b"u/"
+UNREADABLE, USAGE, REGISTRY = b"z/", b"u/", b"g/"
 DELAYED_FORMAT_1 = b"d/"
 PENDING, DELAYED, DEAD = b"p/", b"w/", b"q/"
 NUMBER_BYTES = 8
@@ -148,3 +149,7 @@ def split_body(key: bytes) -> tuple[str, str]:
 def after(prefix: bytes) -> bytes:
     """Returns the first key after every key that begins with `prefix`."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def registration(kind: str, tenant: str, entry: str) -> bytes:
+    return REGISTRY + name(kind) + name(tenant) + _terminated(entry)

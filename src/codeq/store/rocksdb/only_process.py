@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -17,10 +17,23 @@ class OnlyProcess:
     """Implements `store.interface.Peers`: nobody else has the directory open, so only its own listeners are told."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
-        self._listeners = list(listeners)
+        self._listeners: list[Listener] = []
+        self._on_ready: list[Callable[[QueueKey, int], None]] = []
+        self._on_moved: list[Callable[[Sequence[Task]], None]] = []
+        self._on_flushed: list[Callable[[int, float], None]] = []
+        for listener in listeners:
+            self.add_listener(listener)
 
     def add_listener(self, listener: Listener) -> None:
+        """Calls the listener from now on; for what happens with every call, only where it does something."""
+        kind = type(listener)
         self._listeners.append(listener)
+        if kind.ready is not Listener.ready:
+            self._on_ready.append(listener.ready)
+        if kind.moved is not Listener.moved:
+            self._on_moved.append(listener.moved)
+        if kind.flushed is not Listener.flushed:
+            self._on_flushed.append(listener.flushed)
 
     def notify_ready(self, queue: QueueKey) -> None:
         self.report_ready(queue, 1)
@@ -34,12 +47,12 @@ class OnlyProcess:
     # -- called by the shards ------------------------------------------------------------------------------------
 
     def report_ready(self, queue: QueueKey, tasks: int) -> None:
-        for listener in self._listeners:
-            listener.ready(queue, tasks)
+        for ready in self._on_ready:
+            ready(queue, tasks)
 
     def report_moved(self, tasks: Sequence[Task]) -> None:
-        for listener in self._listeners:
-            listener.moved(tasks)
+        for moved in self._on_moved:
+            moved(tasks)
 
     def report_policy(self, queue: QueueKey) -> None:
         for listener in self._listeners:
@@ -52,5 +65,5 @@ class OnlyProcess:
             listener.unreadable(key, reason)
 
     def report_flushed(self, calls: int, seconds: float) -> None:
-        for listener in self._listeners:
-            listener.flushed(calls, seconds)
+        for flushed in self._on_flushed:
+            flushed(calls, seconds)

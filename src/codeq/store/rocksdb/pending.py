@@ -10,7 +10,7 @@ from collections.abc import Collection, Container
 
 from codeq.domain.lifecycle import position
 from codeq.domain.limits import WINDOW_BODY_BYTES_MAX, WINDOW_TASKS_MAX, WINDOWS_TASKS_MAX
-from codeq.domain.queue import Index, QueueKey
+from codeq.domain.queue import Index, QueueKey, is_system
 from codeq.domain.task import Body, Task
 from codeq.store.codec import UNREADABLE, decode_task
 from codeq.store.rocksdb import keys
@@ -212,7 +212,7 @@ class TenantState:
         self.saved_bytes = 0
         self.queues: set[QueueKey] = set()
         self.ready: dict[int, OrderedDict[QueueState, Window]] = {}
-        """The queue that was served longest ago is first. Only priorities that have tasks."""
+        """The queue that was served longest ago is first. Only priorities that have tasks, and no system queues."""
 
 
 class QueueState:
@@ -243,6 +243,8 @@ class QueueState:
         window = self.windows.get(priority)
         if window is None:
             window = self.windows[priority] = Window(self, priority)
+            if is_system(self.key.command):
+                return window
             ready = self.tenant.ready.get(priority)
             if ready is None:
                 ready = self.tenant.ready[priority] = OrderedDict()
@@ -253,6 +255,8 @@ class QueueState:
         """Removes a window that has no tasks left."""
         priority = window.priority
         del self.windows[priority]
+        if is_system(self.key.command):
+            return
         ready = self.tenant.ready[priority]
         del ready[self]
         if not ready:

@@ -29,13 +29,14 @@ from codeq.store.rocksdb.pending import QueueState
 from codeq.store.rocksdb.policies import Policies
 from codeq.store.rocksdb.queues import Queues
 from codeq.store.rocksdb.records import Records
+from codeq.store.rocksdb.registry import RocksRegistry
 from codeq.store.rocksdb.selection import Selected, priorities, select
 from codeq.store.rocksdb.time_index import DelayedIndex, RetentionIndex
 from codeq.store.rocksdb.write_buffer import WriteBuffer
 
 _SELECTIONS_MAX = 100
 _PENDING, _DELAYED, _IN_PROGRESS, _DEAD, _NONE = Index
-_EXPIRE, _HEARTBEAT, _PROMOTE, _PURGE = Move.EXPIRE, Move.HEARTBEAT, Move.PROMOTE, Move.PURGE
+_ABANDON, _EXPIRE, _HEARTBEAT, _PROMOTE, _PURGE = Move.ABANDON, Move.EXPIRE, Move.HEARTBEAT, Move.PROMOTE, Move.PURGE
 
 
 class RocksShard:
@@ -54,10 +55,12 @@ class RocksShard:
         recover: bool = False,
         repair: bool = False,
         open_tables_max: int = OPEN_TABLES_MAX,
+        log_id: str = "",
     ) -> None:
         """Opens the files. `restore_leases` must be called before any verb. With `repair`, all indexes and counts are
         compared with the records, which reads every task."""
         self.peers = peers
+        self.log_id = log_id
         self.now_ms = clock.__call__  # bound once: every verb asks for the time
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._database = Database(path / "rocksdb", recover=recover, open_tables_max=open_tables_max)
@@ -76,6 +79,7 @@ class RocksShard:
             self._retention = RetentionIndex(self._buffer)
             self._records = Records(self._buffer, self._leases)
             self._policies = Policies(self._buffer, stored_policies(self._buffer))
+            self.registry = RocksRegistry(self._buffer, clock, lambda: self._group_commit.check(adds_tasks=False))
         except BaseException:
             self._database.close()
             raise
@@ -127,7 +131,9 @@ class RocksShard:
             self._group_commit.fail(fault)
             raise
 
-    async def get_tasks(self, tenant: str, ids: Sequence[str]) -> list[Task | None]:
+    async def get_tasks(self, tenant: str, ids: Sequence[str], *, from_memory: bool = False) -> list[Task | None]:
+        if from_memory:
+            return []
         self._group_commit.check(adds_tasks=False)
         return [self._records.task(tenant, task_id) for task_id in ids]
 
@@ -241,8 +247,6 @@ class RocksShard:
         self._group_commit.check(adds_tasks=False)
         return self._repeated(request)
 
-    # -- changes -------------------------------------------------------------------------------------------------
-
     def _key_owners(self, changes: Sequence[Change]) -> dict[bytes, bytes | None]:
         """Returns the task id by idempotency key, where used: one read for all costs half of one for each."""
         wanted = [
@@ -263,21 +267,24 @@ class RocksShard:
             if move is _PROMOTE:
                 self._delayed.set_aside(self._queues.get(before.tenant, before.command), before)
             return None
-        if move is _EXPIRE and current.lease_until_ms != before.lease_until_ms:
+        if (move is _EXPIRE or move is _ABANDON) and current.lease_until_ms != before.lease_until_ms:
             return None
         if move is _HEARTBEAT:
             self._leases.extend(after)
             return after
         data = self._buffer.event(after)
         self._moved.append(after)
-        self._remove_from_index(before)
+        queue = self._queues.get(after.tenant, after.command)
+        self._remove_from_index(queue, before)
         if move is _PURGE:
             self._records.delete(after)
-            tenant = self._queues.get(after.tenant, after.command).tenant
+            tenant = queue.tenant
             tenant.payload_bytes = max(0, tenant.payload_bytes - after.payload_bytes)  # older versions did not count
             return after
         self._records.put_current(after, data, change.result)
-        self._add_to_index(after, data, None)
+        self._add_to_index(queue, after, data)
+        if change.delivery is not None:
+            self._enqueue(change.delivery, owners)
         return after
 
     def _enqueue(self, change: Change, owners: dict[bytes, bytes | None]) -> Task | None:
@@ -294,11 +301,12 @@ class RocksShard:
         data = self._buffer.event(task)
         self._moved.append(task)
         self._records.put_body(task, data, body)
-        self._add_to_index(task, data, body)
+        queue = self._queues.get(task.tenant, task.command)
+        queue.tenant.payload_bytes += task.payload_bytes
+        self._add_to_index(queue, task, data, body=body)
         return task
 
-    def _remove_from_index(self, task: Task) -> None:
-        queue = self._queues.get(task.tenant, task.command)
+    def _remove_from_index(self, queue: QueueState, task: Task) -> None:
         place = lifecycle.position(task)
         if place is _IN_PROGRESS:
             queue.in_progress -= 1
@@ -316,10 +324,7 @@ class RocksShard:
             queue.dead -= 1
             self._buffer.delete(keys.dead_prefix(queue.key) + keys.number(task.version))
 
-    def _add_to_index(self, task: Task, data: bytes, body: Body | None) -> None:
-        queue = self._queues.get(task.tenant, task.command)
-        if body is not None:
-            queue.tenant.payload_bytes += task.payload_bytes
+    def _add_to_index(self, queue: QueueState, task: Task, data: bytes, *, body: Body | None = None) -> None:
         place = lifecycle.position(task)
         if place is _PENDING:
             window = queue.window(task.priority)
@@ -344,8 +349,6 @@ class RocksShard:
         if self._moved:
             moved, self._moved = self._moved, []
             self.peers.report_moved(moved)
-
-    # -- claims --------------------------------------------------------------------------------------------------
 
     def _lease(self, request: ClaimRequest, selected: list[Selected]) -> list[Delivery]:
         now_ms = self.now_ms()

@@ -12,7 +12,7 @@ for place = 2, #KEYS do
       break
     end
     local record = redis.call('HGET', KEYS[1], string.sub(entry, 9, 24))
-    if record and string.sub(record, 1, 8) == string.sub(entry, 1, 8) then
+    if record and string.sub(record, -8) == string.sub(entry, 1, 8) then
       found[place - 1] = record
       break
     end

@@ -1,54 +1,75 @@
--- Leases ready tasks: the highest priority of all queues first, equal priorities in rotation. Nothing is decided here: the record
--- stays as it is, the arguments of the claim are appended to it, and every reader applies the claim itself.
+-- Leases ready tasks for one or more claims of the same queues, one claim after the other: the highest priority of all queues
+-- first, equal priorities in rotation. Nothing is decided here: the arguments of the claim are appended to the record, and every
+-- reader applies the claim itself.
 --
--- KEYS    1 records, 2 bodies, 3 number, 4 events, 5 counts, 6 ready, 7 heads of leases, 8 the claim of this request id,
---         9 one that is never there; then for each queue twelve: its pending lists 0 to 9, delayed, leased
--- ARGV    1 tasks at most, 2 payload bytes at most, 3 entries read at most, 4 bytes of a body that is returned at most,
---         5 channel of moves, 6 shard (2 bytes), 7 milliseconds to remember the request id, or 0, 8 the only priority, or '',
---         9 '1' if the request is a further part of a claim, whose id is remembered beside the other parts and not looked up;
---         then for each queue five: command | its name in the heads | tasks it may have in progress, or -1
---         | arguments of the claim (MessagePack, without the last) | end of the lease
--- Returns the taken tasks as record, body or false, record, and so on; per queue [its priorities, next delayed, next lease];
---         and 1 if the entries that may be read ran out.
+-- KEYS    1 records, 2 bodies, 3 number, 4 events, 5 counts, 6 ready, 7 heads of leases, 8 one that is never there;
+--         for each queue thirteen: its pending lists 0 to 9, delayed, leased, withdrawn; then for each claim that of its request id
+-- ARGV    1 entries read at most, 2 bytes of a body that is returned at most, 3 channel of moves, 4 shard (2 bytes), 5 the only
+--         priority, or '', 6 number of queues, 7 '1' to be told when the next task of each queue is due;
+--         for each queue three: command | its name in the heads | tasks it may have in progress, or -1
+--         for each claim four: tasks at most | payload bytes at most | milliseconds to remember the request id, or 0 | '1' if it
+--         is a further part of a claim, whose id is remembered beside the other parts and not looked up;
+--         and for each queue of it two: arguments of the claim (MessagePack) | end of the lease
+-- Returns per claim: 1 if these tasks were leased before, else 0; then record and body, or false, of each task;
+--         per queue: its priorities, and if asked: next delayed, next lease; and 1 if the entries that may be read ran out.
 --         A request id whose tasks are still leased to it returns them again, and nothing is taken.
--- Cost    reads at most ARGV[3] entries, whatever was cancelled before; then as `commit`.
-local call, sub, insert, pack = redis.call, string.sub, table.insert, struct.pack
-local left, bytes, entries_left = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-if ARGV[7] ~= '0' and ARGV[9] == '' then
-  local again, answers = call('GET', KEYS[8]) or '', {}
-  for at = 1, #again, 24 do
-    local record = call('HGET', KEYS[1], sub(again, at, at + 15))
-    if record and sub(record, 1, 8) == sub(again, at + 16, at + 23) then
-      insert(answers, record)
-      insert(answers, false)
-    end
-  end
-  if #answers > 0 then
-    return { answers, false, 0 }
-  end
-  call('DEL', KEYS[8])
-end
+-- Cost    reads at most ARGV[1] entries, and passes runs of withdrawn ones in O(log n); then as `commit`.
+local call, sub, insert, pack, unpack_number = redis.call, string.sub, table.insert, struct.pack, struct.unpack
+local records, entries_left, number_of_queues = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[6])
 
 local queues, fields = {}, {}
-for place = 1, (#KEYS - 9) / 12 do
-  local at, keys = 10 + (place - 1) * 5, 10 + (place - 1) * 12
-  local queue = { command = ARGV[at], member = ARGV[at + 1], room = tonumber(ARGV[at + 2]), claim = ARGV[at + 3] .. '\207',
-    lease = ARGV[at + 4], keys = keys, delayed = KEYS[keys + 10], leased = KEYS[keys + 11], taken = {}, pending = {} }
-  if queue.room >= 0 then
-    queue.room = math.max(0, queue.room - call('ZCARD', queue.leased))
+for place = 1, number_of_queues do
+  local at, keys = 5 + place * 3, 9 + (place - 1) * 13
+  local command, room = ARGV[at], tonumber(ARGV[at + 2])
+  local leased = KEYS[keys + 11]
+  if room < 0 then
+    room = math.huge
   else
-    queue.room = math.huge
+    room = math.max(0, room - call('ZCARD', leased))
   end
-  queues[place] = queue
+  queues[place] = { command = command, member = ARGV[at + 1], room = room, keys = keys, leased = leased, place = place,
+    taken = {}, pending = {}, leases = {}, total = 0, earliest = math.huge }
   for priority = 0, 9 do
-    insert(fields, priority .. queue.command)
+    insert(fields, priority .. command)
   end
+  insert(fields, 'r' .. command)
 end
-for place, count in ipairs(call('HMGET', KEYS[5], unpack(fields))) do
-  queues[math.floor((place - 1) / 10) + 1].pending[(place - 1) % 10] = tonumber(count or 0)
+for place, found in ipairs(call('HMGET', KEYS[5], unpack(fields))) do
+  queues[math.floor((place - 1) / 11) + 1].pending[(place - 1) % 11] = tonumber(found or 0)
+end
+
+-- Drops the run of withdrawn entries at the front. A list is in the order of versions, and whatever was withdrawn is in one sorted
+-- set: entries are such a run if as many were withdrawn between their versions.
+local function drop_withdrawn(key, withdrawn, priority)
+  local head, length = call('LINDEX', key, '0'), call('LLEN', key)
+  if not head then
+    return
+  end
+  local from = '[' .. priority .. sub(head, 1, 8)
+  local function is_run(size)
+    local last = '[' .. priority .. sub(call('LINDEX', key, size - 1), 1, 8)
+    return call('ZLEXCOUNT', withdrawn, from, last) == size
+  end
+  local low, high = 0, 1
+  while high <= length and is_run(high) do
+    low, high = high, high * 2
+  end
+  high = math.min(high, length + 1)
+  while high - low > 1 do
+    local middle = math.floor((low + high) / 2)
+    if is_run(middle) then
+      low = middle
+    else
+      high = middle
+    end
+  end
+  if low > 0 then
+    call('LTRIM', key, low, '-1')
+  end
 end
 
 -- Takes entries from the front of a list. Those of tasks that have moved since are dropped.
+local left, bytes = 0, 0
 local ids, owners, before, sizes, count = {}, {}, {}, {}, 0
 local function take(queue, priority, wanted)
   local key = KEYS[queue.keys + priority]
@@ -56,115 +77,173 @@ local function take(queue, priority, wanted)
   if not entries then
     return 0
   end
+  local read = #entries
   local found = {}
-  for place, entry in ipairs(entries) do
-    found[place] = sub(entry, 9, 24)
+  for place = 1, read do
+    found[place] = sub(entries[place], 9, 24)
   end
-  local stored = call('HMGET', KEYS[1], unpack(found))
-  local counted = count
-  for place, entry in ipairs(entries) do
+  local stored = call('HMGET', records, unpack(found))
+  local counted, passed = count, 0
+  for place = 1, read do
+    local entry, record = entries[place], stored[place]
     if bytes <= 0 then
-      for back = #entries, place, -1 do
+      for back = read, place, -1 do
         call('LPUSH', key, entries[back])
       end
       break
     end
-    entries_left = entries_left - 1
-    local record = stored[place]
-    if record and sub(record, 1, 8) == sub(entry, 1, 8) then
-      local size = struct.unpack('>I4', entry, 25)
+    passed = place
+    if record and sub(record, -8) == sub(entry, 1, 8) then
+      local size = unpack_number('>I4', entry, 25)
       bytes, count = bytes - size, count + 1
       ids[count], owners[count], before[count], sizes[count] = found[place], queue, record, size
     end
   end
   local taken = count - counted
-  left, queue.room = left - taken, queue.room - taken
+  entries_left, left, queue.room = entries_left - passed, left - taken, queue.room - taken
   if taken > 0 then
     queue.taken[priority] = (queue.taken[priority] or 0) + taken
   end
-  return #entries
+  if taken < passed then
+    drop_withdrawn(key, KEYS[queue.keys + 12], priority)
+  end
+  return read
 end
 
-local lowest, highest = tonumber(ARGV[8]) or 0, tonumber(ARGV[8]) or 9
-for priority = highest, lowest, -1 do
-  local active = {}
-  for _, queue in ipairs(queues) do
-    if queue.pending[priority] > 0 then
-      insert(active, queue)
-    end
-  end
-  while #active > 0 and left > 0 and bytes > 0 and entries_left > 0 do
-    local share, rest = math.max(1, math.floor(left / #active)), {}
-    if #active > 1 then
-      for place, queue in ipairs(active) do
-        queue.place = place
-      end
-      table.sort(active, function(a, b)
-        local of_a, of_b = a.taken[priority] or 0, b.taken[priority] or 0
-        return of_a < of_b or (of_a == of_b and a.place < b.place)
-      end)
-    end
-    for _, queue in ipairs(active) do
-      local wanted = math.min(share, left, entries_left, queue.room)
-      if wanted > 0 and bytes > 0 and take(queue, priority, wanted) == wanted then
-        insert(rest, queue)
+local lowest, highest = tonumber(ARGV[5]) or 0, tonumber(ARGV[5]) or 9
+local function serve()
+  for priority = highest, lowest, -1 do
+    local active = {}
+    for _, queue in ipairs(queues) do
+      if queue.pending[priority] > (queue.taken[priority] or 0) then
+        insert(active, queue)
       end
     end
-    active = rest
+    while #active > 0 and left > 0 and bytes > 0 and entries_left > 0 do
+      local share, rest = math.max(1, math.floor(left / #active)), {}
+      if #active > 1 then
+        table.sort(active, function(a, b)
+          local of_a, of_b = a.taken[priority] or 0, b.taken[priority] or 0
+          return of_a < of_b or (of_a == of_b and a.place < b.place)
+        end)
+      end
+      for _, queue in ipairs(active) do
+        local wanted = math.min(share, left, entries_left, queue.room)
+        if wanted > 0 and bytes > 0 and take(queue, priority, wanted) == wanted then
+          insert(rest, queue)
+        end
+      end
+      active = rest
+    end
   end
 end
 
-local answers = {}
+-- Serves one claim after the other. `ends` has how many tasks were taken up to the end of each.
+local claims, ends, answers = {}, {}, {}
+local at, width, number_of_claims = 8 + number_of_queues * 3, 4 + number_of_queues * 2, #KEYS - 8 - number_of_queues * 13
+for place = 1, number_of_claims do
+  local remembered_as, answer = KEYS[8 + number_of_queues * 13 + place], { 0 }
+  if ARGV[at + 2] ~= '0' and ARGV[at + 3] == '' then
+    local again = call('GET', remembered_as) or ''
+    for from = 1, #again, 24 do
+      local record = call('HGET', records, sub(again, from, from + 15))
+      if record and sub(record, -8) == sub(again, from + 16, from + 23) then
+        answer[1] = 1
+        insert(answer, record)
+        insert(answer, false)
+      end
+    end
+  end
+  if answer[1] == 0 then
+    left, bytes = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+    serve()
+  end
+  claims[place], ends[place], answers[place] = at, count, answer
+  at = at + width
+end
+
 if count > 0 then
   local first = call('INCRBY', KEYS[3], count) - count + 1
-  local puts, events, leases, small, wanted, claimed = {}, { '\221' .. pack('>I4', count) }, {}, {}, {}, {}
-  local inline_max, at, piece = tonumber(ARGV[4]), 0, 1
-  for place = 1, count do
-    local id, queue, stored = ids[place], owners[place], before[place]
-    local version, task, previous = pack('>I8', first + place - 1), sub(stored, 10), sub(stored, 1, 8)
-    local record = version .. '\146' .. task .. queue.claim .. previous
-    puts[at + 1], puts[at + 2] = id, record
-    answers[at + 1], answers[at + 2] = record, false
-    at = at + 2
-    events[piece + 1], events[piece + 2], events[piece + 3], events[piece + 4] = '\146', task, queue.claim, previous
-    piece = piece + 4
-    claimed[at - 1], claimed[at] = id, version
-    local of = leases[queue]
-    if not of then
-      of = {}
-      leases[queue] = of
-    end
-    local size = #of
-    of[size + 1], of[size + 2] = queue.lease, id
-    if sizes[place] <= inline_max then
-      small[#small + 1] = at
-      wanted[#wanted + 1] = id
-    end
-  end
-  call('HSET', KEYS[1], unpack(puts))
-  for queue, values in pairs(leases) do
-    call('ZADD', queue.leased, unpack(values))
-    for priority, number in pairs(queue.taken) do
-      local field = priority .. queue.command
-      queue.pending[priority] = call('HINCRBY', KEYS[5], field, -number)
-      if queue.pending[priority] == 0 then
-        call('HDEL', KEYS[5], field)
-        call('ZREM', KEYS[6], field)
+  local puts, events, wanted, answer_of, slot_of = {}, {}, {}, {}, {}
+  local inline_max, inline, place, put = tonumber(ARGV[2]), 0, 0, 0
+  for claim, from in ipairs(claims) do
+    local answer, claimed, slot, remembers = answers[claim], {}, 1, ARGV[from + 2] ~= '0'
+    while place < ends[claim] do
+      place = place + 1
+      local id, queue = ids[place], owners[place]
+      local arguments = from + 2 + queue.place * 2
+      local version = pack('>I8', first + place - 1)
+      local record = before[place] .. ARGV[arguments] .. version
+      puts[put + 1], puts[put + 2] = id, record
+      put = put + 2
+      events[place] = record
+      answer[slot + 1], answer[slot + 2] = record, false
+      slot = slot + 2
+      if remembers then
+        claimed[slot - 2], claimed[slot - 1] = id, version
       end
-      call('HINCRBY', KEYS[5], 'r' .. queue.command, number)
+      if sizes[place] <= inline_max then
+        inline = inline + 1
+        wanted[inline], answer_of[inline], slot_of[inline] = id, answer, slot
+      end
     end
-    local head = call('ZRANGE', queue.leased, '0', '0', 'WITHSCORES')
-    call('ZADD', KEYS[7], head[2], queue.member)
+    if #claimed > 0 then
+      local remembered_as = KEYS[8 + number_of_queues * 13 + claim]
+      if ARGV[from + 3] == '' then
+        call('SET', remembered_as, table.concat(claimed), 'PX', ARGV[from + 2])
+      else
+        call('APPEND', remembered_as, table.concat(claimed))
+        call('PEXPIRE', remembered_as, ARGV[from + 2])
+      end
+    end
   end
-  call('XADD', KEYS[4], first .. '-0', 'w', table.concat(events))
-  call('PUBLISH', ARGV[5], ARGV[6])
-  if ARGV[7] ~= '0' then
-    call('APPEND', KEYS[8], table.concat(claimed))
-    call('PEXPIRE', KEYS[8], ARGV[7])
+  call('HSET', records, unpack(puts))
+  for claim = #claims, 1, -1 do -- backwards: a small sorted set is searched from its front
+    for taken = ends[claim], (ends[claim - 1] or 0) + 1, -1 do
+      local queue = owners[taken]
+      local leases, size, lease = queue.leases, queue.total * 2, ARGV[claims[claim] + 3 + queue.place * 2]
+      leases[size + 1], leases[size + 2] = lease, ids[taken]
+      queue.total = queue.total + 1
+      if lease ~= queue.lease then
+        queue.lease, queue.earliest = lease, math.min(queue.earliest, tonumber(lease))
+      end
+    end
   end
-  if #small > 0 then
+  local counts, emptied = {}, {}
+  for _, queue in ipairs(queues) do
+    if queue.total > 0 then
+      call('ZADD', queue.leased, unpack(queue.leases))
+      insert(counts, 'r' .. queue.command)
+      insert(counts, queue.pending[10] + queue.total)
+      for priority, taken in pairs(queue.taken) do
+        local field, now = priority .. queue.command, queue.pending[priority] - taken
+        queue.pending[priority] = now
+        if now == 0 then
+          insert(emptied, field)
+        else
+          insert(counts, field)
+          insert(counts, now)
+        end
+      end
+      queue.head = call('ZRANGE', queue.leased, '0', '0', 'WITHSCORES')
+      if tonumber(queue.head[2]) >= queue.earliest then
+        call('ZADD', KEYS[7], queue.head[2], queue.member)
+      end
+    end
+  end
+  call('HSET', KEYS[5], unpack(counts))
+  if #emptied > 0 then
+    call('HDEL', KEYS[5], unpack(emptied))
+    call('ZREM', KEYS[6], unpack(emptied))
+  end
+  if count % 2 == 1 then
+    events[count + 1] = ''
+  end
+  call('XADD', KEYS[4], first .. '-0', unpack(events))
+  call('PUBLISH', ARGV[3], ARGV[4])
+  if inline > 0 then
     for place, body in ipairs(call('HMGET', KEYS[2], unpack(wanted))) do
-      answers[small[place]] = body
+      answer_of[place][slot_of[place]] = body
     end
   end
 end
@@ -177,8 +256,11 @@ for place, queue in ipairs(queues) do
       insert(priorities, priority)
     end
   end
-  local delayed = call('ZRANGE', queue.delayed, '0', '0', 'WITHSCORES')
-  local leased = call('ZRANGE', queue.leased, '0', '0', 'WITHSCORES')
-  known[place] = { table.concat(priorities), delayed[2] or '', leased[2] or '' }
+  known[place] = { table.concat(priorities) }
+  if ARGV[7] == '1' then
+    local delayed = call('ZRANGE', KEYS[queue.keys + 10], '0', '0', 'WITHSCORES')
+    local head = queue.head or call('ZRANGE', queue.leased, '0', '0', 'WITHSCORES')
+    known[place][2], known[place][3] = delayed[2] or '', head[2] or ''
+  end
 end
 return { answers, known, entries_left <= 0 and 1 or 0 }

@@ -1,0 +1,101 @@
+"""What 100 subscriptions cost producers: rates of creates with and without them, in turn, on one server.
+
+    python benchmarks/notifications.py [--rounds 6] [--seconds 6]
+
+Prints the ratio of the rates; the goal is 0.95 or more. The queue is emptied in every round, so that each announces it
+to everybody: with the default interval of 5 s, that is as often as can be. Receivers are in a process of their own.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.pop(1)  # this folder: it would hide Python's own `http` behind http.py
+
+import argparse
+import multiprocessing
+import statistics
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+from tests.server.server_process import Tenant, answered, start_server
+from tests.webhooks.notified import receiving
+
+from codeq.wire import paths
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.sharedctypes import Synchronized
+
+SUBSCRIPTIONS = 100
+BATCH = 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    wanted = parser.parse_args()
+    settings: dict[str, Any] = {"webhooks": {"allow": "127.0.0.1"}, "log": {"level": "error"}}
+    with tempfile.TemporaryDirectory() as folder, start_server(Path(folder), settings=settings) as server:
+        base, received = _start_receiver()
+        quiet, subscribed = Tenant(server, "quiet"), Tenant(server, "subscribed")
+        for number in range(SUBSCRIPTIONS):
+            body = {"callbackUrl": f"{base}/{number}", "eventTypes": ["work"]}
+            answered(subscribed.worker.post(paths.SUBSCRIPTIONS, body), 200)
+        for size in (1, BATCH):
+            rates: dict[str, list[float]] = {"without": [], "with": []}
+            for _ in range(wanted.rounds):
+                for name, tenant in (("without", quiet), ("with", subscribed)):
+                    rates[name].append(_rate(tenant, wanted.seconds, size))
+                    _empty(tenant)
+            medians = {name: statistics.median(found) for name, found in rates.items()}
+            ratio = statistics.median([a / b for a, b in zip(rates["with"], rates["without"], strict=True)])
+            print(
+                f"creates in batches of {size:>3}: {medians['without']:>8,.0f}/s without, {medians['with']:>8,.0f}/s "
+                f"with {SUBSCRIPTIONS} subscriptions: {ratio:.2f} (median of {wanted.rounds} pairs)"
+            )
+        print(f"notifications received: {received.value}")
+
+
+def _start_receiver() -> "tuple[str, Synchronized[int]]":
+    context = multiprocessing.get_context("spawn")
+    received = context.Value("i", 0)
+    ours, theirs = context.Pipe()
+    context.Process(target=_receive, args=(theirs, received), daemon=True).start()
+    return ours.recv(), received
+
+
+def _receive(pipe: "Connection", received: "Synchronized[int]") -> None:
+    with receiving() as receiver:
+        pipe.send(receiver.base)
+        while True:
+            time.sleep(0.2)
+            received.value = sum(receiver.counts().values())
+
+
+def _rate(tenant: Tenant, seconds: float, size: int) -> float:
+    one = {"command": "work", "payload": {"text": "x" * 200}}
+    began_s = time.perf_counter()
+    tasks = 0
+    while time.perf_counter() - began_s < seconds:
+        tasks += size
+        if size == 1:
+            answered(tenant.producer.post(paths.TASKS, one), 202)
+        else:
+            answered(tenant.producer.post(paths.TASKS_BATCH, {"tasks": [one] * size}), 200)
+    return tasks / (time.perf_counter() - began_s)
+
+
+def _empty(tenant: Tenant) -> None:
+    while True:
+        claimed = tenant.worker.post(paths.CLAIM_BATCH, {"commands": ["work"], "count": 1000})
+        if claimed.status_code != 200:
+            return
+        results = [{"taskId": task["id"], "status": "COMPLETED", "result": {}} for task in claimed.json()["tasks"]]
+        answered(tenant.worker.post(paths.RESULTS_BATCH, {"results": results}), 200)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""`codeq webhooks`: lists, inspects, replays and tests deliveries of result callbacks."""
+
+import secrets as random_bytes
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from codeq.cli.connect import local, remote
+from codeq.cli.dlq import confirm
+from codeq.cli.errors import ExitCode, UsageError, print_error
+from codeq.cli.output import Output, count, truncate
+
+if TYPE_CHECKING:
+    from codeq import Client
+    from codeq.wire.deliveries import DeliveryView
+
+app = typer.Typer(no_args_is_help=True, help="List, replay and test deliveries of result callbacks.")
+
+PAGE = 500
+POLL_S = 0.2
+STATES = ("pending", "delayed", "in_progress", "dead", "delivered")
+COLUMNS = ("id", "state", ">attempts", "command", "updated", "url", "error")
+
+State = Annotated[str | None, typer.Option(help=f"Only those in this state: {', '.join(STATES)}.")]
+Error = Annotated[str | None, typer.Option(help="Only those with this text in their last error.")]
+DeliveryId = Annotated[str, typer.Argument(metavar="ID", help="The delivery; receivers see it as webhook-id.")]
+
+
+@remote(app, "list", example="codeq webhooks list --state dead")
+def list_(
+    client: "Client",
+    out: Output,
+    state: State = None,
+    error: Error = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="Maximum number of deliveries.")] = 100,
+) -> None:
+    """List deliveries, newest first; dead ones oldest first."""
+    if state is not None and state not in STATES:
+        raise UsageError(f"--state is one of {', '.join(STATES)}")
+    found = list(islice(_all(client, state, error, page=min(limit, PAGE)), limit))
+    if out.is_json:
+        out.document({"deliveries": [_fields(delivery) for delivery in found]})
+    elif found:
+        out.rows(COLUMNS, [_row(delivery) for delivery in found], fold="error")
+    else:
+        out.say("there are no deliveries" if state is error is None else "no deliveries match")
+
+
+@remote(app, "show", example="codeq webhooks show 0199a1b2-7c3d-7000-8000-3f2a9c5e1b70")
+def show(client: "Client", out: Output, delivery_id: DeliveryId) -> None:
+    """Show one delivery, with what is sent and what was answered."""
+    import msgspec
+
+    fields = _fields(client.webhooks.get(delivery_id))
+    if out.is_json:
+        out.document(fields)
+        return
+    out.rows(("field", "value"), [(name, value) for name, value in fields.items() if name != "body"], fold="value")
+    out.say(msgspec.json.format(msgspec.json.encode(fields["body"]), indent=2).decode())
+
+
+@remote(app, "replay", example="codeq webhooks replay --error 'HTTP 503' --dry-run")
+def replay(
+    client: "Client",
+    out: Output,
+    id: Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="This delivery; repeatable.")] = None,
+    error: Error = None,
+    all: Annotated[bool, typer.Option("--all", help="All dead deliveries.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print how many match, and change nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Send dead deliveries again, with their attempts reset."""
+    if sum((bool(id), error is not None, all)) != 1:
+        raise UsageError("choose dead deliveries by --id, by --error, or by --all; exactly one of these")
+    matched = client.webhooks.replay(id, error=error, dry_run=True).matched
+    if matched and not dry_run and not yes:
+        confirm(f"send {count(matched, 'dead delivery', 'dead deliveries')} again?")
+    done = client.webhooks.replay(id, error=error, dry_run=dry_run)
+    fields = {"matched": done.matched, "changed": done.changed, "dryRun": dry_run, "ids": done.ids}
+    verb = f"would replay {count(done.matched, 'dead delivery', 'dead deliveries')}"
+    if not dry_run:
+        verb = f"replayed {count(done.changed, 'dead delivery', 'dead deliveries')}"
+    out.answer({**fields, "refused": done.refused}, verb)
+    for delivery_id, code in done.refused.items():
+        print_error(
+            f"{delivery_id} was not replayed: {code}", code=code, exit_code=ExitCode.REFUSED, as_json=out.is_json
+        )
+    if done.refused:
+        raise typer.Exit(ExitCode.REFUSED)
+
+
+@remote(app, "test", example="codeq webhooks test https://example.com/hook")
+def send_test(
+    client: "Client",
+    out: Output,
+    target: Annotated[str, typer.Argument(metavar="URL", help="Where to send it.")],
+    wait: Annotated[float, typer.Option(min=0, max=300, help="Seconds to wait for the first attempt.")] = 20.0,
+) -> None:
+    """Send a made-up result to a URL, and report how the first attempt went."""
+    delivery = client.webhooks.test(target)
+    until_s = time.monotonic() + wait
+    while delivery.state in ("pending", "in_progress") and time.monotonic() < until_s:
+        time.sleep(POLL_S)
+        delivery = client.webhooks.get(delivery.id)
+    texts = {"delivered": f"delivered: {_fields(delivery)['response']}", "pending": "not sent yet"}
+    text = texts.get(delivery.state, delivery.last_error or delivery.state)
+    out.answer(_fields(delivery), f"{delivery.id}: {text}")
+    if delivery.state != "delivered":
+        raise typer.Exit(ExitCode.REFUSED)
+
+
+@remote(app, "secret", example="codeq webhooks secret")
+def secret(client: "Client", out: Output) -> None:
+    """Print the secrets that sign the tenant's webhooks, the current one first."""
+    found = list(client.webhooks.secrets())
+    out.answer({"secrets": found}, "\n".join(found) or "webhooks are not signed")
+
+
+@local(app, "new-secret", example="codeq webhooks new-secret")
+def new_secret(out: Output) -> None:
+    """Print a new random secret for webhooks.secret or webhooks.master_secret. Nothing is stored."""
+    from codeq.wire.webhooks import secret_of
+
+    made = secret_of(random_bytes.token_bytes(32))
+    out.answer({"secret": made}, made)
+
+
+def _all(client: "Client", state: str | None, error: str | None, *, page: int) -> "Iterator[DeliveryView]":
+    cursor: str | None = None
+    while True:
+        found = client.webhooks.list(state=state, error=error, cursor=cursor, limit=page)
+        yield from found.deliveries
+        cursor = found.cursor
+        if cursor is None:
+            return
+
+
+def _fields(delivery: "DeliveryView") -> dict[str, Any]:
+    import msgspec
+
+    return msgspec.json.decode(msgspec.json.encode(delivery), type=dict[str, Any])
+
+
+def _row(delivery: "DeliveryView") -> tuple[Any, ...]:
+    return (
+        delivery.id,
+        delivery.state,
+        f"{delivery.attempts}/{delivery.max_attempts}",
+        delivery.command,
+        delivery.updated_at.replace("T", " "),
+        truncate(delivery.url, 60),
+        truncate(delivery.last_error or "", 300),
+    )

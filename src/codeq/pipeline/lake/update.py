@@ -1,0 +1,71 @@
+"""One step of a silver table: brings new events to the open rows of their tasks, a range of task ids per Spark task."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct
+from pyspark.sql import SparkSession
+
+from codeq.pipeline.lake import leaves, parquet
+from codeq.pipeline.lake.data_file import CLOSED, OPEN, DataFile, decode_new_file
+from codeq.pipeline.lake.leaves import LEAF_ROWS_MAX, Plan, Share
+from codeq.pipeline.lake.partitions import ParquetFiles, run_on_executors
+from codeq.pipeline.lake.table import LakeTable
+from codeq.pipeline.session import parallelism_of
+
+CLOSED_ROWS_MAX = 1 << 30
+"""Closed rows of a Spark task are one file."""
+
+Batches = Iterator[pa.RecordBatch]
+Update = Callable[[pa.Table, pa.Table], pa.Table]
+"""Takes open rows and new events, and returns the open and closed rows that result."""
+
+
+class NewEvents(Struct, frozen=True):
+    """The events of a step: in these files of bronze, from `starts` to before `ends`, by shard."""
+
+    bronze: LakeTable
+    files: Sequence[DataFile]
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+
+
+class ShareWork(Struct, frozen=True):
+    """Computes a share of a step on an executor, and writes its open and its closed rows there.
+
+    A Spark task that runs twice writes twice. Only the files of one attempt are committed; the others belong to no
+    table.
+    """
+
+    update: Update
+    event_schema: pa.Schema
+    starts: dict[int, int]
+    ends: dict[int, int]
+    open_rows: parquet.FileTarget
+    closed_rows: parquet.FileTarget
+
+    def __call__(self, share: Share) -> list[str]:
+        events = ParquetFiles(share.event_paths, self.event_schema, self.starts, self.ends).read(share.ids)
+        known = ParquetFiles(share.open_paths, self.open_rows.schema).read(share.ids)
+        rows = self.update(known, events)
+        is_open = rows["is_open"]
+        files = parquet.write_rows(self.open_rows, rows.filter(is_open), rows_max=LEAF_ROWS_MAX)
+        files += parquet.write_rows(self.closed_rows, rows.filter(pc.invert(is_open)), rows_max=CLOSED_ROWS_MAX)
+        return [file.encoded() for file in files]
+
+
+def update_table(spark: SparkSession, table: LakeTable, update: Update, events: NewEvents) -> None:
+    """Takes the events into the table, in one commit. Events that the files have besides are left out."""
+    plan, work = plan_step(table, update, events, parallelism=parallelism_of(spark))
+    added = [decode_new_file(text) for text in run_on_executors(spark, work, plan.shares)]
+    table.commit(added, batch=table.batch + 1, removed=plan.removed, offsets=events.ends)
+
+
+def plan_step(table: LakeTable, update: Update, events: NewEvents, *, parallelism: int) -> tuple[Plan, ShareWork]:
+    """Returns the shares of the step, and what is to be done with each."""
+    groups = leaves.row_groups(map(events.bronze.path, events.files))
+    plan = leaves.plan(table.files(part=OPEN), groups, parallelism=parallelism, folder=str(table.folder))
+    folder = table.new_folder(table.batch + 1)
+    targets = [table.target(folder, part) for part in (OPEN, CLOSED)]
+    return plan, ShareWork(update, events.bronze.arrow_schema, dict(events.starts), dict(events.ends), *targets)

@@ -1,0 +1,48 @@
+"""Audits a lake together with the store that it was made from, while the store is in use.
+
+The lake ends somewhere, and the listing comes later. What happened in between is in the server's log: it is read after
+the listing, so that every task that may be listed in a later state has a later event, and is left to the next audit.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from urllib.parse import parse_qs
+
+from pyspark.sql import DataFrame, SparkSession
+
+from codeq.pipeline import audit
+from codeq.pipeline.audit import Verdict
+from codeq.pipeline.client import PipelineClient, ServerOptions
+from codeq.pipeline.lake.table import Lake
+
+Listed = tuple[str, str, str]
+"""Tenant, task id and status."""
+
+
+def audit_live(
+    spark: SparkSession, lake: Lake, server: ServerOptions, list_tasks: Callable[[], Sequence[Listed]]
+) -> list[Verdict]:
+    """Checks every rule over the lake, and whether the store has the tasks of these tenants as their events have."""
+    events, settled = lake.bronze.read(spark), lake.bronze.offsets
+    verdicts = audit.audit(events)
+    listing = list_tasks()
+    tenants = sorted({tenant for tenant, _, _ in listing} | _own_tenant(server))
+    rows = spark.createDataFrame(list(listing), "tenant string, task_id string, status string")
+    known = events.unionByName(_events_after(spark, server, settled))
+    of_tenants = audit.audit(known.where(known.tenant.isin(tenants)), rows, settled=settled)
+    checked = {verdict.rule: verdict for verdict in of_tenants if verdict.checked}
+    return [verdict if verdict.checked else checked.get(verdict.rule, verdict) for verdict in verdicts]
+
+
+def _events_after(spark: SparkSession, server: ServerOptions, offsets: dict[int, int]) -> DataFrame:
+    given = {"tokenFile": server.token_file, "tokenEnv": server.token_env, "caFile": server.ca_file}
+    options = {"endpoint": server.endpoint, "startingOffsets": json.dumps(offsets)}
+    options |= {name: value for name, value in given.items() if value}
+    return spark.read.format("codeq-events").options(**options).load()
+
+
+def _own_tenant(server: ServerOptions) -> set[str]:
+    """Returns the tenant of the token, whose listing may be empty; none if the token is for all tenants."""
+    with closing(PipelineClient(server)) as client:
+        return set(parse_qs(client.log_bounds()[0].scope).get("tenant", []))

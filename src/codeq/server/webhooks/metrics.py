@@ -1,0 +1,80 @@
+"""What is counted of webhooks, for Prometheus. `codeq_webhook_deliveries_total` is the original codeQ's."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from codeq.server.histogram import FastHistogram
+
+COMMANDS_MAX = 1000
+"""Commands with counters of their own; the rest is counted as `other`."""
+_OTHER = "other"
+_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 60)
+
+
+class WebhookMetrics:
+    """Counts in the process that sends. Registered with the others, as a collector of the library."""
+
+    def __init__(self) -> None:
+        self._deliveries: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        self._commands: set[str] = set()
+        self._attempts: defaultdict[str, FastHistogram] = defaultdict(lambda: FastHistogram(_BUCKETS_S))
+        self._in_flight: Callable[[], int] = lambda: 0
+        self._open_breakers: Callable[[], int] = lambda: 0
+        self._subscriptions: Callable[[], Mapping[str, int]] = dict
+
+    def show(self, *, in_flight: Callable[[], int], open_breakers: Callable[[], int]) -> None:
+        """Includes these numbers, asked for at each scrape."""
+        self._in_flight, self._open_breakers = in_flight, open_breakers
+
+    def show_subscriptions(self, count: Callable[[], Mapping[str, int]]) -> None:
+        """Includes how many subscriptions there are, by command."""
+        self._subscriptions = count
+
+    def attempted(self, seconds: float, answer: str) -> None:
+        """Counts one attempt, with the class of its answer: `2xx`, ..., or `none`."""
+        self._attempts[answer].observe(seconds)
+
+    def delivered(self, kind: str, command: str, *, is_success: bool) -> None:
+        """Counts the end of a delivery: success, or failure once it will not be tried again."""
+        if command not in self._commands:
+            if len(self._commands) >= COMMANDS_MAX:
+                command = _OTHER
+            self._commands.add(command)
+        self._deliveries[kind, command, "success" if is_success else "failure"] += 1
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        deliveries = CounterMetricFamily(
+            "codeq_webhook_deliveries",
+            "Webhooks that were delivered, or given up",
+            labels=["kind", "command", "outcome"],
+        )
+        for labels, number in self._deliveries.items():
+            deliveries.add_metric(list(labels), number)
+        attempts = HistogramMetricFamily(
+            "codeq_webhook_attempt_seconds", "How long attempts took, by the class of the answer", labels=["answer"]
+        )
+        for answer, histogram in self._attempts.items():
+            attempts.add_metric([answer], histogram.cumulative(), histogram.sum_s)
+        in_flight = GaugeMetricFamily("codeq_webhook_in_flight", "Deliveries under way")
+        in_flight.add_metric([], self._in_flight())
+        breakers = GaugeMetricFamily("codeq_webhook_breakers_open", "Hosts to which nothing is sent for a while")
+        breakers.add_metric([], self._open_breakers())
+        return (deliveries, attempts, in_flight, breakers, self._active_subscriptions())
+
+    def _active_subscriptions(self) -> Metric:
+        active = GaugeMetricFamily(
+            "codeq_subscriptions_active",
+            "Subscriptions by command, `*` for those to all; the same on every server",
+            labels=["command"],
+        )
+        counted = sorted(self._subscriptions().items(), key=lambda pair: -pair[1])
+        for command, number in counted[:COMMANDS_MAX]:
+            active.add_metric([command], number)
+        if len(counted) > COMMANDS_MAX:
+            active.add_metric([_OTHER], sum(number for _, number in counted[COMMANDS_MAX:]))
+        return active

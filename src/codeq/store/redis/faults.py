@@ -1,0 +1,85 @@
+"""What goes wrong with Redis and on the way to it, as errors of the store: passing, refused, or for good."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import walk_tb
+
+import redis as redis_py
+
+from codeq.domain.errors import StoreError, StoreUnavailable
+
+_PASSING = frozenset(
+    {
+        "ASK", "BUSY", "CLUSTERDOWN", "EXECABORT", "LOADING", "MASTERDOWN", "MISCONF", "MOVED", "NOREPLICAS",
+        "READONLY", "TRYAGAIN", "UNKILLABLE",
+    }
+)  # fmt: skip
+_SCRIPT_FAULT = re.compile(f"-({'|'.join(sorted(_PASSING))}) ")
+"""How Redis before 7 names the fault of a command that a script called."""
+FAULTS = (
+    redis_py.exceptions.RedisError, redis_py.exceptions.RedisClusterException, OSError, RuntimeError, AttributeError,
+)  # fmt: skip
+"""What the library raises: the second when no node of a cluster can be reached, the last two for a connection that it
+closed under a call, when a cluster changes; `passing` tells them from mistakes of our own."""
+
+
+def passing(fault: Exception) -> StoreError:
+    """Returns the error for a fault of Redis or of the way to it. Its text names no host: callers may see it.
+
+    Raises the fault itself where it is a mistake in our own code, which no repetition mends.
+    """
+    if isinstance(fault, RuntimeError | AttributeError) and not _is_of_library(fault):
+        raise fault
+    text = str(fault)
+    word = _error_code(fault, text)
+    if isinstance(fault, redis_py.exceptions.OutOfMemoryError) or word == "OOM" or "OOM command" in text:
+        return StoreUnavailable("the store has no memory left (maxmemory); nothing was changed")
+    if isinstance(fault, redis_py.exceptions.TimeoutError | TimeoutError):
+        return StoreUnavailable(
+            "the store did not answer in time, so whether the call took effect is unknown; repeat it"
+        )
+    if isinstance(fault, redis_py.exceptions.AuthenticationError | redis_py.exceptions.NoPermissionError):
+        # Passing: after a failover the new primary may not know the user yet, and a password may be put right again.
+        return StoreUnavailable(f"the store refuses this server's user ({type(fault).__name__})")
+    is_passing = isinstance(
+        fault,
+        redis_py.exceptions.ConnectionError
+        | redis_py.exceptions.ClusterError
+        | OSError
+        | RuntimeError
+        | AttributeError,
+    )
+    if (
+        is_passing
+        or word in _PASSING
+        or "non local key" in text
+        or isinstance(fault, redis_py.exceptions.RedisClusterException)
+    ):
+        return StoreUnavailable(
+            f"the store cannot be used at the moment ({word if word.isupper() else type(fault).__name__}); "
+            "repeat the call"
+        )
+    return StoreError(f"Redis: {text}")
+
+
+def _is_of_library(fault: Exception) -> bool:
+    """Returns whether the library raised it, or what it called: the last frame of ours called the library."""
+    packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in walk_tb(fault.__traceback__)]
+    known = [package for package in packages if package in ("redis", "codeq")]
+    return known[-1:] == ["redis"]
+
+
+@contextmanager
+def passing_faults_ignored() -> Iterator[None]:
+    """Goes on after a fault of Redis or of the way to it, and raises mistakes of our own."""
+    try:
+        yield
+    except FAULTS as fault:
+        passing(fault)
+
+
+def _error_code(fault: Exception, text: str) -> str:
+    """Returns the first word of Redis's answer. The library takes it off the text of the errors that it knows."""
+    inner = _SCRIPT_FAULT.search(text)
+    return inner[1] if inner else getattr(fault, "status_code", None) or text.partition(" ")[0]

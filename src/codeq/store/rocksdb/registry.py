@@ -1,0 +1,100 @@
+"""The registry of one shard: all entries in memory, so that asking costs no read, and on disk for the next start."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
+
+import msgspec
+
+from codeq.store import codec
+from codeq.store.interface import Clock, Registration
+from codeq.store.rocksdb import keys
+from codeq.store.rocksdb.write_buffer import WriteBuffer
+
+Name = tuple[str, str, str]
+"""Kind, tenant and name."""
+
+_decode = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
+
+
+class RocksRegistry:
+    """Implements `store.interface.Registry`."""
+
+    def __init__(self, buffer: WriteBuffer, clock: Clock, check: Callable[[], None]) -> None:
+        self._buffer = buffer
+        self._clock = clock
+        self._check = check
+        """Raises if the store cannot be used."""
+        self._stored: defaultdict[tuple[str, str], dict[str, Registration]] = defaultdict(dict)
+        self._load()
+        self._expiries = [
+            (entry.expires_ms, (*place, name)) for place, named in self._stored.items() for name, entry in named.items()
+        ]
+        """A heap; an entry that was stored again is in it again."""
+        heapify(self._expiries)
+
+    def _load(self) -> None:
+        for key, data in self._buffer.scan(keys.REGISTRY, keys.after(keys.REGISTRY)):
+            try:
+                kind, tenant, name = keys.split_names(key[2:])
+                expires_ms, value = _decode(data)
+            except (*codec.UNREADABLE, ValueError) as fault:
+                self._buffer.set_aside(key, data, str(fault))
+            else:
+                entry = Registration(kind=kind, tenant=tenant, name=name, value=value, expires_ms=expires_ms)
+                self._stored[kind, tenant][name] = entry
+
+    async def put(self, entries: Sequence[Registration]) -> None:
+        self._remove_expired()
+        for entry in entries:
+            self._put(entry)
+
+    async def add(self, entries: Sequence[Registration]) -> list[bool]:
+        self._remove_expired()
+        added: list[bool] = []
+        for entry in entries:
+            added.append(entry.name not in self._stored.get((entry.kind, entry.tenant), ()))
+            if added[-1]:
+                self._put(entry)
+        return added
+
+    async def remove(self, kind: str, tenant: str, names: Sequence[str]) -> list[bool]:
+        self._remove_expired()
+        return [self._remove((kind, tenant, name)) for name in names]
+
+    async def get(self, kind: str, tenant: str, names: Sequence[str]) -> list[Registration | None]:
+        self._remove_expired()
+        named = self._stored.get((kind, tenant), {})
+        return [named.get(name) for name in names]
+
+    async def entries(self, kind: str, tenant: str | None = None) -> list[Registration]:
+        self._remove_expired()
+        if tenant is not None:
+            return list(self._stored.get((kind, tenant), {}).values())
+        return [entry for (of_kind, _), named in self._stored.items() if of_kind == kind for entry in named.values()]
+
+    def _put(self, entry: Registration) -> None:
+        place = (entry.kind, entry.tenant, entry.name)
+        self._stored[entry.kind, entry.tenant][entry.name] = entry
+        heappush(self._expiries, (entry.expires_ms, place))
+        self._buffer.put(keys.registration(*place), codec.encode((entry.expires_ms, entry.value)))
+
+    def _remove(self, place: Name) -> bool:
+        kind, tenant, name = place
+        named = self._stored.get((kind, tenant))
+        if named is None or name not in named:
+            return False
+        del named[name]
+        if not named:
+            del self._stored[kind, tenant]
+        self._buffer.delete(keys.registration(*place))
+        return True
+
+    def _remove_expired(self) -> None:
+        self._check()
+        now_ms = self._clock()
+        while self._expiries and self._expiries[0][0] <= now_ms:
+            expires_ms, (kind, tenant, name) = heappop(self._expiries)
+            entry = self._stored.get((kind, tenant), {}).get(name)
+            if entry is not None and entry.expires_ms == expires_ms:
+                self._remove((kind, tenant, name))

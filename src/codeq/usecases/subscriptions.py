@@ -1,0 +1,94 @@
+"""Subscriptions of workers to queues: made, renewed, listed and deleted. They end when they are not renewed."""
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from codeq.domain import validation
+from codeq.domain.errors import InvalidRequest, NotFound, QuotaExceeded
+from codeq.domain.limits import (
+    CLAIM_COMMANDS_MAX,
+    GROUP_CHARS_MAX,
+    SUBSCRIPTION_INTERVAL_MS_MAX,
+    SUBSCRIPTION_TTL_MS_MAX,
+    SUBSCRIPTION_TTL_MS_MIN,
+    SUBSCRIPTIONS_MAX,
+)
+from codeq.domain.subscriptions import DeliveryMode, Subscription
+from codeq.store.interface import Registration
+from codeq.usecases.core import Core, durable
+
+KIND = "subscription"
+
+_decode = msgspec.json.Decoder(Subscription).decode
+
+
+@durable
+async def subscribe(core: Core, wanted: Subscription) -> Subscription:
+    """Stores the subscription, with an id of its own, for its time to live."""
+    _check(core, wanted)
+    if len(await core.store.registry.entries(KIND, wanted.tenant)) >= SUBSCRIPTIONS_MAX:
+        raise QuotaExceeded(
+            f"the tenant has {SUBSCRIPTIONS_MAX} subscriptions, as many as it may have; delete some, or let them end",
+            limit="subscriptions",
+        )
+    now_ms = core.now_ms()
+    [new_id] = core.ids.generate(now_ms, core.shards, [0])
+    given = {"id": new_id, "created_ms": now_ms, "expires_ms": now_ms + wanted.ttl_ms}
+    made = Subscription(**(asdict(wanted) | given))
+    await core.store.registry.put([_entry(made)])
+    return made
+
+
+@durable
+async def renew(core: Core, tenant: str, subscription_id: str, *, ttl_ms: int | None = None) -> Subscription:
+    """Extends the subscription by `ttl_ms`, by default as long as it was made for."""
+    known = await get(core, tenant, subscription_id)
+    ttl_ms = known.ttl_ms if ttl_ms is None else _ttl(ttl_ms)
+    renewed = replace(known, ttl_ms=ttl_ms, expires_ms=core.now_ms() + ttl_ms)
+    await core.store.registry.put([_entry(renewed)])
+    return renewed
+
+
+async def get(core: Core, tenant: str, subscription_id: str) -> Subscription:
+    [entry] = await core.store.registry.get(KIND, tenant, [subscription_id])
+    if entry is None:
+        raise NotFound(f"there is no subscription {subscription_id[:64]!r}; it has ended, or was never made")
+    return _decode(entry.value)
+
+
+@durable
+async def unsubscribe(core: Core, tenant: str, subscription_id: str) -> None:
+    [was_there] = await core.store.registry.remove(KIND, tenant, [subscription_id])
+    if not was_there:
+        raise NotFound(f"there is no subscription {subscription_id[:64]!r}; it has ended, or was never made")
+
+
+async def all_of(core: Core, tenant: str | None = None) -> list[Subscription]:
+    """Returns the subscriptions of the tenant, or of all tenants, oldest first."""
+    entries = await core.store.registry.entries(KIND, tenant)
+    return sorted((_decode(entry.value) for entry in entries), key=lambda each: each.id)
+
+
+def _entry(made: Subscription) -> Registration:
+    return Registration(
+        kind=KIND, tenant=made.tenant, name=made.id, value=msgspec.json.encode(made), expires_ms=made.expires_ms
+    )
+
+
+def _check(core: Core, wanted: Subscription) -> None:
+    core.webhook_rules.check(wanted.url, "callbackUrl")
+    _ttl(wanted.ttl_ms)
+    validation.integer(wanted.min_interval_ms, "least interval in milliseconds", 0, SUBSCRIPTION_INTERVAL_MS_MAX)
+    if wanted.commands is not None:
+        if not 1 <= len(wanted.commands) <= CLAIM_COMMANDS_MAX:
+            raise InvalidRequest(f"a subscription names 1 to {CLAIM_COMMANDS_MAX} commands")
+        for command in wanted.commands:
+            validation.name(command, "command")
+    if (wanted.mode is DeliveryMode.GROUP) != bool(wanted.group):
+        raise InvalidRequest("groupId is for the delivery mode `group`, and required there")
+    if wanted.group is not None and (len(wanted.group) > GROUP_CHARS_MAX or not wanted.group.isprintable()):
+        raise InvalidRequest(f"groupId is printable text of at most {GROUP_CHARS_MAX} characters")
+
+
+def _ttl(ttl_ms: int) -> int:
+    return validation.integer(ttl_ms, "ttl in milliseconds", SUBSCRIPTION_TTL_MS_MIN, SUBSCRIPTION_TTL_MS_MAX)

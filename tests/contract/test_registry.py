@@ -1,0 +1,93 @@
+"""Entries about workers and subscribers: seen by all, replaced by name, gone when they expire."""
+
+import pytest
+from tests.contract.world import World
+
+from codeq.store.interface import Registration
+
+KIND = "worker"
+
+
+def entry(
+    world: World, name: str, value: bytes = b"v", *, tenant: str = "acme", kind: str = KIND, ttl_ms: int = 1000
+) -> Registration:
+    return Registration(kind=kind, tenant=tenant, name=name, value=value, expires_ms=world.clock.now_ms + ttl_ms)
+
+
+async def names(world: World, tenant: str | None = "acme", kind: str = KIND) -> list[str]:
+    return sorted(each.name for each in await world.store.registry.entries(kind, tenant))
+
+
+async def test_an_entry_is_read_back_whole_and_replaced_by_name(world: World) -> None:
+    registry = world.store.registry
+    await registry.put([entry(world, "a", b"\x00\xffone")])
+    await registry.put([entry(world, "a", b"two", ttl_ms=5000), entry(world, "b")])
+    found = {each.name: each for each in await registry.entries(KIND, "acme")}
+    assert found["a"] == entry(world, "a", b"two", ttl_ms=5000)
+    assert await registry.get(KIND, "acme", ["b", "none", "a"]) == [found["b"], None, found["a"]]
+    assert sorted(found) == ["a", "b"]
+
+
+async def test_entries_expire_and_renewed_ones_do_not(world: World) -> None:
+    await world.store.registry.put([entry(world, "short"), entry(world, "renewed")])
+    world.clock.pass_ms(900)
+    await world.store.registry.put([entry(world, "renewed")])
+    world.clock.pass_ms(100)
+    assert await world.store.registry.get(KIND, "acme", ["short"]) == [None]
+    assert await names(world) == ["renewed"]
+    world.clock.pass_ms(900)
+    assert await names(world) == []
+    assert await names(world, None) == []
+
+
+async def test_kinds_and_tenants_are_kept_apart(world: World) -> None:
+    await world.store.registry.put(
+        [
+            entry(world, "a", tenant="acme"),
+            entry(world, "a", tenant="acme:x"),
+            entry(world, "a", tenant="auth0|1 \N{SNOWMAN}"),
+            entry(world, "s", kind="subscription"),
+        ]
+    )
+    assert await names(world, "acme") == ["a"]
+    assert await names(world, "auth0|1 \N{SNOWMAN}") == ["a"]
+    assert await names(world, "other") == []
+    assert await names(world, None) == ["a", "a", "a"]
+    assert await names(world, None, "subscription") == ["s"]
+
+
+async def test_only_one_of_two_adds_the_same_entry_until_it_has_expired(world: World) -> None:
+    registry = world.store.registry
+    assert await registry.add([entry(world, "once"), entry(world, "once"), entry(world, "other")]) == [
+        True,
+        False,
+        True,
+    ]
+    assert await registry.add([entry(world, "once")]) == [False]
+    world.clock.pass_ms(1000)
+    assert await registry.add([entry(world, "once")]) == [True]
+
+
+async def test_removed_entries_are_gone_and_it_is_told_which_there_were(world: World) -> None:
+    registry = world.store.registry
+    await registry.put([entry(world, "a"), entry(world, "b")])
+    assert await registry.remove(KIND, "acme", ["a", "unknown"]) == [True, False]
+    assert await names(world) == ["b"]
+    assert await registry.remove(KIND, "other", ["b"]) == [False]
+
+
+@pytest.mark.parametrize("count", [2500])
+async def test_many_expired_entries_go_in_bounded_steps(world: World, count: int) -> None:
+    await world.store.registry.put([entry(world, f"w{number}") for number in range(count)])
+    world.clock.pass_ms(1000)
+    await world.store.registry.put([entry(world, "last")])
+    assert await names(world) == ["last"]
+
+
+async def test_entries_survive_a_restart(world: World) -> None:
+    await world.store.registry.put([entry(world, "a", b"value", ttl_ms=60_000), entry(world, "b", ttl_ms=10)])
+    await world.store.flush()
+    world.clock.pass_ms(10)
+    await world.reopen()
+    [found] = await world.store.registry.entries(KIND, "acme")
+    assert (found.name, found.value) == ("a", b"value")

@@ -1,0 +1,165 @@
+"""However the log is cut into batches, files and steps, the tables have the same rows."""
+
+import tarfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import types as t
+from tests.pipeline.bronze import put
+from tests.pipeline.histories import History, Row, churn
+from tests.pipeline.table_comparison import comparable, counted
+
+from codeq.pipeline.lake import gold, maintenance, run, tables
+from codeq.pipeline.lake.maintenance import compact
+from codeq.pipeline.lake.run import rebuild, update_gold, update_silver
+from codeq.pipeline.lake.table import DAYS, Lake, LakeConflict, LakeTable
+from codeq.pipeline.lake.upgrade import upgrade
+
+pytestmark = pytest.mark.spark
+
+BEFORE = Path(__file__).parent / "data" / "lake-before-sequence-ranges.tar.gz"
+"""A lake of the version that ordered files by batch, whose last run was killed: gold is a batch behind silver."""
+
+
+@pytest.fixture(scope="module")
+def history() -> History:
+    return churn(11, 240)
+
+
+@pytest.fixture(autouse=True)
+def _few_gold_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gold, "ALL", (gold.USAGE, gold.THROUGHPUT))
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path / "lake")
+
+
+def cut(events: Sequence[Row], sizes: Sequence[int]) -> list[list[Row]]:
+    ordered, cuts = sorted(events, key=lambda row: row["at"]), []
+    for size in sizes:
+        cuts.append(ordered[:size])
+        ordered = ordered[size:]
+    return [*cuts, ordered] if ordered else cuts
+
+
+def assert_as_rebuilt_at_once(spark: SparkSession, lake: Lake, events: Sequence[Row], tmp_path: Path) -> None:
+    whole = Lake(tmp_path / "whole")
+    put(spark, whole, events)
+    update_silver(spark, whole)
+    update_gold(spark, whole)
+    for one, other in zip(lake.all[1:3], whole.all[1:3], strict=True):
+        assert counted(one.read(spark)) == counted(other.read(spark)), one.folder.name
+    for (definition, one), (_, other) in zip(lake.gold, whole.gold, strict=True):
+        rows = [counted(comparable(table.read(spark), definition.table)) for table in (one, other)]
+        assert rows[0] == rows[1], one.folder.name
+
+
+def test_a_rebuild_after_a_compaction_that_cuts_batches_loses_nothing(
+    spark: SparkSession, lake: Lake, history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for batch in cut(history.events, [len(history.events) // 6] * 5):
+        put(spark, lake, batch, files_per_shard=3)
+    update_silver(spark, lake)
+    update_gold(spark, lake)
+    largest = max(file.size_bytes for file in lake.bronze.files())
+    monkeypatch.setattr(
+        maintenance, "LARGE_BYTES", largest * 4 + 1
+    )  # some of the six files of a batch, and of the next
+    assert compact(spark, lake, files_max=1) > 0
+    monkeypatch.setattr(run, "SILVER_EVENTS", len(history.events) // 12)
+    again = Lake(lake.folder)
+    rebuild(spark, again)
+    assert_as_rebuilt_at_once(spark, Lake(lake.folder), history.events, tmp_path)
+
+
+def test_gold_has_one_row_per_key_although_a_day_ends_between_the_steps(
+    spark: SparkSession, lake: Lake, history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    days = sorted({row["at"].date() for row in history.events})
+    assert len(days) > 1
+    before = sum(row["at"].date() == days[0] for row in history.events)
+    size = before // 3
+    sizes = [size, size, before - 2 * size, size, size]
+    batches = cut(history.events, sizes)
+    assert {row["at"].date() for row in batches[2]} == {days[0]} != {row["at"].date() for row in batches[3]}
+    for batch in batches:
+        put(spark, lake, batch)
+    monkeypatch.setattr(run, "SILVER_EVENTS", size + 5)  # two batches
+    monkeypatch.setattr(run, "GOLD_EVENTS", 2 * size + 1, raising=False)  # three
+    update_silver(spark, lake)
+    update_gold(spark, lake)
+    usage = lake.gold[0][1].read(spark).collect()
+    assert Counter((row.day, row.tenant) for row in usage).most_common(1)[0][1] == 1
+    for _, table in lake.gold:
+        of_day = Counter(file.day for file in table.files(part=DAYS))
+        assert max(of_day.values()) == 1, "one file of each day"
+    assert_as_rebuilt_at_once(spark, Lake(lake.folder), history.events, tmp_path)
+
+
+def test_a_run_that_began_before_a_rebuild_cannot_commit_after_it(
+    spark: SparkSession, lake: Lake, history: History, tmp_path: Path
+) -> None:
+    first, second = cut(history.events, [len(history.events) // 2])
+    put(spark, lake, first)
+    update_silver(spark, lake)
+    update_gold(spark, lake)
+    stale = Lake(lake.folder)
+    rebuild(spark, Lake(lake.folder))
+    put(spark, stale, second)
+    with pytest.raises(LakeConflict):
+        update_silver(spark, stale)
+    fresh = Lake(lake.folder)
+    stale.attempts, stale.tasks = fresh.attempts, fresh.tasks
+    update_silver(spark, stale)
+    with pytest.raises(LakeConflict):
+        update_gold(spark, stale)
+    update_gold(spark, Lake(lake.folder))
+    assert_as_rebuilt_at_once(spark, Lake(lake.folder), history.events, tmp_path)
+
+
+def test_a_table_tells_its_offsets_also_if_the_first_shard_has_none(lake: Lake) -> None:
+    lake.bronze.commit([], batch=1, offsets={1: 5, 3: 9})
+    assert Lake(lake.folder).bronze.offsets == {1: 5, 3: 9}
+
+
+def test_a_column_that_a_version_adds_reaches_the_schema_of_the_table(
+    spark: SparkSession, before: Lake, tmp_path: Path
+) -> None:
+    old = before.gold[0][1]
+    schema = t.StructType([*tables.GOLD_USAGE.schema.fields, t.StructField("added", t.StringType())])
+    table = LakeTable(old.folder, schema)
+    rows = table.read(spark, table.files()).fillna("new", ["added"])
+    table.commit(table.write(rows, part=DAYS, batch=9, by_day=True), batch=9, removed=table.files())
+    read = deltalake.DeltaTable(str(old.folder)).to_pyarrow_table()
+    assert set(read["added"].to_pylist()) == {"new"}
+    assert read.num_rows == len(rows.collect()) > 0
+
+
+@pytest.fixture
+def before(tmp_path: Path) -> Lake:
+    with tarfile.open(BEFORE) as packed:
+        packed.extractall(tmp_path / "before", filter="data")
+    return Lake(tmp_path / "before" / "lake")
+
+
+def test_a_lake_of_the_version_before_is_continued(spark: SparkSession, before: Lake, tmp_path: Path) -> None:
+    rows = before.bronze.read(spark).count()
+    moves = Counter(row.move for row in before.bronze.read(spark).collect())
+    upgrade(spark, before)
+    assert before.bronze.read(spark).count() == rows > 0
+    assert all(file.shard is not None for file in before.bronze.files())
+    update_silver(spark, before)
+    update_gold(spark, before)
+    assert sum(row.enqueues for row in before.gold[1][1].read(spark).collect()) == moves["enqueue"]
+    events: list[Any] = [row.asDict() for row in before.bronze.read(spark).collect()]
+    assert_as_rebuilt_at_once(spark, Lake(before.folder), events, tmp_path)
+    again = Lake(before.folder)
+    rebuild(spark, again)
+    assert_as_rebuilt_at_once(spark, Lake(before.folder), events, tmp_path / "again")

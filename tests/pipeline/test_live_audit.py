@@ -1,0 +1,44 @@
+"""The audit of a lake beside a store in use: what happens between the lake and the listing is no fault."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.server.server_process import start_server
+
+import codeq
+from codeq.pipeline import audit
+from codeq.pipeline.client import ServerOptions
+from codeq.pipeline.lake.run import ingest
+from codeq.pipeline.lake.table import Lake
+from codeq.pipeline.live_audit import Listed, audit_live
+from codeq.server.dev import ALL_SCOPES
+
+pytestmark = pytest.mark.spark
+
+SCOPES = [scope for scope in ALL_SCOPES if scope != "codeq:platform"]
+
+
+def test_a_busy_store_raises_no_false_alarm_and_a_lost_task_still_does(spark: SparkSession, tmp_path: Path) -> None:
+    with start_server(tmp_path / "server") as server:
+        (tmp_path / "token").write_text(server.token("acme", "worker", scopes=SCOPES))
+        options, lake = ServerOptions(endpoint=server.base, token_file=str(tmp_path / "token")), Lake(tmp_path / "lake")
+        with codeq.Client(server.base, (tmp_path / "token").read_text()) as client:
+            client.enqueue("mail", "completed")
+            client.enqueue("mail", "kept")
+            cancelled = client.enqueue("mail", "cancelled").id
+            ingest(spark, lake, options)
+
+            def listing() -> list[Listed]:
+                client.enqueue("mail", "new")
+                client.cancel(cancelled)
+                [job] = client.claim("mail", limit=1)
+                client.complete(job)
+                found = [(task.tenant, task.id, task.status.value) for task in client.list(limit=100).tasks]
+                client.enqueue("mail", "newer")
+                return found
+
+            verdicts = audit_live(spark, lake, options, listing)
+            assert audit.is_clean(verdicts), audit.to_text(verdicts)
+            [accounted] = [one for one in audit_live(spark, lake, options, list) if one.rule == "accounted"]
+            assert accounted.violations == 1, "of the three in the lake, one has not changed since, and is not listed"

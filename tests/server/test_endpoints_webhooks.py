@@ -1,0 +1,32 @@
+"""Routes of deliveries: each answer that they may give. What is sent and retried is tested in tests/webhooks."""
+
+from tests.server.server_process import Tenant, answered, at, refused
+
+from codeq.wire import paths
+
+NOWHERE = "https://hooks.invalid/done"
+"""A name that has no address by definition: nothing is connected to."""
+
+
+def test_a_delivery_is_listed_shown_and_replayed(tenant: Tenant) -> None:
+    task = tenant.ended(webhook=NOWHERE)
+    [listed] = answered(tenant.admin.get(paths.DELIVERIES), 200)["deliveries"]
+    assert (listed["taskId"], listed["url"], listed["body"]) == (task["id"], NOWHERE, None)
+    shown = answered(tenant.admin.get(at(paths.DELIVERY, listed["id"])), 200)
+    assert shown["body"]["taskId"] == task["id"]
+    refused(tenant.admin.get(at(paths.DELIVERY, task["id"])), 404, "not-found")
+    done = answered(tenant.admin.post(paths.DELIVERIES_REPLAY, {"all": True}), 200)
+    assert done["matched"] == 0
+
+
+def test_a_test_is_accepted_if_its_url_is_public(tenant: Tenant) -> None:
+    made = answered(tenant.admin.post(paths.WEBHOOK_TEST, {"url": NOWHERE}), 202)
+    assert made["command"] == "codeq.test"
+    refused(tenant.admin.post(paths.WEBHOOK_TEST, {"url": "http://127.0.0.1/"}), 400, "webhook-refused")
+    refused(tenant.admin.post(paths.WEBHOOK_TEST, {"url": "nowhere"}), 400, "invalid")
+
+
+def test_without_a_secret_nothing_is_signed(tenant: Tenant) -> None:
+    answer = tenant.admin.get(paths.WEBHOOK_SECRET)
+    assert answered(answer, 200) == {"secrets": []}
+    assert answer.headers["cache-control"] == "no-store"

@@ -1,0 +1,62 @@
+"""`codeq webhooks`: what operators type."""
+
+from pathlib import Path
+
+import pytest
+from tests.cli.shell import Cli
+from tests.server.server_process import Server, Tenant, eventually
+from tests.webhooks.conftest import SECRET
+from tests.webhooks.http_receiver import HttpReceiver
+
+
+@pytest.fixture
+def tenant(server: Server) -> Tenant:
+    return server.tenant()
+
+
+@pytest.fixture
+def cli(server: Server, tenant: Tenant, tmp_path: Path) -> Cli:
+    return Cli(server, tenant.name, tmp_path)
+
+
+def test_dead_deliveries_are_listed_shown_and_replayed(cli: Cli, tenant: Tenant, receiver: HttpReceiver) -> None:
+    assert cli.ok("webhooks", "list").out == "there are no deliveries\n"
+    receiver.answer("/hook", lambda number: (410 if number == 1 else 200, {}))
+    task = tenant.ended(webhook=receiver.url())
+    [dead] = eventually(lambda: cli.ok("webhooks", "list", "--state", "dead", "--json").json["deliveries"])
+    assert (dead["taskId"], dead["lastError"]) == (task["id"], "HTTP 410")
+    listed = cli.ok("webhooks", "list", env={"COLUMNS": "1000"}).out
+    assert dead["id"] in listed
+    assert "HTTP 410" in listed
+    shown = cli.ok("webhooks", "show", dead["id"]).out
+    assert '"taskId"' in shown
+    assert cli.ok("webhooks", "show", dead["id"], "--json").json["body"]["taskId"] == task["id"]
+    assert cli.ok("webhooks", "replay", "--all", "--dry-run").out == "would replay 1 dead delivery\n"
+    assert cli("webhooks", "replay", "--all").code == 2, "there is no terminal to ask in"
+    assert cli.ok("webhooks", "replay", "--error", "410", "--yes").out == "replayed 1 dead delivery\n"
+    receiver.wait(2)
+    eventually(lambda: cli.ok("webhooks", "list", "--state", "delivered", "--json").json["deliveries"])
+    assert cli.ok("webhooks", "list", "--state", "dead").out == "no deliveries match\n"
+
+
+def test_wrong_usage_is_refused(cli: Cli) -> None:
+    for words in (("replay",), ("replay", "--all", "--error", "x"), ("list", "--state", "x")):
+        assert cli("webhooks", *words).code == 2
+    assert cli("webhooks", "show", "none").code == 3
+    assert cli("webhooks", "replay", "--id", "none", "--yes").code != 0
+
+
+def test_a_test_reports_how_it_went(cli: Cli, receiver: HttpReceiver) -> None:
+    assert '"status": 204' in cli.ok("webhooks", "test", receiver.url()).out.replace("'", '"')
+    receiver.answer("/bad", lambda _: (410, {}))
+    failed = cli("webhooks", "test", receiver.url("/bad"))
+    assert failed.code != 0
+    assert "HTTP 410" in failed.out
+    assert cli("webhooks", "test", "http://10.0.0.1/").code != 0
+
+
+def test_secrets_are_made_and_shown(cli: Cli) -> None:
+    assert cli.ok("webhooks", "secret").out == f"{SECRET}\n"
+    made = cli.ok("webhooks", "new-secret").out.strip()
+    assert made.startswith("whsec_")
+    assert made != cli.ok("webhooks", "new-secret").out.strip()
