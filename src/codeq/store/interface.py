@@ -7,7 +7,7 @@ Verbs take effect at once and are visible to the next verb at once, but nothing 
 every use case flushes before it returns.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -114,7 +114,7 @@ class Events(NamedTuple):
             self.on_unreadable()
             raise StoreBusy(f"an event from number {self.start} on cannot be read ({fault}); read again") from fault
 
-    def columns(self, wanted: Collection[str]) -> "dict[str, pa.Array] | None":
+    def columns(self, wanted: Set[str]) -> "dict[str, pa.Array] | None":
         """Returns fields of the events as Arrow columns; None if a record is not encoded as this version encodes it.
 
         Needs numpy and pyarrow, whose first import is slow.
