@@ -135,6 +135,8 @@ async def _serve(settings: Settings, listener: socket.socket, file_limit: int, *
         await state.authenticator.close()
         await state.backups.close()
         await state.limiter.close()
+        if state.core.artifacts is not None:
+            await state.core.artifacts.usage.close()
         try:
             await state.core.close()
         except StoreError:

@@ -7,7 +7,7 @@ from uuid import uuid4
 from codeq.server.settings import Settings
 from codeq.store.object_storage import DirectoryObjects, open_objects
 from codeq.store.objects import Objects
-from codeq.usecases.artifact_storage import ArtifactStorage
+from codeq.usecases.artifact_storage import ArtifactStorage, SharedBytes, TenantBytes
 
 DIRECTORY = "artifacts"
 _OWNER = "artifacts-owner"
@@ -26,7 +26,15 @@ def open_artifacts(settings: Settings) -> ArtifactStorage | None:
         return None
     else:
         objects = DirectoryObjects(data / DIRECTORY)
-    return ArtifactStorage(objects, limits, wanted.sweep_interval_seconds, owner=owner)
+    return ArtifactStorage(objects, limits, wanted.sweep_interval_seconds, owner=owner, usage=_usage(settings))
+
+
+def _usage(settings: Settings) -> SharedBytes:
+    if not settings.store.url:
+        return TenantBytes()
+    from codeq.store.redis.artifact_bytes import RedisArtifactBytes  # noqa: PLC0415 - needs the extra `redis`
+
+    return RedisArtifactBytes(settings.store.url, settings.store.prefix)
 
 
 async def _owner(settings: Settings) -> str:
