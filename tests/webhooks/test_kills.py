@@ -87,7 +87,7 @@ def test_callbacks_arrive_whatever_is_killed(tasks: int, kills: int, engine: str
     port = free_port()
     began_s = time.monotonic()
     with store_settings(engine, tmp_path) as store, ExitStack() as stack:
-        settings = {"webhooks": webhooks, **store}
+        settings = {"webhooks": webhooks, "leases": {"grace_seconds": 0}, **store}
         stack.callback(receiver.kill)
         server = launch(tmp_path / "server", settings=settings, port=port)
 
