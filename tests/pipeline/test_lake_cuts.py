@@ -49,13 +49,16 @@ def cut(events: Sequence[Row], sizes: Sequence[int]) -> list[list[Row]]:
     return [*cuts, ordered] if ordered else cuts
 
 
-def assert_as_rebuilt_at_once(spark: SparkSession, lake: Lake, events: Sequence[Row], tmp_path: Path) -> None:
+def assert_as_rebuilt_at_once(
+    spark: SparkSession, lake: Lake, events: Sequence[Row], tmp_path: Path, *, without: Sequence[str] = ()
+) -> None:
     whole = Lake(tmp_path / "whole")
     put(spark, whole, events)
     update_silver(spark, whole)
     update_gold(spark, whole)
     for one, other in zip(lake.all[1:3], whole.all[1:3], strict=True):
-        assert counted(one.read(spark)) == counted(other.read(spark)), one.folder.name
+        rows = [counted(table.read(spark).drop(*without)) for table in (one, other)]
+        assert rows[0] == rows[1], one.folder.name
     for (definition, one), (_, other) in zip(lake.gold, whole.gold, strict=True):
         rows = [counted(comparable(table.read(spark), definition.table)) for table in (one, other)]
         assert rows[0] == rows[1], one.folder.name
@@ -136,7 +139,7 @@ def test_a_column_that_a_version_adds_reaches_the_schema_of_the_table(
     schema = t.StructType([*tables.GOLD_USAGE.schema.fields, t.StructField("added", t.StringType())])
     table = LakeTable(old.folder, schema)
     rows = table.read(spark, table.files()).fillna("new", ["added"])
-    table.commit(table.write(rows, part=DAYS, batch=9, by_day=True), batch=9, removed=table.files())
+    table.commit(table.write(rows, part=DAYS, batch=9, by=rows.day), batch=9, removed=table.files())
     read = deltalake.DeltaTable(str(old.folder)).to_pyarrow_table()
     assert set(read["added"].to_pylist()) == {"new"}
     assert read.num_rows == len(rows.collect()) > 0
@@ -159,7 +162,8 @@ def test_a_lake_of_the_version_before_is_continued(spark: SparkSession, before: 
     update_gold(spark, before)
     assert sum(row.enqueues for row in before.gold[1][1].read(spark).collect()) == moves["enqueue"]
     events: list[Any] = [row.asDict() for row in before.bronze.read(spark).collect()]
-    assert_as_rebuilt_at_once(spark, Lake(before.folder), events, tmp_path)
+    # Rows that were closed by that version do not have the columns that were added since.
+    assert_as_rebuilt_at_once(spark, Lake(before.folder), events, tmp_path, without=["current_deliveries"])
     again = Lake(before.folder)
     rebuild(spark, again)
     assert_as_rebuilt_at_once(spark, Lake(before.folder), events, tmp_path / "again")

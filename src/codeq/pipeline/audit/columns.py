@@ -1,7 +1,7 @@
 """The columns that rules compare, in Spark and in Arrow. So each rule is written once, and runs in both.
 
-Columns of either have Python's operators and `isin`; what differs is here. Comparisons with null are null in both, and a
-rule that is null is not broken. `isin` is false for null in Arrow, and null in Spark: rules negate it only where the
+Columns of either have Python's operators and `isin`; what differs is here. Comparisons with null are null in both, and
+a rule that is null is not broken. `isin` is false for null in Arrow, and null in Spark: rules negate it only where the
 column has a value.
 """
 

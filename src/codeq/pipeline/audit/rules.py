@@ -90,9 +90,7 @@ def _is_miscounted(e: Columns) -> Any:
     starts_anew, counts = e.move.isin(["enqueue", "replay"]), e.move.isin(["nack", "expire"])
     attempts = e.if_else(counts, e.attempts_before + 1, e.attempts_before)
     deliveries = e.if_else(e.move == "claim", e.deliveries_before + 1, e.deliveries_before)
-    return (e.attempts != e.if_else(starts_anew, 0, attempts)) | (
-        e.deliveries != e.if_else(starts_anew, 0, deliveries)
-    )
+    return (e.attempts != e.if_else(starts_anew, 0, attempts)) | (e.deliveries != e.if_else(starts_anew, 0, deliveries))
 
 
 def _due(e: Columns) -> Any:
