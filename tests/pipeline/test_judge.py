@@ -12,8 +12,9 @@ from codeq.pipeline import audit
 from codeq.pipeline.lake import silver, update
 from codeq.pipeline.lake.data_file import EVENTS
 from codeq.pipeline.lake.parquet import write_stream
+from codeq.pipeline.lake.run_history import last_runs, size_by_layer
 from codeq.pipeline.lake.table import Lake
-from codeq.pipeline.lake.verdicts import Auditor, cleared_marks, verdicts_of
+from codeq.pipeline.lake.verdicts import SCOPE, Auditor, cleared_marks, verdicts_of
 
 JUDGED = {rule.name for rule in audit.RULES} - {"accounted"}
 LEFT_TO_A_FULL_AUDIT = {
@@ -33,7 +34,7 @@ def take_in(lake: Lake, events: Sequence[Row]) -> None:
         offsets[shard] = rows[-1]["seq"] + 1
         target = lake.bronze.target(lake.bronze.new_folder(batch), EVENTS)
         files += write_stream(target, arrow(rows).to_batches())
-    lake.bronze.commit(files, batch=batch, offsets=offsets)
+    lake.bronze.commit(files, batch=batch, offsets=offsets, seconds=1.5)
     update_tasks(lake)
 
 
@@ -65,6 +66,28 @@ def test_real_histories_are_clean_however_they_are_cut(history: History, batches
     assert audit.is_clean(list(verdicts.values())), audit.to_text(list(verdicts.values()))
     assert {rule for rule, verdict in verdicts.items() if verdict.checked} == JUDGED
     assert verdicts["transitions"].checked == verdicts["gapless"].checked == len(history.events)
+
+
+def test_the_last_runs_tell_what_they_wrote(history: History, tmp_path: Path) -> None:
+    lake, batches = Lake(tmp_path), cut(history, random.Random(7), 3)
+    for events in batches:
+        take_in(lake, events)
+    runs = last_runs(Lake(tmp_path), 2)
+    assert [run.events for run in runs] == [len(batches[2]), len(batches[1])]
+    assert all(run.seconds["bronze"] == 1.5 and "silver" in run.seconds for run in runs)
+    newest = [file.size_bytes for file in lake.bronze.files() if file.batch == 3]
+    assert runs[0].size_bytes > sum(newest) > 0
+    sizes = size_by_layer(lake)
+    assert sizes["bronze"] == sum(file.size_bytes for file in lake.bronze.files())
+    assert (sizes["silver"] > 0, sizes["gold"]) == (True, 0)
+
+
+def test_the_numbers_of_one_tenant_have_gaps_and_that_is_no_fault(history: History, tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.bronze.set_properties({SCOPE: "tenant=acme"})
+    take_in(lake, [row for row in history.events if row["tenant"] == "acme"])
+    verdicts = {verdict.rule: verdict for verdict in verdicts_of(lake)}
+    assert (verdicts["gapless"].label, verdicts["transitions"].label) == ("not checked", "ok")
 
 
 def test_a_trimmed_history_is_clean_too(history: History, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -18,6 +20,8 @@ from codeq.pipeline.lake.table import LakeTable
 from codeq.pipeline.lake.verdicts import Auditor
 from codeq.pipeline.session import parallelism_of
 
+FILES_HERE = 64
+"""Files whose footers the driver reads. More are read on executors, which takes a Spark job."""
 CLOSED_ROWS_MAX = 1 << 30
 """Closed rows of a Spark task are one file."""
 
@@ -78,7 +82,8 @@ def update_table(
     they are judged, and the verdict is in the same commit.
     """
     started_s = time.monotonic()
-    plan, work = plan_step(table, update, events, parallelism=parallelism_of(spark), auditor=auditor)
+    run = partial(_run_where_it_pays, spark)
+    plan, work = plan_step(table, update, events, parallelism=parallelism_of(spark), auditor=auditor, run=run)
     found = run_on_executors(spark, work, plan.shares)
     results = [msgspec.json.decode(one, type=ShareResult) for one in found]
     commit_step(table, plan, events, results, auditor=auditor, seconds=time.monotonic() - started_s)
@@ -100,12 +105,22 @@ def commit_step(
     table.commit(added, batch=batch, removed=plan.removed, offsets=events.ends, marks=marks, seconds=seconds)
 
 
+def _run_where_it_pays(spark: SparkSession, work: Callable[[Any], list[str]], pieces: Sequence[Any]) -> list[str]:
+    return leaves.run_here(work, pieces) if len(pieces) <= FILES_HERE else run_on_executors(spark, work, pieces)
+
+
 def plan_step(
-    table: LakeTable, update: Update, events: NewEvents, *, parallelism: int, auditor: Auditor | None = None
+    table: LakeTable,
+    update: Update,
+    events: NewEvents,
+    *,
+    parallelism: int,
+    auditor: Auditor | None = None,
+    run: leaves.Run = leaves.run_here,
 ) -> tuple[Plan, ShareWork]:
     """Returns the shares of the step, and what is to be done with each."""
-    groups = leaves.row_groups(map(events.bronze.path, events.files))
-    plan = leaves.plan(table.files(part=OPEN), groups, parallelism=parallelism, folder=str(table.folder))
+    groups = leaves.row_groups([events.bronze.path(file) for file in events.files], run)
+    plan = leaves.plan(table.files(part=OPEN), groups, parallelism=parallelism, folder=str(table.folder), run=run)
     folder = table.new_folder(table.batch + 1)
     open_rows, closed_rows = (table.target(folder, part) for part in (OPEN, CLOSED))
     whole = auditor.whole_shards(events.starts) if auditor is not None else None

@@ -282,7 +282,10 @@ def _audit(data: ReportData) -> str:
     shown = table(["Verdict", "Rule", "What must hold", "Checked", "Violations"], rows, numbers_from=3)
     names = ("tenant", "task_id", "shard", "seq", "detail")
     evidence = [
-        [f"<code>{escape(rule.rule)}</code>", *(escape(str(row.get(name))) for name in names)]
+        [
+            f"<code>{escape(rule.rule)}</code>",
+            *(UNKNOWN if row.get(name) is None else escape(str(row[name])) for name in names),
+        ]
         for rule in data.audit
         for row in rule.examples
     ]
