@@ -193,7 +193,7 @@ def _update_silver(
         begun = {shard: max(offset, min(first.get(shard, goal[shard]), goal[shard])) for shard, offset in full.items()}
         ends = {int(shard): end for shard, end in capped(_offsets(begun), _offsets(goal), SILVER_EVENTS).items()}
         events = update.NewEvents(lake.bronze, [file for file in files if file.overlaps(full, ends)], full, ends)
-        update.update_table(spark, table, step, events, auditor)
+        update.update_table(spark, table, step, events, auditor=auditor)
         log(f"{table.folder.name}: batch {table.batch}")
 
 

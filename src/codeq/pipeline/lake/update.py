@@ -76,7 +76,7 @@ class ShareWork(Struct, frozen=True):
 
 
 def update_table(
-    spark: SparkSession, table: LakeTable, update: Update, events: NewEvents, auditor: Auditor | None = None
+    spark: SparkSession, table: LakeTable, update: Update, events: NewEvents, *, auditor: Auditor | None = None
 ) -> None:
     """Takes the events into the table, in one commit. Events that the files have besides are left out. With an auditor
     they are judged, and the verdict is in the same commit.
