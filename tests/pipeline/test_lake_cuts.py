@@ -126,7 +126,7 @@ def test_the_newest_day_is_rewritten_by_the_hour_and_a_past_day_is_one_file(
         by_hour = {file.day: file.batch for file in table.files(part=DAYS)}
         assert set(hours) <= set(by_hour)
         assert (by_hour[hours[0]], by_hour[hours[1]]) == (2, 3), "the last batch did not touch the first hour"
-    next_day = [{**row, "at": row["at"] + timedelta(days=1), "seq": row["seq"] + 10**6} for row in ordered[:9]]
+    next_day = [{**row, "at": row["at"] + timedelta(days=1), "seq": row["seq"] + 10**6} for row in ordered[:before]]
     put(spark, lake, next_day)
     update_silver(spark, lake)
     update_gold(spark, lake)
