@@ -104,7 +104,7 @@ def _judge_silver(found: Verdict, spark: SparkSession, lake: Lake) -> None:
 
 def _judge_gold(found: Verdict, spark: SparkSession, lake: Lake) -> None:
     """Compares with a lake that is rebuilt from the same bronze."""
-    rebuilt = lake.folder.with_name("rebuilt")
+    rebuilt = Path(lake.folder).with_name("rebuilt")
     shutil.copytree(lake.bronze.folder, rebuilt / lake.bronze.folder.name)
     rebuild(spark, Lake(rebuilt))
     for (definition, have), (_, wanted) in zip(lake.gold, Lake(rebuilt).gold, strict=True):

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from codeq.pipeline.lake.data_file import DataFile
+from codeq.pipeline.lake.folder import file_at
 from codeq.pipeline.lake.partitions import IdRange
 
 LEAF_ROWS_MAX = 100_000
@@ -89,7 +90,8 @@ def row_groups(paths: Iterable[str], folder: str = "") -> list[RowGroup]:
 
 
 def _groups_of(path: str) -> list[RowGroup]:
-    footer = pq.read_metadata(path)
+    system, name = file_at(path)
+    footer = pq.read_metadata(name, filesystem=system)
     column = footer.schema.to_arrow_schema().names.index("task_id")
     found = []
     for number in range(footer.num_row_groups):
@@ -128,7 +130,8 @@ def _count_events(leaves: Sequence[_Leaf], groups: Sequence[RowGroup]) -> None:
         else:
             spanning.append(group)
     for path, of_file in groupby(spanning, key=lambda group: group.path):
-        file = pq.ParquetFile(path)
+        system, name = file_at(path)
+        file = pq.ParquetFile(name, filesystem=system)
         for group in of_file:
             ids = file.read_row_group(group.number, columns=["task_id"])["task_id"].to_pylist()
             places = np.searchsorted(np.array(lows), np.array(ids), side="right") - 1
