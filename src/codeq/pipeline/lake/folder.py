@@ -8,7 +8,7 @@ no connector. See ADR 21.
 import os
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from deltalake import DeltaTable
@@ -93,10 +93,10 @@ def folder_of(address: "str | os.PathLike[str] | Folder") -> Folder:
         )
     if not parts.netloc:
         raise InvalidRequest(f"the address of a lake at {scheme}:// needs a bucket: {scheme}://bucket/path")
-    path = PurePosixPath("/", parts.path)
-    if ".." in path.parts:
-        raise InvalidRequest("the address of a lake has no `..`")
-    return Folder(f"{scheme}://{parts.netloc}{path}".rstrip("/"))
+    names = [name for name in parts.path.split("/") if name]
+    if ".." in names or "." in names:
+        raise InvalidRequest("the address of a lake has neither `.` nor `..` in it")
+    return Folder("/".join([f"{scheme}://{parts.netloc}", *names]))
 
 
 def files_at(addresses: Sequence[str]) -> tuple[fs.FileSystem, list[str]]:

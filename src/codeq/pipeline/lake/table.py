@@ -12,6 +12,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -122,7 +123,8 @@ class LakeTable:
         if self._delta is None:
             self._create(properties)
         else:
-            self._delta.alter.set_table_properties(dict(properties), raise_if_not_exists=False)
+            with self._commit_errors():
+                self._delta.alter.set_table_properties(dict(properties), raise_if_not_exists=False)
         self._reload()
 
     def files(
@@ -240,22 +242,29 @@ class LakeTable:
             recorded[_SHARDS] = max([-1, *offsets, *self.offsets]) + 1
         try:
             delta = self._delta or self._create()
-            self._add_columns(delta)
-            delta.create_write_transaction(
-                actions,
-                "append",
-                self._delta_schema(),
-                commit_properties=CommitProperties(
-                    app_transactions=[Transaction(name, number) for name, number in recorded.items()],
-                    max_commit_retries=0,
-                ),
-            )
-        except CommitFailedError as fault:
-            raise LakeConflict(f"{self.folder.name}: another run has committed in the meantime: {fault}") from None
-        except (DeltaError, OSError) as fault:
-            raise LakeUnavailable(f"{self.folder.name}: cannot commit: {_one_line(fault)}") from None
+            with self._commit_errors():
+                self._add_columns(delta)
+                delta.create_write_transaction(
+                    actions,
+                    "append",
+                    self._delta_schema(),
+                    commit_properties=CommitProperties(
+                        app_transactions=[Transaction(name, number) for name, number in recorded.items()],
+                        max_commit_retries=0,
+                    ),
+                )
         finally:
             self._reload()
+
+    @contextmanager
+    def _commit_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except CommitFailedError as fault:
+            text = f"{self.folder.name}: another run has committed in the meantime: {_one_line(fault)}"
+            raise LakeConflict(text) from None
+        except (DeltaError, OSError) as fault:
+            raise LakeUnavailable(f"{self.folder.name}: cannot commit: {_one_line(fault)}") from None
 
     def _add_columns(self, delta: DeltaTable) -> None:
         """Adds columns of this version to a table of one before. Rows that it has already are null in them."""

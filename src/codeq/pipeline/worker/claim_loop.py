@@ -5,6 +5,8 @@ loop and to single jobs. A Spark task has no event loop, and its unit is a batch
 heartbeats of all its tasks, one submit.
 """
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +17,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
-from codeq.domain.limits import ERROR_CHARS_MAX
+from codeq.domain.limits import ERROR_CHARS_MAX, WORKER_CHARS_MAX
 from codeq.domain.requests import Claim, Outcome
 from codeq.domain.task import Holder, Status
 from codeq.errors import CodeqError, InvalidRequest
@@ -90,7 +92,9 @@ class ClaimLoop(Struct, frozen=True, kw_only=True):
 
     def claim(self, client: PipelineClient) -> list[Job]:
         lease_ms, wait_ms = round(self.lease_s * 1000), round(self.wait_s * 1000)
-        request = Claim(worker="spark", commands=(self.command,), limit=self.batch, lease_ms=lease_ms, wait_ms=wait_ms)
+        request = Claim(
+            worker=executor_name(), commands=(self.command,), limit=self.batch, lease_ms=lease_ms, wait_ms=wait_ms
+        )
         return run_blocking(client.backend.claim(request))
 
     @contextmanager
@@ -123,6 +127,11 @@ class ClaimLoop(Struct, frozen=True, kw_only=True):
                         except CodeqError as refusal:  # claimed by another worker, or cancelled
                             log_line(f"task {job.id} was lost: {refusal}")
                             lost.add(job.id)
+
+
+def executor_name() -> str:
+    """Returns a name for the executor that this runs on: all its Python processes have the same parent."""
+    return f"spark-{socket.gethostname()}-{os.getppid()}"[:WORKER_CHARS_MAX]
 
 
 class FunctionRunner:
