@@ -53,8 +53,9 @@ test-redis: setup ## The tests of server, SDK, worker and command line on server
 test-fast: setup ## The tests to run while working, in under a minute
 	$(BIN)/pytest -n 2 -m "not slow and not spark"
 
-kills: setup ## Kill server, driver and executors 30 times under load, and compare the lake with the log
+kills: setup ## Kill server, driver and executors 30 times under load, with the lake in a folder and on S3, and compare it with the log
 	$(BIN)/python -m tests.system.pipeline_kills --kills 30
+	$(BIN)/python -m tests.system.pipeline_kills --kills 30 --store s3
 
 redis-kills: setup ## Kill servers for two minutes, Redis 20 times, and 10 primaries behind a partition, and audit
 	$(BIN)/python -m tests.system.redis_kills servers --seconds 120

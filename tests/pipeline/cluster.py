@@ -23,7 +23,7 @@ BIN = Path(pyspark.__file__).parent / "bin"
 DRIVER = Path(__file__).with_name("cluster_driver.py")
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 WORKERS = ("one", "two")
-UP_S_MAX, ANSWER_S_MAX = 60.0, 300.0
+UP_S_MAX, ANSWER_S_MAX = 180.0, 300.0
 DEFAULTS = {
     # Each program gets a core of either worker, so that two can run side by side.
     "spark.executor.cores": "1",

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from pyspark.sql import SparkSession
 from tests.pipeline.gold_sample import GoldSample, make_gold_sample
+from tests.s3_servers import BUCKET, free_port, s3_environment, start_moto
 from tests.server.server_process import Caller, Server, Tenant, start_server
 
 import codeq
@@ -32,13 +33,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def s3_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def s3(spark: SparkSession, s3_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a bucket that the session reaches."""
+    with start_moto(tmp_path_factory.mktemp("s3"), s3_port):
+        yield f"s3://{BUCKET}"
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, s3_port: int) -> Iterator[SparkSession]:
     """A session with three attempts for every Spark task, and settings for many queries of a few rows each.
 
     Expressions are interpreted: compiling one takes longer than running it on so few rows. The examples, the demo and
     the tests on a cluster run the code that Spark generates.
     """
     os.environ["PIPELINE_TEST_TOKEN"] = "dev-token"  # before Java starts, which passes its environment on
+    os.environ.update(s3_environment(s3_port))
     session = make_session(
         "local[2,3]",
         "codeq-tests",

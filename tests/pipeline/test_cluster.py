@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 from tests.pipeline.cluster import ANSWER_S_MAX, BIN, Cluster, Driver, start_cluster, start_driver
 from tests.pipeline.event_log import enqueue, log_of
+from tests.s3_servers import BUCKET, SECRET, start_moto
 from tests.server.server_process import Caller, Tenant, answered, at, command_line, eventually
 
 from codeq.pipeline import last_write_summary
@@ -94,6 +96,74 @@ def test_the_command_line_builds_the_lake_on_a_cluster(cluster: Cluster, tenant:
     assert sorted(bronze) == log(tenant)
     assert Counter(row["outcome"] for row in tables["silver_tasks"]) == {"completed": 4, "live": 3}
     assert sum(row["completes"] for row in tables["gold_throughput"]) == 4
+
+
+def executors() -> list[psutil.Process]:
+    """The Java processes in which executors of the cluster run."""
+    started = psutil.Process().children(recursive=True)
+    return [one for one in started if "CoarseGrainedExecutorBackend" in " ".join(command_of(one))]
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        return list(process.cmdline())
+    return []
+
+
+def kill_with_children(program: int) -> None:
+    found = psutil.Process(program)
+    for process in [*found.children(recursive=True), found]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def test_a_lake_in_a_bucket_survives_a_killed_executor_and_a_killed_driver(
+    cluster: Cluster, tenant: Tenant, tmp_path: Path
+) -> None:
+    with start_moto(tmp_path) as s3:
+
+        def rows(name: str) -> list[dict[str, Any]]:
+            path = f"s3://{BUCKET}/lake/{name}"
+            if not deltalake.DeltaTable.is_deltatable(path, s3):
+                return []
+            found: list[dict[str, Any]] = deltalake.DeltaTable(path, storage_options=s3).to_pyarrow_table().to_pylist()
+            return found
+
+        token = tenant.server.token(tenant.name, "admin")
+        env = {**cluster.env, **s3, "CODEQ_URL": tenant.server.base, "CODEQ_TOKEN": token}
+        asked = ["pipeline", "run", "--lake", f"s3://{BUCKET}/lake", "--master", cluster.url]
+        enqueue(tenant, 300, "later")
+        with (tmp_path / "log").open("w") as said:
+            run = subprocess.Popen(
+                command_line(*asked, "--every", "0"), cwd=tmp_path, env=env, stdout=said, stderr=said
+            )
+            try:
+                assert SECRET not in shown_by_java(run.pid)
+                first: list[psutil.Process] = eventually(executors, ANSWER_S_MAX)
+                assert not [part for one in first for part in command_of(one) if SECRET in part]
+                eventually(lambda: rows("bronze_events"), ANSWER_S_MAX, every_s=0.5)
+                first[0].kill()  # while silver or gold is made
+                for n in range(5):
+                    tenant.ended(result=n)
+                eventually(lambda: len(rows("bronze_events")) == len(log(tenant)), ANSWER_S_MAX, every_s=0.5)
+                assert run.poll() is None, (tmp_path / "log").read_text()[-4000:]
+                enqueue(tenant, 100, "later")
+                eventually(lambda: len(rows("bronze_events")) == len(log(tenant)), ANSWER_S_MAX, every_s=0.5)
+            finally:
+                kill_with_children(run.pid)  # between bronze and the tables that follow it
+                run.wait()
+        enqueue(tenant, 1, "later")
+        done = subprocess.run(
+            command_line(*asked, "--once", "--audit"), cwd=tmp_path, env=env, capture_output=True, text=True,
+            timeout=ANSWER_S_MAX, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+        bronze = [(row["shard"], row["seq"], row["move"], row["task_id"]) for row in rows("bronze_events")]
+        assert sorted(bronze) == log(tenant)
+        assert Counter(row["outcome"] for row in rows("silver_tasks")) == {"completed": 5, "live": 401}
+        assert sum(row["completes"] for row in rows("gold_throughput")) == 5
+        texts = [(tmp_path / "log").read_text(), done.stdout, done.stderr]
+        assert not [text for text in texts if SECRET in text]
 
 
 def test_a_read_gives_every_event_once_though_an_executor_is_killed(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from codeq.pipeline.lake import leaves, parquet
 from codeq.pipeline.lake.data_file import OPEN, DataFile
+from codeq.pipeline.lake.folder import folder_of
 from codeq.pipeline.lake.leaves import Plan, plan, row_groups
 from codeq.pipeline.lake.parquet import FileTarget, write_rows
 
@@ -40,7 +41,7 @@ def events_in(folder: Path, *files: list[int]) -> list[leaves.RowGroup]:
         rows = pa.table({"task_id": [name(number) for number in ids]}, SCHEMA)
         paths += [
             f"{folder}/{file.path}"
-            for file in write_rows(FileTarget(str(folder), "e", SCHEMA, ()), rows, rows_max=10**6)
+            for file in write_rows(FileTarget(folder_of(folder), "e", SCHEMA, ()), rows, rows_max=10**6)
         ]
     return row_groups(paths)
 

@@ -60,7 +60,7 @@ def rows(frame: DataFrame) -> list[str]:
 
 
 def files_of(table: LakeTable) -> set[Path]:
-    return set(table.folder.glob("b*/**/*.parquet"))
+    return set(Path(table.folder).glob("b*/**/*.parquet"))
 
 
 def test_rows_that_are_too_old_are_deleted_and_the_rest_is_still_sound(
@@ -105,8 +105,8 @@ def test_small_files_are_compacted_and_no_row_changes(spark: SparkSession, histo
 def test_files_are_deleted_a_day_after_they_left_the_table(spark: SparkSession, lake: Lake) -> None:
     lake = Lake(lake.folder)
     compact(spark, lake, files_max=1)
-    named = {lake.attempts.folder / file.path for file in lake.attempts.files()}
-    died = lake.attempts.folder / "b00000099-died" / "part=closed" / "_temporary"
+    named = {Path(lake.attempts.folder, file.path) for file in lake.attempts.files()}
+    died = Path(lake.attempts.folder, "b00000099-died", "part=closed", "_temporary")
     died.mkdir(parents=True)
     (died / "half.parquet").write_bytes(b"PAR1")
     assert files_of(lake.attempts) > named

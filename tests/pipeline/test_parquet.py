@@ -9,6 +9,7 @@ import pytest
 from tests.pipeline.histories import arrow, churn
 
 from codeq.pipeline.lake import parquet
+from codeq.pipeline.lake.folder import folder_of
 from codeq.pipeline.lake.parquet import FileTarget, write_rows, write_stream
 from codeq.wire import events as wire
 
@@ -16,7 +17,7 @@ SCHEMA = wire.arrow_schema()
 
 
 def target(folder: Path, schema: pa.Schema = SCHEMA) -> FileTarget:
-    return FileTarget(str(folder), "new", schema, ("at", "seq", "task_id") if schema is SCHEMA else ("task_id",))
+    return FileTarget(folder_of(folder), "new", schema, ("at", "seq", "task_id") if schema is SCHEMA else ("task_id",))
 
 
 def test_rows_are_written_as_they_come_each_run_sorted_by_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from tests.pipeline.histories import History, Row, arrow, churn
 
 from codeq.errors import Unreachable
+from codeq.pipeline.lake.folder import folder_of
 from codeq.pipeline.lake.parquet import FileTarget, write_stream
 from codeq.pipeline.lake.partitions import IdRange, ParquetFiles, run_on_executors
 from codeq.wire import events as wire
@@ -96,7 +97,7 @@ def test_a_worker_that_is_killed_is_replaced_and_only_the_values_of_its_successo
     rows = pa.table({"task_id": ["a"]})
 
     def work(folder: str) -> list[str]:
-        written = write_stream(FileTarget(str(tmp_path), folder, rows.schema, ()), rows.to_batches())
+        written = write_stream(FileTarget(folder_of(tmp_path), folder, rows.schema, ()), rows.to_batches())
         if len(list(Path(tmp_path, folder).iterdir())) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return [file.path for file in written]

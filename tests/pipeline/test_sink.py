@@ -114,6 +114,29 @@ def test_a_spark_task_that_is_retried_enqueues_nothing_twice(
     assert summary.enqueued + summary.deduplicated == 6000
 
 
+def test_a_job_that_is_started_again_enqueues_only_what_is_missing(
+    spark: SparkSession, tenant: Tenant, options_for: OptionsFor
+) -> None:
+    options = options_for(tenant.producer, command="ship", batchSize="10", jobId="nightly-2026-11-18")
+    rows = spark.range(0, 40, 1, 2).selectExpr("id as payload")
+    broken = rows.selectExpr("if(payload = 35, raise_error('killed'), payload) as payload")
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 5)
+    try:
+        with pytest.raises(PySparkException, match="killed"):
+            write(broken, options)
+        done = write(rows, options)
+        assert counts(write(rows, options)) == (0, 40, 0)
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert done.enqueued + done.deduplicated == 40
+    assert done.deduplicated >= 20, "of the first attempt"
+    assert done.job == "nightly-2026-11-18"
+    assert sorted(json.loads(task["payload"]) for task in tasks(tenant)) == list(range(40))
+    assert counts(write(rows, {**options, "jobId": "nightly-2026-11-19"})) == (40, 0, 0)
+    with pytest.raises(PySparkException, match="option jobId must be"):
+        write(rows, {**options, "jobId": "a/b"})
+
+
 def test_rows_that_change_between_tries_are_noticed(
     spark: SparkSession, tenant: Tenant, options_for: OptionsFor
 ) -> None:

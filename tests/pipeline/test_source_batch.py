@@ -99,9 +99,9 @@ def test_payloads_come_along_on_request_until_they_are_purged(
     tenant.create(payload={"kept": "ü"})
     frame = events(spark, options_for(tenant.admin, includePayload="true"))
     assert frame.schema == event_schema(payload=True)
-    found = [(row.move, row.payload) for row in frame.orderBy("seq").collect()]
-    assert found == [("enqueue", None), ("claim", None), ("complete", None), ("purge", None),
-                     ("enqueue", '{"kept":"ü"}')]  # fmt: skip
+    found = [(row.move, row.payload, row.payload_purged) for row in frame.orderBy("seq").collect()]
+    assert found == [("enqueue", None, True), ("claim", None, True), ("complete", None, True), ("purge", None, True),
+                     ("enqueue", '{"kept":"ü"}', False)]  # fmt: skip
 
 
 def test_a_read_begins_and_ends_where_it_is_told(spark: SparkSession, tenant: Tenant, options_for: OptionsFor) -> None:
@@ -115,7 +115,7 @@ def test_a_read_begins_and_ends_where_it_is_told(spark: SparkSession, tenant: Te
     assert seqs(events(spark, options_for(tenant.admin, startingOffsets="latest"))) == []
 
 
-def test_a_read_begins_at_a_time(spark: SparkSession, tenant: Tenant, options_for: OptionsFor) -> None:
+def test_a_read_begins_and_ends_at_a_time(spark: SparkSession, tenant: Tenant, options_for: OptionsFor) -> None:
     tenant.create()
     before_ms = time.time_ns() // 1_000_000
     while time.time_ns() // 1_000_000 <= before_ms + 2:
@@ -126,6 +126,12 @@ def test_a_read_begins_at_a_time(spark: SparkSession, tenant: Tenant, options_fo
     assert seqs(events(spark, options_for(tenant.admin, startingTimestamp=str(before_ms + 1)))) == [new["seq"]]
     assert seqs(events(spark, options_for(tenant.admin, startingTimestamp=old["at"]))) == [old["seq"], new["seq"]]
     assert seqs(events(spark, options_for(tenant.admin, startingTimestamp="2100-01-01T00:00:00Z"))) == []
+    assert seqs(events(spark, options_for(tenant.admin, endingTimestamp=new["at"]))) == [old["seq"]]
+    assert seqs(events(spark, options_for(tenant.admin, endingTimestamp=str(before_ms - 60_000)))) == []
+    later = {"startingTimestamp": old["at"], "endingTimestamp": "2100-01-01T00:00:00Z"}
+    assert seqs(events(spark, options_for(tenant.admin, **later))) == [old["seq"], new["seq"]]
+    with pytest.raises(PySparkException, match="endingOffsets or endingTimestamp, not both"):
+        events(spark, options_for(tenant.admin, endingTimestamp=new["at"], endingOffsets="latest"))
 
 
 def test_a_read_is_split_and_holds_every_event_once(

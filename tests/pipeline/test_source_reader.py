@@ -57,6 +57,45 @@ def test_the_limit_is_the_option(tenant: Tenant, options_for: OptionsFor) -> Non
     assert stream(options_for(tenant.admin, maxEventsPerTrigger="5")).getDefaultReadLimit() == ReadMaxRows(5)
 
 
+def test_a_batch_waits_for_enough_events_but_not_forever(tenant: Tenant, options_for: OptionsFor) -> None:
+    start = {"0": end_of(tenant.server)}
+    enqueue(tenant, 5)
+    patient = stream(options_for(tenant.admin, minOffsetsPerTrigger="6", maxTriggerDelay="1h"))
+    assert patient.latestOffset(start, ALL) == start
+    known = patient.reportLatestOffset()
+    assert known is not None
+    assert known["lag"] == 5
+    impatient = stream(options_for(tenant.admin, minOffsetsPerTrigger="6", maxTriggerDelay="0s"))
+    assert shards_of(impatient.latestOffset(start, ALL)) == {"0": start["0"] + 5}
+    enqueue(tenant, 1)
+    soon = stream(options_for(tenant.admin, minOffsetsPerTrigger="6", maxTriggerDelay="1h"))
+    assert shards_of(soon.latestOffset(start, ReadMaxRows(4))) == {"0": start["0"] + 4}
+    known = soon.reportLatestOffset()
+    assert known is not None
+    assert (known["lag"], shards_of(known)) == (2, {"0": start["0"] + 6})
+    drain = stream(options_for(tenant.admin, minOffsetsPerTrigger="100"))
+    drain.prepareForTriggerAvailableNow()
+    assert shards_of(drain.latestOffset(start, ALL)) == {"0": start["0"] + 6}, "there will not be more"
+
+
+def test_a_batch_has_about_so_many_bytes(tenant: Tenant, options_for: OptionsFor) -> None:
+    start = {"0": end_of(tenant.server)}
+    large = [{"command": "work", "payload": "x" * 1000} for _ in range(500)]
+    answered(tenant.producer.post(paths.TASKS_BATCH, {"tasks": large}), 200)
+
+    def read_at_once(**more: str) -> int:
+        options = read_options(options_for(tenant.admin, maxBytesPerTrigger="100000", **more))
+        reader = EventsStreamReader(options, event_schema(payload=options.event_filter.with_payload))
+        return int(reader.latestOffset(start, ALL)["0"]) - start["0"]
+
+    without, with_payload = read_at_once(), read_at_once(includePayload="true")
+    assert 200 < without <= 500
+    assert 50 < with_payload < 100, "a kilobyte each, and the other columns"
+    assert read_at_once(maxEventsPerTrigger="7") > 7, "which is Spark's to pass as a limit"
+    one = stream(options_for(tenant.admin, maxBytesPerTrigger="1"))
+    assert shards_of(one.latestOffset(start, ALL)) == {"0": start["0"] + 1}, "at least one, or it would never go on"
+
+
 def test_a_drain_ends_where_the_log_ended_when_it_began(tenant: Tenant, options_for: OptionsFor) -> None:
     start = {"0": end_of(tenant.server)}
     enqueue(tenant, 10)

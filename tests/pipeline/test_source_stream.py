@@ -87,7 +87,8 @@ def test_a_server_that_goes_and_comes_back_is_waited_for(lake: Lake, tmp_path: P
         query = lake.start(options_for(tenant.admin, endpoint=way.base), processingTime="100 milliseconds")
         try:
             eventually(lambda: rows_read(query) == 10, 60)
-            assert json.loads(query.recentProgress[0]["sources"][0]["latestOffset"])["0"] == 11
+            reported = json.loads(query.recentProgress[0]["sources"][0]["latestOffset"])
+            assert (reported["0"], reported["lag"]) == (11, 0)
             first.kill()
             way.cut()
             eventually(lambda: way.refused or not query.isActive, 60)

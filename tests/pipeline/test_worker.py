@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,8 @@ def test_a_pandas_function_completes_every_task_once(spark: SparkSession, tenant
     assert seen[-1] == done
     assert moves(tenant) == {"enqueue": 30, "claim": 30, "complete": 30}
     assert results(tenant) == sorted((2 * n for n in range(30)), key=str)
+    [name] = {event["workerId"] for event in log_of(tenant.admin) if event["move"] == "claim"}
+    assert name.startswith(f"spark-{socket.gethostname()}-"), "one executor, with a name of its own"
 
 
 def test_an_arrow_function_may_fail_tasks_for_good(spark: SparkSession, tenant: Tenant, who: Who) -> None:

@@ -28,11 +28,13 @@ class Way(StrEnum):
 class Driver:
     """Runs `codeq pipeline run` repeatedly without a pause."""
 
-    def __init__(self, folder: Path, *, url: str, token_file: Path, master: str) -> None:
+    def __init__(self, folder: Path, *, lake: str, server: tuple[str, Path], master: str) -> None:
+        """`server` is its URL, and the file with a token."""
         self.master = master
         self._seen: dict[int, psutil.Process] = {}
         self._was_killed = False
-        asked = ["--lake", str(folder / "lake"), "--url", url, "--token-file", str(token_file), "--master", master]
+        url, token_file = server
+        asked = ["--lake", lake, "--url", url, "--token-file", str(token_file), "--master", master]
         with (folder / "driver.log").open("ab") as log:
             self._process = subprocess.Popen(
                 command_line("pipeline", "run", "--every", "0", *asked),

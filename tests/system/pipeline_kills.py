@@ -1,6 +1,6 @@
 """Kills the server, the pipeline's driver and its executors with -9 in random order under load; then compares.
 
-    python -m tests.system.pipeline_kills --kills 30 --seed 1
+    python -m tests.system.pipeline_kills --kills 30 --seed 1 --store s3
 
 A kill waits for marks that the pipeline leaves in the lake (files of a table begun, or committed), and a little longer,
 so that over many kills it hits each step of a run. The killed process is started again at once. In the end the lake
@@ -8,6 +8,7 @@ must have exactly the events of the server: see `pipeline_verdict`.
 """
 
 import argparse
+import os
 import random
 import shutil
 import signal
@@ -16,17 +17,21 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from pyarrow.fs import FileSelector
+from tests.s3_servers import BUCKET, start_moto
 from tests.server.server_process import Server, eventually, launch
 from tests.system.pipeline_driver import CLUSTER, LOCAL, Driver, Way
 from tests.system.pipeline_load import RETRY_S, SETTINGS, Load, finish_tasks
 from tests.system.pipeline_verdict import judge
 
 import codeq
+from codeq.pipeline.lake.folder import Folder, file_at, folder_of
 from codeq.server.dev import ALL_SCOPES
 
 TENANTS = ("acme", "globex")
@@ -55,18 +60,22 @@ class Mark(NamedTuple):
         return f"{self.table} was {'committed' if self.is_commit else 'begun'}"
 
 
-def marks_in(lake: Path) -> set[Mark]:
+def marks_in(lake: Folder) -> set[Mark]:
     """Returns the marks of all batches begun and committed so far."""
-    begun = {Mark(path.parts[-3], path.name, is_commit=False) for path in lake.glob("*/*/b*")}
-    return begun | {Mark(path.parts[-3], path.name, is_commit=True) for path in lake.glob("*/_delta_log/*.json")}
+    system, root = file_at(str(lake))
+    files = system.get_file_info(FileSelector(root, recursive=True, allow_not_found=True))
+    names = [file.path.removeprefix(f"{root}/").split("/") for file in files if file.is_file]
+    names = [path for path in names if not path[0].startswith("_")]  # the check of the store
+    begun = {Mark(table, batch, is_commit=False) for table, batch, *_ in names if batch.startswith("b")}
+    commits = {Mark(path[0], path[2], is_commit=True) for path in names if path[1:2] == ["_delta_log"]}
+    return begun | {mark for mark in commits if mark.name.endswith(".json")}
 
 
 class Environment:
     """A server on one data directory and one port, and a pipeline into one lake; each is restarted if it is dead."""
 
-    def __init__(self, folder: Path, dice: random.Random, masters: Sequence[str]) -> None:
-        self.folder, self.dice, self.masters = folder, dice, masters
-        self.lake = folder / "lake"
+    def __init__(self, folder: Path, lake: Folder, dice: random.Random, masters: Sequence[str]) -> None:
+        self.folder, self.lake, self.dice, self.masters = folder, lake, dice, masters
         self.server: Server = launch(folder, settings=SETTINGS)
         self.token_file = folder / "token"
         self.token_file.write_text(self.server.token("platform", "admin", scopes=ALL_SCOPES, ttl_s=86_400))
@@ -92,7 +101,8 @@ class Environment:
             if len(last) == ENDS_MAX and all(driver.ended_by_itself for driver in last):
                 raise AssertionError(f"the driver ends by itself: {(self.folder / 'driver.log').read_text()[-3000:]}")
             master = self.dice.choice(self.masters)
-            made = Driver(self.folder, url=self.server.base, token_file=self.token_file, master=master)
+            server = (self.server.base, self.token_file)
+            made = Driver(self.folder, lake=str(self.lake), server=server, master=master)
             self.drivers.append(made)
         return self.drivers[-1]
 
@@ -109,7 +119,7 @@ class Environment:
             left -= len(new)
             return max(new, key=lambda mark: mark.is_commit) if new and left <= 0 else None
 
-        last = eventually(news, MARK_S_MAX, every_s=0.03)
+        last = eventually(news, MARK_S_MAX, every_s=0.03 if self.lake.is_local else 0.3)
         assert last is not None
         time.sleep(self.dice.uniform(0, LINGER_S_MAX))
         return last
@@ -138,12 +148,12 @@ def random_order(kills: int, dice: random.Random) -> list[Kind]:
     return order
 
 
-def run(folder: Path, *, kills: int, seed: int, masters: Sequence[str]) -> list[str]:
+def run(folder: Path, lake: Folder, *, kills: int, seed: int, masters: Sequence[str]) -> list[str]:
     """Kills that often, and returns what is wrong with the lake afterwards, as sentences."""
     dice = random.Random(seed)
     began_s = time.monotonic()
     done: Counter[str] = Counter()
-    with Environment(folder, dice, masters) as system:
+    with Environment(folder, lake, dice, masters) as system:
         clients = [system.client(tenant) for tenant in TENANTS]
         with Load(clients, dice):
             for number, kind in enumerate(random_order(kills, dice), 1):
@@ -171,11 +181,16 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--master", action="append", help="where Spark runs; may be repeated")
+    parser.add_argument("--store", choices=["folder", "s3"], default="folder", help="where the lake is")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves every `with`, so that no process is left running
-    say(f"--kills {given.kills} --seed {given.seed}")
+    say(f"--kills {given.kills} --seed {given.seed} --store {given.store}")
     folder = Path(tempfile.mkdtemp(prefix="codeq-kills-"))
-    faults = run(folder, kills=given.kills, seed=given.seed, masters=given.master or [LOCAL, CLUSTER])
+    with ExitStack() as stack:
+        if given.store == "s3":
+            os.environ.update(stack.enter_context(start_moto(folder)))
+        lake = folder_of(f"s3://{BUCKET}/lake" if given.store == "s3" else folder / "lake")
+        faults = run(folder, lake, kills=given.kills, seed=given.seed, masters=given.master or [LOCAL, CLUSTER])
     if faults:
         sys.exit("\n".join([*faults, f"the files are in {folder}"]))
     shutil.rmtree(folder)

@@ -1,6 +1,6 @@
 """Checks that a lake has exactly the events of a server: every row of every table, and the audit."""
 
-import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deltalake import DeltaTable
+from pyarrow.fs import LocalFileSystem, copy_files
 from pyspark.sql import SparkSession
 from tests.pipeline.silver_by_spark import silver_by_spark
 from tests.pipeline.table_comparison import comparable, counted
@@ -19,6 +20,7 @@ from codeq.cli.main import app
 from codeq.pipeline import make_session, register
 from codeq.pipeline.client import ServerOptions
 from codeq.pipeline.lake import silver
+from codeq.pipeline.lake.folder import Folder, file_at
 from codeq.pipeline.lake.run import rebuild, run_once
 from codeq.pipeline.lake.table import Lake
 from codeq.wire import events as wire
@@ -42,7 +44,7 @@ class Verdict:
         self.lines.append(f"{what}: {have.total():,} rows")
 
 
-def judge(folder: Path, *, url: str, clients: Sequence[codeq.Client], token_file: Path) -> Verdict:
+def judge(folder: Folder, *, url: str, clients: Sequence[codeq.Client], token_file: Path) -> Verdict:
     """Ingests the last events, and compares all tables. The log must not change any more."""
     spark = make_session("local[2]", "codeq-verdict")
     register(spark)
@@ -52,7 +54,8 @@ def judge(folder: Path, *, url: str, clients: Sequence[codeq.Client], token_file
         with codeq.Client(url, token_file.read_text()) as reader:
             _judge_bronze(found, folder, reader)
         _judge_silver(found, spark, Lake(folder))
-        _judge_gold(found, spark, Lake(folder))
+        with tempfile.TemporaryDirectory() as rebuilt:
+            _judge_gold(found, spark, Lake(folder), Path(rebuilt))
         for client in clients:
             _audit(found, folder, client)
         return found
@@ -60,7 +63,7 @@ def judge(folder: Path, *, url: str, clients: Sequence[codeq.Client], token_file
         spark.stop()
 
 
-def _judge_bronze(found: Verdict, folder: Path, reader: codeq.Client) -> None:
+def _judge_bronze(found: Verdict, folder: Folder, reader: codeq.Client) -> None:
     """Reads the table without Spark, so that a fault of Spark's reader does not hide one of its writer."""
     log, ends = whole_log(reader)
     bronze = DeltaTable(str(folder / "bronze_events")).to_pyarrow_table()
@@ -102,30 +105,24 @@ def _judge_silver(found: Verdict, spark: SparkSession, lake: Lake) -> None:
         found.compare(table.folder.name, counted(table.read(spark)), counted(at_once))
 
 
-def _judge_gold(found: Verdict, spark: SparkSession, lake: Lake) -> None:
+def _judge_gold(found: Verdict, spark: SparkSession, lake: Lake, rebuilt: Path) -> None:
     """Compares with a lake that is rebuilt from the same bronze."""
-    rebuilt = lake.folder.with_name("rebuilt")
-    shutil.copytree(lake.bronze.folder, rebuilt / lake.bronze.folder.name)
+    system, path = file_at(str(lake.bronze.folder))
+    copy = rebuilt / lake.bronze.folder.name
+    copy_files(path, str(copy), source_filesystem=system, destination_filesystem=LocalFileSystem())
     rebuild(spark, Lake(rebuilt))
     for (definition, have), (_, wanted) in zip(lake.gold, Lake(rebuilt).gold, strict=True):
         rows = [counted(comparable(table.read(spark), definition.table)) for table in (have, wanted)]
         found.compare(have.folder.name, *rows)
 
 
-def _audit(found: Verdict, folder: Path, client: codeq.Client) -> None:
-    """Runs the command itself, in the session of this process."""
-    asked = [
-        "pipeline",
-        "audit",
-        "--lake",
-        str(folder),
-        "--live",
-        "--url",
-        client.url,
-        "--token",
-        str(client.options["token"]),
-    ]
-    result = CliRunner().invoke(app, asked)
+def _audit(found: Verdict, folder: Folder, client: codeq.Client) -> None:
+    """Runs the command itself, in the session of this process: Java has its environment already, so with a file."""
+    with tempfile.NamedTemporaryFile("w") as token:
+        token.write(str(client.options["token"]))
+        token.flush()
+        asked = ["--lake", str(folder), "--live", "--url", client.url, "--token-file", token.name]
+        result = CliRunner().invoke(app, ["pipeline", "audit", *asked])
     if result.exit_code != 0:
         found.faults.append(f"the audit ended with {result.exit_code}: {result.output} {result.exception or ''}")
     rules = [line for line in result.output.splitlines() if " ok " in line]

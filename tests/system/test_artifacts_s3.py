@@ -1,15 +1,13 @@
 """Artifacts in a bucket: a real S3 API on loopback, for a server with RocksDB and for two that share a Redis."""
 
 import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from tests.redis_servers import start_node
+from tests.s3_servers import BUCKET, start_rclone
 from tests.server.artifact_calls import inline, path, put, sha256, submit
 from tests.server.server_process import Server, answered, eventually, start_server
 
@@ -17,7 +15,6 @@ from codeq.domain.limits import ARTIFACT_PART_BYTES as PART
 from codeq.wire import paths
 
 BIG = os.urandom(PART + 1000)
-_LISTENS = re.compile(r"\[?http://127\.0\.0\.1:(\d+)/")
 
 
 class Bucket(NamedTuple):
@@ -33,27 +30,8 @@ class Bucket(NamedTuple):
 @pytest.fixture
 def bucket(tmp_path: Path) -> Iterator[Bucket]:
     """The S3 server of rclone, from its wheel, which has no other use here."""
-    root, log = tmp_path / "s3", tmp_path / "rclone.log"
-    (root / "bucket").mkdir(parents=True)
-    rclone = Path(sys.executable).with_name("rclone")
-    command = [str(rclone), "serve", "s3", "--addr", "127.0.0.1:0", "--auth-key", "key,secret", "--config", "",
-               "--vfs-cache-mode", "writes", "--vfs-write-back", "0s", "-v", str(root)]  # fmt: skip
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
-        try:
-            listens = eventually(lambda: _LISTENS.search(log.read_text()), 30)
-            assert listens is not None
-            yield Bucket(
-                root / "bucket",
-                {
-                    "AWS_ACCESS_KEY_ID": "key",
-                    "AWS_SECRET_ACCESS_KEY": "secret",
-                    "AWS_REGION": "us-east-1",
-                    "AWS_ENDPOINT_URL": f"http://127.0.0.1:{listens[1]}",
-                    "AWS_ALLOW_HTTP": "true",
-                },
-            )
-        finally:
-            process.kill()
+    with start_rclone(tmp_path) as environment:
+        yield Bucket(tmp_path / "s3" / BUCKET, environment)
 
 
 def store_and_read(server: Server, reader: Server, tenant_name: str) -> str:

@@ -29,7 +29,9 @@ REPORT_DAYS = 30
 """Days that a report shows by default, so that it costs the same after any history."""
 _TOKEN = "CODEQ_PIPELINE_TOKEN"  # noqa: S105 - the name of a variable
 
-LakeFolder = Annotated[Path, typer.Option("--lake", help="Folder of the lake.")]
+LakeAddress = Annotated[
+    str, typer.Option("--lake", metavar="FOLDER", help="Folder of the lake, or its URL, such as s3://bucket/path.")
+]
 Master = Annotated[str, typer.Option(help="Where Spark runs, such as spark://host:7077.")]
 Keep = Annotated[
     float | None,
@@ -41,7 +43,7 @@ Where = Annotated[str, typer.Option("--where", help="SQL condition over the colu
 def run(
     client: "Client",
     out: Output,
-    lake: LakeFolder = Path("./lake"),
+    lake: LakeAddress = "./lake",
     once: Annotated[bool, typer.Option("--once", help="Run once; the default.")] = False,
     every: Annotated[
         float | None, typer.Option(parser=duration, metavar="DURATION", help="Repeat at this interval.")
@@ -140,7 +142,7 @@ def _audit_and_report(
 def audit(
     client: "Client",
     out: Output,
-    lake: LakeFolder = Path("./lake"),
+    lake: LakeAddress = "./lake",
     live: Annotated[
         bool, typer.Option("--live", help="Compare with the tasks of the token's tenant on the server too.")
     ] = False,
@@ -163,7 +165,7 @@ def audit(
 def report(
     client: "Client",
     out: Output,
-    lake: LakeFolder = Path("./lake"),
+    lake: LakeAddress = "./lake",
     to: Annotated[Path, typer.Option(help="The file to write.")] = Path("codeq-report.html"),
     title: Annotated[str, typer.Option(help="Title of the report.")] = "codeQ",
     days: Annotated[int, typer.Option(min=1, help="How many days, up to the newest event.")] = REPORT_DAYS,
@@ -182,7 +184,7 @@ def report(
     print(f"wrote {to}")
 
 
-def rebuild(client: "Client", out: Output, lake: LakeFolder = Path("./lake"), master: Master = "local[*]") -> None:
+def rebuild(client: "Client", out: Output, lake: LakeAddress = "./lake", master: Master = "local[*]") -> None:
     """Recompute the silver and gold tables from bronze."""
     spark, _, tables = _start(client, lake, master, must_exist=True)
     from codeq.pipeline.lake import run
@@ -196,7 +198,7 @@ def rebuild(client: "Client", out: Output, lake: LakeFolder = Path("./lake"), ma
 def tidy(
     client: "Client",
     out: Output,
-    lake: LakeFolder = Path("./lake"),
+    lake: LakeAddress = "./lake",
     keep: Keep = None,
     keep_figures: Annotated[
         float | None,
@@ -235,7 +237,7 @@ def replay(
     client: "Client",
     out: Output,
     where: Where,
-    lake: LakeFolder = Path("./lake"),
+    lake: LakeAddress = "./lake",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
     master: Master = "local[*]",
 ) -> None:
@@ -262,7 +264,7 @@ def _before(keep_s: float | None) -> datetime | None:
 
 
 def _start(
-    client: "Client", folder: Path, master: str, *, must_exist: bool = False
+    client: "Client", address: str, master: str, *, must_exist: bool = False
 ) -> "tuple[SparkSession, ServerOptions, Lake]":
     try:
         from codeq.pipeline import make_session
@@ -270,9 +272,9 @@ def _start(
         from codeq.pipeline.lake.table import Lake
     except ModuleNotFoundError as fault:
         raise LocalNotFound(f"{fault.name} is not installed: pip install 'codeq[spark]'") from None
-    lake = Lake(folder)
+    lake = Lake(address)
     if must_exist and not lake.bronze.exists:
-        raise LocalNotFound(f"there is no lake at {folder}; make one with `codeq pipeline run --lake {folder}`")
+        raise LocalNotFound(f"there is no lake at {address}; make one with `codeq pipeline run --lake {address}`")
     if master.startswith("sc://"):
         raise UsageError(
             "--master: a Spark Connect server cannot get the token of this command; see docs/guides/spark.md"
@@ -280,7 +282,8 @@ def _start(
     source = client.options["token"]
     token = source() if callable(source) else source
     os.environ[_TOKEN] = token  # before Java starts, which passes its environment on
-    spark = make_session(master, secrets={_TOKEN: token})  # executors of a cluster do not inherit that environment
+    # Executors of a cluster do not inherit that environment.
+    spark = make_session(master, secrets={_TOKEN: token, **lake.folder.environment()})
     # On this machine the file is read again, because its token may be renewed while the command runs.
     file = source.file if isinstance(source, FileToken) and master.startswith("local") else None
     tokens = {"token_file": str(file)} if file else {"token_env": _TOKEN}

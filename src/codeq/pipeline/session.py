@@ -19,8 +19,6 @@ COMMON_SETTINGS: dict[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Rows that are written to several folders at once need not be sorted first.
-    "spark.sql.maxConcurrentOutputFileWriters": "16",
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
@@ -50,6 +48,8 @@ LOCAL_SETTINGS: dict[str, str] = {
 }
 """Two gigabytes hold the driver and both executors of a small machine."""
 
+_REDACTED = "(?i)secret|password|token|access[._]?key|account[._]?key|storage[._]?key|credential"
+"""Spark's own pattern of what its pages and its event log do not show, with the names of the stores' variables."""
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit for the program it runs: it has chosen master and settings already."""
 _PROBE_ROWS = 1_000_000
@@ -85,6 +85,7 @@ def make_session(
     all_settings = {**(_local_settings() if is_local else {}), **named, "spark.master": target, "spark.app.name": app}
     if secrets:
         # As settings they would be on the command line of Java, which every user of the machine can read.
+        all_settings.setdefault("spark.redaction.regex", _REDACTED)
         with _java_errors():
             SparkContext(conf=SparkConf().setAll(list(all_settings.items())), environment=dict(secrets))
     session = _build(SparkSession.builder, all_settings)

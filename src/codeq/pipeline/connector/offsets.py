@@ -19,7 +19,8 @@ Position = str | dict[int, int]
 Offsets = dict[str, int]
 StoredOffsets = dict[str, Any]
 """Offsets by shard, and under LOG the id of the log. Checkpoints of older versions do not have the id."""
-LOG = "log"
+LOG, LAG = "log", "lag"
+"""LAG is only in what a stream reports about the end of the log: how many events it has not read yet."""
 
 
 def stored(offsets: Offsets, log_id: str) -> StoredOffsets:
@@ -28,7 +29,7 @@ def stored(offsets: Offsets, log_id: str) -> StoredOffsets:
 
 def shards_of(offsets: StoredOffsets) -> Offsets:
     """Returns the offsets without the id of their log."""
-    return {shard: offset for shard, offset in offsets.items() if shard != LOG}
+    return {shard: offset for shard, offset in offsets.items() if shard not in (LOG, LAG)}
 
 
 class OffsetRange(NamedTuple):

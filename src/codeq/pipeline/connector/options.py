@@ -1,6 +1,7 @@
 """Parses the options of the source and the sink. Options that Kafka's source has too are named as there."""
 
 import json
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 
@@ -13,10 +14,15 @@ from codeq.wire import times
 from codeq.wire.local_server import DEFAULT_URL
 
 RETRY_S_DEFAULT = 60.0
+TRIGGER_DELAY_S_DEFAULT = 900.0
+"""As Kafka's source: how long a stream waits for `minOffsetsPerTrigger`."""
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|m|h)?")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 SERVER = ("endpoint", "tokenFile", "tokenEnv", "caFile", "retrySeconds")
 SOURCE = (
-    *SERVER, "subscribe", "tenant", "startingOffsets", "startingTimestamp", "endingOffsets",
-    "maxEventsPerTrigger", "minPartitions", "failOnDataLoss", "includePayload",
+    *SERVER, "subscribe", "tenant", "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp",
+    "maxEventsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions",
+    "failOnDataLoss", "includePayload",
 )  # fmt: skip
 
 
@@ -54,6 +60,13 @@ class OptionMap:
             raise InvalidRequest(f"option {name} must be a number of seconds, not {text!r}")
         return value
 
+    def duration_s(self, name: str, default_s: float) -> float:
+        """Returns seconds: of `90`, `90s`, `15m` or `500ms`."""
+        found = _DURATION.fullmatch(self.text(name, str(default_s)))
+        if found is None:
+            raise InvalidRequest(f"option {name} must be a duration such as 30s or 15m, not {self.text(name)!r}")
+        return float(found[1]) * _UNITS_S[found[2] or "s"]
+
     def flag(self, name: str, *, default: bool) -> bool:
         text = self.text(name, str(default)).lower()
         if text not in ("true", "false"):
@@ -87,7 +100,14 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     starting_at: str | None = None
     """An RFC 3339 time; if given, it is used instead of `starting`."""
     ending: Position = LATEST
+    ending_at: str | None = None
+    """An RFC 3339 time; if given, it is used instead of `ending`: events of that time or later are not read."""
     events_per_trigger: int | None = None
+    bytes_per_trigger: int | None = None
+    """A batch of a stream has about so many bytes of Arrow at most, by a sample of its events."""
+    events_per_trigger_min: int = 0
+    """A batch of a stream waits for so many, for `trigger_delay_s` at most."""
+    trigger_delay_s: float = TRIGGER_DELAY_S_DEFAULT
     partitions_min: int = 1
     fail_on_data_loss: bool = True
     retry_s: float = RETRY_S_DEFAULT
@@ -97,6 +117,8 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
     values = OptionMap(options, SOURCE)
     if values.has("startingOffsets") and values.has("startingTimestamp"):
         raise InvalidRequest("give startingOffsets or startingTimestamp, not both")
+    if values.has("endingOffsets") and values.has("endingTimestamp"):
+        raise InvalidRequest("give endingOffsets or endingTimestamp, not both")
     commands = tuple(name.strip() for name in values.text("subscribe").split(",") if name.strip())
     return ReadOptions(
         server=values.server(),
@@ -106,9 +128,13 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
             with_payload=values.flag("includePayload", default=False),
         ),
         starting=_position(values.text("startingOffsets", EARLIEST), "startingOffsets"),
-        starting_at=_rfc3339(values.text("startingTimestamp")),
+        starting_at=_rfc3339(values.text("startingTimestamp"), "startingTimestamp"),
         ending=_position(values.text("endingOffsets", LATEST), "endingOffsets"),
+        ending_at=_rfc3339(values.text("endingTimestamp"), "endingTimestamp"),
         events_per_trigger=values.number("maxEventsPerTrigger", 0) if values.has("maxEventsPerTrigger") else None,
+        bytes_per_trigger=values.number("maxBytesPerTrigger", 0) if values.has("maxBytesPerTrigger") else None,
+        events_per_trigger_min=values.number("minOffsetsPerTrigger", 0, least=0),
+        trigger_delay_s=values.duration_s("maxTriggerDelay", TRIGGER_DELAY_S_DEFAULT),
         partitions_min=values.number("minPartitions", 1, most=100_000),
         fail_on_data_loss=values.flag("failOnDataLoss", default=True),
         retry_s=values.seconds("retrySeconds", RETRY_S_DEFAULT),
@@ -131,11 +157,11 @@ def _position(text: str, name: str) -> Position:
     return offsets
 
 
-def _rfc3339(text: str) -> str | None:
+def _rfc3339(text: str, name: str) -> str | None:
     """Returns the time as RFC 3339. Unix milliseconds are accepted too, as by Kafka's source."""
     if not text:
         return None
     try:
         return times.text(int(text) if text.isascii() and text.isdigit() else times.parse(text))
     except (ValueError, OverflowError) as fault:
-        raise InvalidRequest(f"option startingTimestamp is {fault}") from None
+        raise InvalidRequest(f"option {name} is {fault}") from None

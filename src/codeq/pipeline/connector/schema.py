@@ -1,10 +1,21 @@
 """The columns of an event as Spark types, derived from the one list in `codeq.wire.events`."""
 
-from pyspark.sql.types import DataType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from codeq.errors import InvalidRequest
 from codeq.wire.events import COLUMNS, PAYLOAD
 
+PURGED = "payload_purged"
+"""With payloads: whether the task was purged, and its payload with it."""
 _TYPES: dict[str, type[DataType]] = {
     "int32": IntegerType,
     "int64": LongType,
@@ -16,7 +27,8 @@ _TYPES: dict[str, type[DataType]] = {
 def event_schema(*, payload: bool = False) -> StructType:
     """Returns the schema of `format("codeq-events")`; with `payload`, as with the option `includePayload`."""
     columns = (*COLUMNS, PAYLOAD) if payload else COLUMNS
-    return StructType([StructField(name, _TYPES[kind](), nullable) for name, kind, nullable in columns])
+    fields = [StructField(name, _TYPES[kind](), nullable) for name, kind, nullable in columns]
+    return StructType([*fields, StructField(PURGED, BooleanType(), False)] if payload else fields)
 
 
 def check_schema(schema: StructType, *, payload: bool) -> list[str]:

@@ -7,10 +7,15 @@ files, tables and Kafka, but not after `rand()`, `limit` without an order or a n
 need an `idempotency_key`, or the DataFrame a checkpoint. If a retry has another row under the same key, the
 write fails.
 
+With `jobId` a batch job that is started again derives the same keys, so it enqueues only what the first attempt did
+not. Keys are those of partitions and rows, so both attempts need the same partitions too. A key protects for as long as
+its task exists: until it has ended, and `retention.seconds` of the server (a day by default) have passed.
+
 Calls of one partition overlap (`inFlight`), so its tasks may enter the queue in another order than the rows;
 `inFlight=1` keeps the order.
 """
 
+import re
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -30,7 +35,7 @@ from pyspark.sql.types import StructType
 
 from codeq.domain.limits import BATCH_TASKS_MAX
 from codeq.errors import CodeqError, IdempotencyMismatch, InvalidRequest
-from codeq.pipeline.client import PipelineClient, ServerOptions, retry_transient
+from codeq.pipeline.client import PipelineClient, ServerOptions, log_line, retry_transient
 from codeq.pipeline.connector import rejects, write_summary
 from codeq.pipeline.connector.options import RETRY_S_DEFAULT, SERVER, OptionMap
 from codeq.pipeline.connector.task_rows import Rejected, check_columns, new_tasks
@@ -39,7 +44,8 @@ from codeq.wire.tasks import PackedTask
 
 CALL_BYTES_MAX = 8 << 20
 MODES = ("FAILFAST", "PERMISSIVE", "DROPMALFORMED")
-SINK = (*SERVER, "command", "mode", "rejectedPath", "summaryPath", "inFlight", "batchSize")
+SINK = (*SERVER, "command", "mode", "jobId", "rejectedPath", "summaryPath", "inFlight", "batchSize")
+_JOB_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
 class RowRejected(CodeqError):
@@ -58,6 +64,8 @@ class WriteOptions(Struct, frozen=True, kw_only=True):
     server: ServerOptions
     command: str
     mode: str
+    job_id: str | None
+    """Identifies the job across restarts."""
     rejected_path: str | None
     summary_path: str | None
     calls_in_flight: int
@@ -86,10 +94,12 @@ class TaskSink(DataSource):
         if overwrite:
             raise InvalidRequest('the tasks of a queue are never replaced: use mode("append")')
         check_columns(schema, options.command)
-        return TaskWriter(options, uuid.uuid4().hex)
+        return TaskWriter(options, options.job_id or uuid.uuid4().hex)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "TaskStreamWriter":  # noqa: N802, ARG002 - Spark's
         options = write_options(self.options)
+        if options.job_id is not None:
+            raise InvalidRequest("jobId is for batches: a stream has the id of its query, which its checkpoint keeps")
         check_columns(schema, options.command)
         return TaskStreamWriter(options)
 
@@ -100,8 +110,12 @@ def write_options(options: Any) -> WriteOptions:
     rejected_path = values.text("rejectedPath") or None
     if mode == "PERMISSIVE" and rejected_path is None:
         raise InvalidRequest("mode PERMISSIVE needs rejectedPath, the folder for rejected rows and the reasons")
+    job_id = values.text("jobId") or None
+    if job_id is not None and not _JOB_ID.fullmatch(job_id):
+        raise InvalidRequest("option jobId must be 1 to 128 letters, digits, or any of _ . : -")
     return WriteOptions(
         server=values.server(),
+        job_id=job_id,
         command=values.text("command"),
         mode=mode,
         rejected_path=rejected_path,
@@ -269,6 +283,11 @@ def _commit(options: WriteOptions, messages: list[Any], batch: int | None = None
         reasons=dict(reasons),
     )
     write_summary.record(summary, options.summary_path)
+    if options.job_id is not None:
+        log_line(
+            f"job {options.job_id}: started again, it enqueues nothing twice as long as these tasks exist: until they "
+            "have ended and the server's retention.seconds have passed"
+        )
 
 
 def _abort(options: WriteOptions, messages: list[Any]) -> None:

@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 from codeq.errors import CodeqError
 from codeq.pipeline.client import TRANSIENT, LogBounds, PipelineClient, log_line, retry_transient
 from codeq.pipeline.connector.offsets import (
+    LAG,
     LOG,
     OffsetRange,
     Offsets,
@@ -36,11 +37,16 @@ from codeq.pipeline.connector.offsets import (
     stored,
 )
 from codeq.pipeline.connector.options import ReadOptions, read_options
-from codeq.pipeline.connector.schema import check_schema, event_schema
+from codeq.pipeline.connector.schema import PURGED, check_schema, event_schema
 from codeq.wire.events import arrow_schema
 
 PAGE_EVENTS = 24_576
 """Events in one call: about four megabytes, and a multiple of the chunks that the server builds."""
+SAMPLE_EVENTS = 1000
+"""Events whose bytes are counted to tell how many of them make `maxBytesPerTrigger`."""
+EVENT_BYTES_DEFAULT = 200.0
+"""In Arrow, without a payload: until a sample was read."""
+_PURGED = pa.field(PURGED, pa.bool_(), nullable=False)
 POLL_S = 0.1
 """The least time between two polls of an idle log; Spark by itself would poll a hundred times a second."""
 
@@ -101,6 +107,12 @@ class _LogReader:
             return {str(shard): bounds.next for shard, bounds in log.items()}
         return resolve(self.options.starting, self.log_bounds())
 
+    def ending_offsets(self, log: Mapping[int, LogBounds]) -> Offsets:
+        if self.options.ending_at is not None:
+            later = self.log_bounds(at=self.options.ending_at)
+            return {str(shard): bounds.next for shard, bounds in later.items()}
+        return resolve(self.options.ending, log)
+
     def plan(self, start: Offsets, end: Offsets, log_id: str) -> list[InputPartition]:
         ranges = split(start, end, partitions_min=self.options.partitions_min)
         return [OffsetRangePartition(one, log_id) for one in ranges]
@@ -151,6 +163,8 @@ class _LogReader:
                 table = pa.ipc.open_stream(body).read_all()
                 if bounds.next > end:  # the first events were trimmed, so the page holds later ones
                     table = _before(table, end)
+                if PURGED in self.columns:
+                    table = table.append_column(_PURGED, table["payload"].is_null())
                 if table.num_rows:
                     yield from _with_all_columns(table).select(self.columns).combine_chunks().to_batches()
                 if bounds.next <= offset:
@@ -173,12 +187,14 @@ def _before(table: pa.Table, end: int) -> pa.Table:
 
 
 class EventsReader(_LogReader, DataSourceReader):
-    """Reads a batch: from `startingOffsets` to `endingOffsets`, resolved when the query is planned."""
+    """Reads a batch: from `startingOffsets` to `endingOffsets`, or between two times, found when the query is
+    planned.
+    """
 
     def partitions(self) -> Sequence[InputPartition]:
         log = self.log_bounds()
         start = self.starting_offsets()
-        end = resolve(self.options.ending, log)
+        end = self.ending_offsets(log)
         for shard, bounds in log.items():
             if start[str(shard)] < min(bounds.first, end[str(shard)]):
                 self.report_data_loss(shard, start[str(shard)], bounds)
@@ -205,6 +221,9 @@ class EventsStreamReader(_LogReader, DataSourceStreamReader, SupportsTriggerAvai
         """Where a stream with the trigger AvailableNow ends."""
         self._known: StoredOffsets | None = None
         self._idle_until_s = 0.0
+        self._waits_since_s: float | None = None
+        """Since when there are new events, but fewer than `minOffsetsPerTrigger`."""
+        self._event_bytes = EVENT_BYTES_DEFAULT
 
     def initialOffset(self) -> StoredOffsets:  # noqa: N802
         return stored(self.starting_offsets(), self.log_bounds()[0].log_id)
@@ -221,13 +240,50 @@ class EventsStreamReader(_LogReader, DataSourceStreamReader, SupportsTriggerAvai
             return start
         log_id = log[0].log_id
         self.check_log(start.get(LOG, ""), log[0])
-        self._known = stored({str(shard): bounds.end for shard, bounds in log.items()}, log_id)
         begin, end = self._available(shards_of(start), log)
         total = sum(end[shard] - begin[shard] for shard in end)
-        if not total or (isinstance(limit, ReadMinRows) and total < limit.min_rows and self._target is None):
+        is_short = not total or (self._target is None and self._waits_for_more(total, limit))
+        reached = begin if is_short else self._limited(begin, end, limit)
+        lag = sum(bounds.end - reached[str(shard)] for shard, bounds in log.items())
+        self._known = {**stored({str(shard): bounds.end for shard, bounds in log.items()}, log_id), LAG: lag}
+        if is_short:
             self._idle_until_s = time.monotonic() + POLL_S
             return start
-        return stored(capped(begin, end, limit.max_rows) if isinstance(limit, ReadMaxRows) else end, log_id)
+        return stored(reached, log_id)
+
+    def _waits_for_more(self, total: int, limit: ReadLimit) -> bool:
+        """Whether there are fewer events than a batch should have, and not for long."""
+        least = limit.min_rows if isinstance(limit, ReadMinRows) else self.options.events_per_trigger_min
+        if total >= least:
+            self._waits_since_s = None
+            return False
+        now_s = time.monotonic()
+        if self._waits_since_s is None:
+            self._waits_since_s = now_s
+        if now_s - self._waits_since_s < self.options.trigger_delay_s:
+            return True
+        self._waits_since_s = None
+        return False
+
+    def _limited(self, begin: Offsets, end: Offsets, limit: ReadLimit) -> Offsets:
+        limits = [limit.max_rows] if isinstance(limit, ReadMaxRows) else []
+        if self.options.bytes_per_trigger is not None:
+            limits.append(max(1, int(self.options.bytes_per_trigger / self._sampled_bytes(begin, end))))
+        return capped(begin, end, min(limits)) if limits else end
+
+    def _sampled_bytes(self, begin: Offsets, end: Offsets) -> float:
+        """Returns how many bytes an event takes in Arrow, by those that come next in the shard with the most."""
+        shard = max(end, key=lambda shard: end[shard] - begin[shard])
+        count = min(SAMPLE_EVENTS, end[shard] - begin[shard])
+        try:
+            body, bounds = self.client.events(int(shard), begin[shard], count, self.options.event_filter)
+        except TRANSIENT as fault:
+            log_line(f"{fault}; events are taken to have {self._event_bytes:.0f} bytes")
+            return self._event_bytes
+        columns = [name for name in self.columns if name != PURGED]
+        size_bytes = pa.ipc.open_stream(body).read_all().select(columns).nbytes
+        self._event_bytes = max(1.0, size_bytes / max(1, bounds.next - begin[shard]))
+        return self._event_bytes
 
     def _log_or_nothing(self) -> dict[int, LogBounds] | None:
         """Returns the bounds of the log; None if the server is unavailable, and the query continues later.

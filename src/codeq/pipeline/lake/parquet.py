@@ -1,4 +1,4 @@
-"""Writes Parquet files of the lake with the same settings in Spark and in Python on executors.
+"""Writes the Parquet files of the lake, on executors.
 
 Rows are sorted by task id, in small row groups. Ids sort by time, so whoever looks for some tasks, for those of an hour
 or for a single one, reads few row groups; and the events of a task are stored side by side, which makes the files a
@@ -7,16 +7,18 @@ quarter smaller.
 
 import uuid
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from codeq.pipeline.lake.data_file import NewFile, Ranges, joined, ranges_of, stats_json
+from codeq.pipeline.lake.data_file import DAY, NewFile, Ranges, joined, ranges_of, stats_json
+from codeq.pipeline.lake.folder import Folder, file_at
 
 COMPRESSION = "zstd"
 HIGH_CARDINALITY = (
@@ -25,10 +27,6 @@ HIGH_CARDINALITY = (
 )  # fmt: skip
 """Columns whose values hardly ever repeat. Parquet would build a dictionary for them, and then discard it."""
 
-SPARK_OPTIONS = {
-    "compression": COMPRESSION,
-    **{f"parquet.enable.dictionary#{column}": "false" for column in HIGH_CARDINALITY},
-}
 ROWS_PER_SORT = 1 << 18
 """Rows that are held in memory and sorted together, some fifty megabytes."""
 ROWS_PER_GROUP = 1 << 14
@@ -38,7 +36,7 @@ ROWS_PER_GROUP = 1 << 14
 class FileTarget(Struct, frozen=True):
     """Where a new file is written: into `folder`, below the folder of the table."""
 
-    table: str
+    table: Folder
     folder: str
     schema: pa.Schema
     bounded: tuple[str, ...]
@@ -49,17 +47,35 @@ def write_stream(target: FileTarget, batches: Iterable[pa.RecordBatch]) -> list[
     """Writes the rows into a new file as they come, each ROWS_PER_SORT of them in the order of the tasks. Returns
     nothing if there were no rows.
     """
-    path, rows, ranges = _new_path(target), 0, list[Ranges]()
-    with pq.ParquetWriter(path, target.schema, **_options(target.schema)) as writer:
-        for run in _runs(batches):
+    runs = _runs(batches, ROWS_PER_SORT if "task_id" in target.schema.names else ROWS_PER_GROUP)
+    first = next(runs, None)
+    if first is None:
+        return []
+    address, rows, ranges = _new_address(target), 0, list[Ranges]()
+    system, path = file_at(address)
+    with pq.ParquetWriter(path, target.schema, filesystem=system, **_options(target.schema)) as writer:
+        for run in chain([first], runs):
             table = pa.Table.from_batches(run).cast(target.schema)
             writer.write_table(sorted_by_id(table), row_group_size=ROWS_PER_GROUP)
             ranges.append(ranges_of(table, target.bounded))
             rows += len(table)
-    if not rows:
-        Path(path).unlink()
-        return []
-    return [_new_file(target, path, rows, joined(ranges))]
+    return [_new_file(target, address, rows, joined(ranges))]
+
+
+def write_split(target: FileTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[NewFile]:
+    """Writes rows that come in the order of their column DAY into a new file for each of its values, without it."""
+    for key, pieces in groupby(_by_key(batches), key=lambda piece: piece[0]):
+        of_key = msgspec.structs.replace(target, folder=f"{target.folder}/{DAY}={key}")
+        yield from write_stream(of_key, (rows for _, rows in pieces))
+
+
+def _by_key(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    for batch in batches:
+        runs, start = pc.run_end_encode(batch.column(DAY)), 0
+        rows = batch.drop_columns([DAY])
+        for key, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            yield key, rows.slice(start, end - start)
+            start = end
 
 
 def write_rows(target: FileTarget, rows: pa.Table, *, rows_max: int) -> list[NewFile]:
@@ -70,9 +86,10 @@ def write_rows(target: FileTarget, rows: pa.Table, *, rows_max: int) -> list[New
     edges = [len(rows) * number // count for number in range(count + 1)]
     files = []
     for start, end in pairwise(edges):
-        path, piece = _new_path(target), ordered.slice(start, end - start)
-        pq.write_table(piece, path, row_group_size=ROWS_PER_GROUP, **_options(target.schema))
-        files.append(_new_file(target, path, len(piece), ranges_of(piece, target.bounded)))
+        address, piece = _new_address(target), ordered.slice(start, end - start)
+        system, path = file_at(address)
+        pq.write_table(piece, path, filesystem=system, row_group_size=ROWS_PER_GROUP, **_options(target.schema))
+        files.append(_new_file(target, address, len(piece), ranges_of(piece, target.bounded)))
     return files
 
 
@@ -81,29 +98,31 @@ def sorted_by_id(rows: pa.Table) -> pa.Table:
     return rows.take(pc.sort_indices(rows["task_id"])) if "task_id" in rows.column_names else rows
 
 
-def _runs(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Collects batches until they have ROWS_PER_SORT rows."""
+def _runs(batches: Iterable[pa.RecordBatch], rows_min: int) -> Iterator[list[pa.RecordBatch]]:
+    """Collects batches until they have so many rows."""
     run: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
         run.append(batch)
         rows += len(batch)
-        if rows >= ROWS_PER_SORT:
+        if rows >= rows_min:
             yield run
             run, rows = [], 0
     if rows:
         yield run
 
 
-def _new_path(target: FileTarget) -> str:
-    folder = Path(target.table, target.folder)
-    folder.mkdir(parents=True, exist_ok=True)
+def _new_address(target: FileTarget) -> str:
+    folder = target.table / target.folder
+    if folder.is_local:
+        Path(folder).mkdir(parents=True, exist_ok=True)
     return str(folder / f"{uuid.uuid4().hex}.parquet")
 
 
-def _new_file(target: FileTarget, path: str, rows: int, ranges: Ranges) -> NewFile:
-    file = Path(path)
-    return NewFile(str(file.relative_to(target.table)), rows, file.stat().st_size, stats_json(rows, ranges))
+def _new_file(target: FileTarget, address: str, rows: int, ranges: Ranges) -> NewFile:
+    system, path = file_at(address)
+    size_bytes = system.get_file_info(path).size
+    return NewFile(target.table.relative(address), rows, size_bytes, stats_json(rows, ranges))
 
 
 def _options(schema: pa.Schema) -> dict[str, Any]:

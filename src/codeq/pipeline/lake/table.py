@@ -7,30 +7,31 @@ A table is never deleted and created anew: a rebuild empties it, in a commit tha
 of its log never repeat, and the commit of a run that began before is refused.
 """
 
+import re
 import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from codeq.domain.errors import CodeqError
 from codeq.domain.limits import SHARDS_MAX
 from codeq.pipeline.lake import gold, parquet, tables
+from codeq.pipeline.lake.commit_check import check_commits
 from codeq.pipeline.lake.data_file import (
     CLOSED,
-    DAY,
     DAYS,
     EVENTS,
     OPEN,
@@ -39,9 +40,10 @@ from codeq.pipeline.lake.data_file import (
     NewFile,
     data_files,
     decode_new_file,
-    stats_json,
 )
+from codeq.pipeline.lake.folder import Folder, folder_of
 from codeq.pipeline.lake.partitions import ParquetFiles, run_on_executors
+from codeq.pipeline.session import parallelism_of
 
 __all__ = ["CLOSED", "DAYS", "EVENTS", "OPEN", "UNUSED_HOURS", "DataFile", "Lake", "LakeConflict", "LakeTable",
            "LakeUnavailable", "NewFile"]  # fmt: skip
@@ -52,9 +54,12 @@ UNUSED_HOURS = 24
 """When a file outside the table may be deleted. Before that it may belong to a run in progress, or a query may still
 read it.
 """
-_FOOTERS_AT_ONCE = 8
 _ROWS, _BYTES, _SECONDS = "codeq.rows", "codeq.bytes", "codeq.seconds"
 """Metadata of a commit: what it wrote, and how long that took."""
+_NEW_FILES = pa.schema([("file", pa.string())])
+_BYTES_PER_READ_MIN, _BYTES_PER_READ_MAX = 1 << 20, 128 << 20
+"""Files that a Spark task reads from an object store: smaller ones together, larger ones alone."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 ReadPiece = Callable[[Any], Iterator[pa.RecordBatch]]
 """Reads the rows of one piece, on an executor."""
@@ -84,12 +89,13 @@ class WrittenCommit(NamedTuple):
 class LakeTable:
     """One Delta table. `batch` is the number of its last commit of rows; `offsets` are the first events not in it."""
 
-    def __init__(self, folder: Path, schema: StructType, bounded: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Folder, schema: StructType, bounded: tuple[str, ...] = ()) -> None:
         """`bounded` are the columns whose range is recorded for each file; the first of them is a time."""
         self.folder = folder
         self.schema = schema
         self._bounded = bounded
-        self._delta = DeltaTable(str(folder)) if DeltaTable.is_deltatable(str(folder)) else None
+        self._delta: DeltaTable | None = None
+        self._reload()
 
     @property
     def exists(self) -> bool:
@@ -127,7 +133,8 @@ class LakeTable:
         if self._delta is None:
             self._create(properties)
         else:
-            self._delta.alter.set_table_properties(dict(properties), raise_if_not_exists=False)
+            with self._commit_errors():
+                self._delta.alter.set_table_properties(dict(properties), raise_if_not_exists=False)
         self._reload()
 
     def files(
@@ -153,26 +160,38 @@ class LakeTable:
         chosen = self.files() if files is None else files
         if not chosen:
             return spark.createDataFrame([], self.schema)
-        return spark.read.schema(self.schema).parquet(*map(self.path, chosen))
+        if self.folder.is_local:
+            return spark.read.schema(self.schema).parquet(*map(self.path, chosen))
+        return self._read_by_arrow(spark, chosen)
+
+    def _read_by_arrow(self, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
+        """Reads from an object store with pyarrow, which needs no connector of Spark's."""
+        pieces = [self.parquet_files(some) for some in _packed(files, 2 * parallelism_of(spark))]
+
+        def work(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for number in (number for batch in numbers for number in batch.column(0).to_pylist()):
+                yield from pieces[number].rows()
+
+        return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(work, self.schema)
 
     def parquet_files(self, files: Sequence[DataFile]) -> ParquetFiles:
         """Names files to be read by Python on executors."""
         return ParquetFiles(tuple(map(self.path, files)), self.arrow_schema)
 
     def write(self, rows: DataFrame, *, part: str, batch: int, by: Column | None = None) -> list[NewFile]:
-        """Writes the rows with Spark, into a file for each value of `by`: a day, or a day and hour. The files are not
-        in the table before a commit adds them.
+        """Writes a file for each of Spark's partitions, or for each value of `by` in them: a day, or a day and hour.
+        The files are not in the table before a commit adds them.
         """
-        folder = self.folder / self.new_folder(batch)
-        chosen = rows.select(*self.schema.fieldNames())
-        writer = chosen.withColumn(DAY, by).write.partitionBy(DAY) if by is not None else chosen.write
-        writer.mode("error").options(**parquet.SPARK_OPTIONS).parquet(str(folder / f"{PART}={part}"))
-        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
-            return list(pool.map(self._written, sorted(folder.rglob("*.parquet"))))
+        target = self.target(self.new_folder(batch), part)
 
-    def _written(self, file: Path) -> NewFile:
-        rows = pq.read_metadata(file).num_rows
-        return NewFile(str(file.relative_to(self.folder)), rows, file.stat().st_size, stats_json(rows, {}))
+        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            files = parquet.write_stream(target, batches) if by is None else parquet.write_split(target, batches)
+            yield pa.record_batch([[file.encoded() for file in files]], schema=_NEW_FILES)
+
+        chosen = rows.select(*self.schema.fieldNames())
+        ordered = chosen if by is None else chosen.withColumn(DAY, by).sortWithinPartitions(DAY)
+        written = ordered.mapInArrow(work, from_arrow_schema(_NEW_FILES)).collect()
+        return [decode_new_file(row.file) for row in written]
 
     def write_pieces(
         self, spark: SparkSession, read: ReadPiece, pieces: Sequence[Any], *, part: str, batch: int
@@ -193,7 +212,7 @@ class LakeTable:
 
     def target(self, folder: str, part: str) -> parquet.FileTarget:
         """Where files of this part are written, on executors."""
-        return parquet.FileTarget(str(self.folder), f"{folder}/{PART}={part}", self.arrow_schema, self._bounded)
+        return parquet.FileTarget(self.folder, f"{folder}/{PART}={part}", self.arrow_schema, self._bounded)
 
     def new_folder(self, batch: int) -> str:
         """Returns the name of a folder for new files of a batch."""
@@ -235,23 +254,30 @@ class LakeTable:
             recorded[_SHARDS] = max([-1, *offsets, *self.offsets]) + 1
         try:
             delta = self._delta or self._create()
-            self._add_columns(delta)
-            delta.create_write_transaction(
-                actions,
-                "append",
-                self._delta_schema(),
-                commit_properties=CommitProperties(
-                    app_transactions=[Transaction(name, number) for name, number in recorded.items()],
-                    custom_metadata=_metadata(added, seconds) if seconds is not None else None,
-                    max_commit_retries=0,
-                ),
-            )
-        except CommitFailedError as fault:
-            raise LakeConflict(f"{self.folder.name}: another run has committed in the meantime: {fault}") from None
-        except DeltaError as fault:
-            raise LakeUnavailable(f"{self.folder.name}: cannot commit: {fault}") from None
+            with self._commit_errors():
+                self._add_columns(delta)
+                delta.create_write_transaction(
+                    actions,
+                    "append",
+                    self._delta_schema(),
+                    commit_properties=CommitProperties(
+                        app_transactions=[Transaction(name, number) for name, number in recorded.items()],
+                        custom_metadata=_metadata(added, seconds) if seconds is not None else None,
+                        max_commit_retries=0,
+                    ),
+                )
         finally:
             self._reload()
+
+    @contextmanager
+    def _commit_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except CommitFailedError as fault:
+            text = f"{self.folder.name}: another run has committed in the meantime: {_one_line(fault)}"
+            raise LakeConflict(text) from None
+        except (DeltaError, OSError) as fault:
+            raise LakeUnavailable(f"{self.folder.name}: cannot commit: {_one_line(fault)}") from None
 
     def _add_columns(self, delta: DeltaTable) -> None:
         """Adds columns of this version to a table of one before. Rows that it has already are null in them."""
@@ -289,19 +315,29 @@ class LakeTable:
             commit_properties=CommitProperties(max_commit_retries=0),
         )  # fmt: skip
         self._reload()
+        if self.folder.is_local:
+            self._remove_empty_folders(unused_hours)
+        return len(removed)
+
+    def _remove_empty_folders(self, unused_hours: int) -> None:
         oldest_s = time.time() - unused_hours * 3600
-        for folder in self.folder.glob("b*"):  # Spark leaves folders with an underscore when a write dies
+        for folder in Path(self.folder).glob("b*"):  # older versions left folders with an underscore when a write died
             has_files = any("_temporary" not in file.parts for file in folder.rglob("*.parquet"))
             if not has_files and folder.stat().st_mtime < oldest_s:
                 shutil.rmtree(folder, ignore_errors=True)
-        return len(removed)
 
     def _reload(self) -> None:
-        self._delta = DeltaTable(str(self.folder)) if DeltaTable.is_deltatable(str(self.folder)) else None
+        try:
+            self._delta = DeltaTable(str(self.folder)) if self.folder.holds_table() else None
+        except OSError as fault:
+            raise LakeUnavailable(f"{self.folder} cannot be read: {_one_line(fault)}") from None
 
     def _create(self, properties: Mapping[str, str] | None = None) -> DeltaTable:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.folder.is_local:
+            Path(self.folder).mkdir(parents=True, exist_ok=True)
         try:
+            if not self.folder.is_local:
+                check_commits(self.folder.parent)
             return DeltaTable.create(
                 str(self.folder),
                 self._delta_schema(),
@@ -310,8 +346,11 @@ class LakeTable:
                 configuration=dict(properties or {}),
                 raise_if_key_not_exists=False,
             )
-        except DeltaError as fault:
-            raise LakeConflict(f"{self.folder.name}: another run has created the table: {fault}") from None
+        except (DeltaError, OSError) as fault:
+            self._reload()
+            if self._delta is None:
+                raise LakeUnavailable(f"{self.folder.name}: cannot be created: {_one_line(fault)}") from None
+            raise LakeConflict(f"{self.folder.name}: another run has created the table: {_one_line(fault)}") from None
 
     def _delta_schema(self) -> Schema:
         return Schema.from_arrow(self.arrow_schema)
@@ -322,10 +361,13 @@ class LakeTable:
 
 
 class Lake:
-    """The tables in one folder. `gold` pairs the definition of each gold table with the table itself."""
+    """The tables in one folder, of this machine or of an object store. `gold` pairs the definition of each gold table
+    with the table itself.
+    """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder.absolute()  # a Spark Connect server has another working directory
+    def __init__(self, folder: str | PathLike[str] | Folder) -> None:
+        """`folder` is a path, or the URL of an object store such as `s3://bucket/path`."""
+        self.folder = folder_of(folder)
         self.bronze = self.table(tables.BRONZE_EVENTS, "at", "shard", "seq", "task_id")
         self.attempts = self.table(tables.SILVER_ATTEMPTS, "ended_at", "task_id")
         self.tasks = self.table(tables.SILVER_TASKS, "ended_at", "task_id")
@@ -353,6 +395,27 @@ class Lake:
 def _metadata(added: Sequence[NewFile], seconds: float) -> dict[str, str]:
     rows, size_bytes = sum(file.rows for file in added), sum(file.size_bytes for file in added)
     return {_ROWS: str(rows), _BYTES: str(size_bytes), _SECONDS: f"{seconds:.3f}"}
+
+
+def _packed(files: Sequence[DataFile], pieces: int) -> Iterator[list[DataFile]]:
+    """Groups the files in their order into about so many groups of the same size."""
+    limit = sum(file.size_bytes for file in files) // pieces
+    limit = min(max(limit, _BYTES_PER_READ_MIN), _BYTES_PER_READ_MAX)
+    group: list[DataFile] = []
+    size_bytes = 0
+    for file in files:
+        if group and size_bytes + file.size_bytes > limit:
+            yield group
+            group, size_bytes = [], 0
+        group.append(file)
+        size_bytes += file.size_bytes
+    if group:
+        yield group
+
+
+def _one_line(fault: Exception) -> str:
+    """Returns the message of delta-rs, which has colours and a line for each cause."""
+    return " ".join(_COLOURS.sub("", str(fault)).split())
 
 
 def _shard_mark(shard: int) -> str:

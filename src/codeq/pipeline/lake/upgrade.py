@@ -14,6 +14,7 @@ from msgspec import Struct
 from pyspark.sql import SparkSession
 
 from codeq.pipeline.lake.data_file import DataFile, NewFile, ranges_of, stats_json
+from codeq.pipeline.lake.folder import file_at
 from codeq.pipeline.lake.leaves import LEAF_ROWS_MAX
 from codeq.pipeline.lake.maintenance import Log
 from codeq.pipeline.lake.partitions import ParquetFiles, run_on_executors
@@ -66,7 +67,8 @@ def _record_ranges(spark: SparkSession, bronze: LakeTable, files: Sequence[DataF
 
 def _look(path: str) -> list[str]:
     """Reads what is in a file of events, on an executor."""
-    rows = pq.read_table(path, columns=list(_BOUNDED), use_threads=False)
+    system, name = file_at(path)
+    rows = pq.read_table(name, columns=list(_BOUNDED), use_threads=False, filesystem=system)
     rows = rows.set_column(rows.schema.get_field_index("at"), "at", rows["at"].cast(pa.timestamp("us", "UTC")))
     shards = np.unique(rows["shard"].to_numpy()).tolist()
     return [msgspec.json.encode(_Found(path, shards, stats_json(len(rows), ranges_of(rows, _BOUNDED)))).decode()]
@@ -80,8 +82,4 @@ def _of_shard(piece: _OfShard) -> Iterator[pa.RecordBatch]:
 def _write_leaves(spark: SparkSession, table: LakeTable, files: Sequence[DataFile]) -> None:
     count = -(-sum(file.rows for file in files) * 2 // LEAF_ROWS_MAX)
     rows = table.read(spark, files).repartitionByRange(count, "task_id")
-    sorted_files = table.write(rows, part=OPEN, batch=table.batch)
-    pieces = [ParquetFiles((f"{table.folder}/{file.path}",), table.arrow_schema) for file in sorted_files if file.rows]
-    # Spark's writer does not tell the ranges, so executors write each file once more.
-    added = table.write_pieces(spark, ParquetFiles.batches, pieces, part=OPEN, batch=table.batch)
-    table.commit(added, batch=None, removed=files)
+    table.commit(table.write(rows, part=OPEN, batch=table.batch), batch=None, removed=files)
