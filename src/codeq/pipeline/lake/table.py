@@ -32,6 +32,7 @@ from codeq.pipeline.lake import gold, parquet, tables
 from codeq.pipeline.lake.commit_check import check_commits
 from codeq.pipeline.lake.data_file import (
     CLOSED,
+    DAY,
     DAYS,
     EVENTS,
     OPEN,
