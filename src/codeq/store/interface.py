@@ -137,7 +137,8 @@ class Listener:
         """Called with the tasks after their move. Heartbeats are not reported."""
 
     def moved_elsewhere(self, ended: Collection[str]) -> None:
-        """Called when another process has moved tasks in the same store, with the ids of those that have ended."""
+        """Called when another process has moved tasks in the same store, with the ids of those that have ended; only
+        inside a block of `Peers.watch_moves`."""
 
     def look_again(self) -> None:
         """Called now and then by a store that may miss what other processes do: whoever waits for that should look."""
@@ -197,6 +198,10 @@ class Peers(Protocol):
     def watch(self, queues: Sequence[QueueKey]) -> AbstractAsyncContextManager[None]:
         """Reports, inside the block, tasks of these queues that other processes make ready. May report a queue once
         at the beginning, because its tasks may have become ready before."""
+
+    def watch_moves(self) -> AbstractAsyncContextManager[None]:
+        """Reports, inside the block, tasks that other processes move. May call `Listener.look_again` at the beginning,
+        because they may have been moved before."""
 
     async def is_sweeper(self, shard: int) -> bool:
         """Returns whether this process should do the background work of the shard. More than one may: moves happen
