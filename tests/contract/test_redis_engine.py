@@ -284,6 +284,21 @@ async def test_no_signal_of_moves_is_sent_to_a_process_in_which_nobody_waits(
     await until(lambda: listeners() == 0)
 
 
+@on_node
+async def test_the_counts_of_all_queues_and_those_of_one_command_take_few_round_trips(world: World) -> None:
+    for tenant in ("acme", "other"):
+        await world.enqueue_all([NewTask(command=f"c{number}") for number in range(300)], tenant=tenant)
+    before = calls()
+    found = {queue: counts async for part in world.store.all_counts() for queue, counts in part.items()}
+    assert calls() - before < 15
+    assert found == await world.store.counts(None)
+    assert len(found) == 600
+    before = calls()
+    named = {queue async for part in world.store.all_counts("c7") for queue in part}
+    assert calls() - before < 6
+    assert named == {QueueKey("acme", "c7"), QueueKey("other", "c7")}
+
+
 async def until(is_so: Callable[[], Any]) -> None:
     """Returns when it is so; fails after ten seconds."""
     async with asyncio.timeout(10):

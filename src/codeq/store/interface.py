@@ -7,7 +7,7 @@ Verbs take effect at once and are visible to the next verb at once, but nothing 
 every use case flushes before it returns.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -226,8 +226,9 @@ class Store(Protocol):
         """Identifies the event log: another store has another id, and so has a store that was restored from a backup,
         because its log goes on from an earlier event."""
 
-    async def queues(self) -> list[QueueKey]:
-        """Returns the queues of all tenants. Some of them may be empty."""
+    def all_counts(self, command: str | None = None) -> AsyncIterator[Mapping[QueueKey, QueueCounts]]:
+        """Yields the counts of the queues of all tenants that hold a task, or of those of one command; without ages, a
+        few queues at a time."""
 
     def now_ms(self) -> int:
         """Returns the store's time, in Unix milliseconds. It never runs backwards, nor from one opening to the next."""
