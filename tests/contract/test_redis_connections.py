@@ -195,10 +195,14 @@ def test_deleted_data_is_said_loudly_and_the_number_of_shards_is_agreed_on_again
     async def story() -> None:
         store = opened("deleted")
         await store.peers.is_sweeper(0)
+        log_id = store.log_id
         delete("deleted")
         async with asyncio.timeout(10):
-            while "not those that were opened" not in caplog.text:
+            while "not those that were opened" not in caplog.text or store.log_id == log_id:
                 await store.counts(None)
+        other = opened("deleted")
+        assert other.log_id == store.log_id  # the log of this data set, not of one process
+        await other.close()
         with pytest.raises(StoreMismatch):
             opened("deleted", shards=3)
         await store.close()
