@@ -1,5 +1,7 @@
 """A task is leased to one worker at a time, until its lease expires."""
 
+import asyncio
+
 import msgspec
 import pytest
 from tests.contract.world import BACKOFF_MS, LEASE_MS, TENANT, World, accepted, holder_of, ids
@@ -9,7 +11,7 @@ from codeq.domain.errors import Cancelled, InvalidRequest, NotInProgress, NotOwn
 from codeq.domain.queue import Index, OnExpiry
 from codeq.domain.requests import Outcome
 from codeq.domain.task import Holder, Move, Status
-from codeq.usecases import heartbeat, nack, submit, sweep
+from codeq.usecases import cancel, heartbeat, nack, submit, sweep
 
 
 async def test_a_lost_lease_expires_by_the_sweep_without_any_claim(world: World) -> None:
@@ -278,6 +280,32 @@ async def test_of_two_changes_of_one_task_in_a_batch_the_first_wins(world: World
     first, second = await world.store.commit([done, gone])
     assert (first, second) == (done.after, None)
     assert (await world.load(held)).status is Status.COMPLETED
+
+
+async def test_of_two_calls_that_make_the_same_change_in_the_same_millisecond_one_is_refused(world: World) -> None:
+    task = await world.enqueue()
+    first, second = (lifecycle.cancel(task, world.clock.now_ms, retention_ms=1_000) for _ in range(2))
+    assert await world.store.commit([first]) == [first.after]
+    events = await world.events()
+    assert await world.store.commit([second]) == [None]
+    assert await world.events() == events
+
+
+async def test_two_results_of_one_delivery_in_the_same_millisecond_are_answered_with_the_stored_one(
+    world: World,
+) -> None:
+    await world.enqueue()
+    held = await world.claim_one()
+    answers = await asyncio.gather(*(world.complete(held, result) for result in (b'"one"', b'"two"', b'"three"')))
+    assert {answer.result for answer in answers} == {(await world.get(held)).result}
+    moves = [event.move for events in (await world.events()).values() for event in events]
+    assert moves == [Move.ENQUEUE, Move.CLAIM, Move.COMPLETE]
+
+
+async def test_of_cancels_in_the_same_millisecond_one_is_accepted(world: World) -> None:
+    task = await world.enqueue()
+    answers = await asyncio.gather(*(cancel.cancel(world.core, TENANT, [task.id]) for _ in range(3)))
+    assert sorted(type(answer).__name__ for [answer] in answers) == ["AlreadyFinal", "AlreadyFinal", "Task"]
 
 
 async def test_a_stale_heartbeat_extends_nothing(world: World) -> None:

@@ -5,6 +5,7 @@ from tests.contract.engines import on_every_engine
 from tests.contract.world import BACKOFF_MS, KEEP_MS, TENANT, World, ids, replay_each
 
 from codeq.domain.errors import AlreadyFinal, CodeqError, NotDead, NotFinal, NotFound
+from codeq.domain.queue import QueueKey
 from codeq.domain.requests import Filter
 from codeq.domain.task import Move, Status, Task
 from codeq.usecases import cancel, purge, replay
@@ -168,3 +169,19 @@ async def test_a_batch_of_operations_answers_each_on_its_own(world: World) -> No
     dead, pending = await world.dead(), await world.enqueue(delay_ms=BACKOFF_MS)
     answers = await replay_each(world.core, TENANT, [pending.id, dead.id, "nonsense"])
     assert [isinstance(answer, CodeqError) for answer in answers] == [True, False, True]
+
+
+async def test_the_counts_of_all_queues_come_in_parts_and_are_those_of_each(world: World) -> None:
+    await world.enqueue_many(3, "mail")
+    await world.enqueue_many(2, "work", tenant="other")
+    await world.claim("mail")
+    await world.enqueue("work", delay_ms=1000)
+    found = {queue: counts async for part in world.store.all_counts() for queue, counts in part.items()}
+    assert found == await world.store.counts(None)
+    assert {queue: (counts.pending, counts.delayed, counts.in_progress) for queue, counts in found.items()} == {
+        QueueKey(TENANT, "mail"): (2, 0, 1),
+        QueueKey("other", "work"): (2, 0, 0),
+        QueueKey(TENANT, "work"): (0, 1, 0),
+    }
+    named = {queue async for part in world.store.all_counts("work") for queue in part}
+    assert named == {QueueKey(TENANT, "work"), QueueKey("other", "work")}

@@ -188,17 +188,21 @@ async def sweep_for_ever(store: Store) -> None:
     async with asyncio.timeout(10):
         while True:
             await store.peers.is_sweeper(0)
-            await store.queues()
+            await store.counts(None)
 
 
 def test_deleted_data_is_said_loudly_and_the_number_of_shards_is_agreed_on_again(caplog: Any, monkeypatch: Any) -> None:
     async def story() -> None:
         store = opened("deleted")
         await store.peers.is_sweeper(0)
+        log_id = store.log_id
         delete("deleted")
         async with asyncio.timeout(10):
-            while "not those that were opened" not in caplog.text:
-                await store.queues()
+            while "not those that were opened" not in caplog.text or store.log_id == log_id:
+                await store.counts(None)
+        other = opened("deleted")
+        assert other.log_id == store.log_id  # the log of this data set, not of one process
+        await other.close()
         with pytest.raises(StoreMismatch):
             opened("deleted", shards=3)
         await store.close()
@@ -225,14 +229,14 @@ def test_a_process_does_not_go_on_with_data_that_has_another_number_of_shards(mo
 def test_a_user_who_is_refused_while_the_process_runs_is_a_passing_fault(tmp_path: Path) -> None:
     async def story(node: RedisNode) -> None:
         store = open_redis(f"redis://u:secret@127.0.0.1:{node.port}/0", Wanted(), process="a", clock=FakeClock())
-        await store.queues()
+        await store.counts(None)
         node.command("ACL", "SETUSER", "u", "resetpass", ">other")
         node.command("CLIENT", "KILL", "USER", "u")
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="refuses this server's user"):
-                await store.queues()
+                await store.counts(None)
         node.command("ACL", "SETUSER", "u", ">secret")
-        assert await store.queues() == []
+        assert await store.counts(None) == {}
         await store.close()
 
     with start_node(tmp_path / "redis") as node:

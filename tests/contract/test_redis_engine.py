@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,14 +11,15 @@ from tests.contract.redis_engines import node_url, prefix_of
 from tests.contract.world import TENANT, World, Worlds, by_shard, ids
 
 from codeq.domain.errors import NotOwner, PolicyChanged, StoreUnavailable
+from codeq.domain.ids import shard_of
 from codeq.domain.queue import QueueKey, QueuePolicy
 from codeq.domain.requests import NewTask
-from codeq.domain.task import Status
+from codeq.domain.task import Move, Status
 from codeq.store.redis import bodies
 from codeq.store.redis.connection import RedisClient
-from codeq.store.redis.keys import ShardKeys
+from codeq.store.redis.keys import Channels, ShardKeys
 from codeq.store.redis.plan import COMMIT
-from codeq.usecases import cancel, policies
+from codeq.usecases import cancel, events, policies
 
 on_node = pytest.mark.parametrize("engine", ["redis"], indirect=True)
 on_redis = pytest.mark.parametrize("engine", ["redis", "redis-cluster"], indirect=True)
@@ -55,13 +57,15 @@ async def test_claims_at_the_same_time_share_what_there_is(world: World) -> None
 @on_node
 async def test_claims_of_other_queues_and_leases_at_the_same_time_get_their_own(world: World) -> None:
     mails, works = await world.enqueue_many(4, "mail"), await world.enqueue_many(4, "work")
+    await world.claim("mail")  # known to the store from now on; else looks at the queues could overtake each other
+    await world.claim("work")
     claimed = await asyncio.gather(
         world.claim("mail", lease_ms=1_000),
         world.claim("work", lease_ms=2_000),
         world.claim("mail", limit=2, lease_ms=3_000),
         world.claim("work", limit=2, lease_ms=4_000),
     )
-    assert list(map(ids, claimed)) == [ids(part) for part in (mails[:1], works[:1], mails[1:3], works[1:3])]
+    assert list(map(ids, claimed)) == [ids(part) for part in (mails[1:2], works[1:2], mails[2:], works[2:])]
     leases = [{task.lease_until_ms - world.clock.now_ms for task in part} for part in claimed]
     assert leases == [{1_000}, {2_000}, {3_000}, {4_000}]
 
@@ -242,3 +246,61 @@ async def test_a_policy_that_another_server_has_deleted_is_deleted(
     assert there.store.policies()[queue].max_attempts == 2
     await policies.delete_policy(there.core, queue)
     assert there.store.policies().get(queue) is None
+
+
+@on_redis
+async def test_a_call_that_waits_here_is_woken_by_a_move_there(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("codeq.store.redis.peers.LOOK_AGAIN_S", 3600)  # so that only the signal can wake it
+    here, there = worlds.open(), worlds.open()
+    task = await here.enqueue()
+    held, shard = await there.claim_one("work"), shard_of(task.id)
+    seen = len((await here.events())[shard])
+    result = asyncio.create_task(here.get(task, wait_ms=20_000))
+    log = asyncio.create_task(events.read(here.core, shard, seen + 1, 10, wait_ms=20_000))
+    await until(lambda: here.store.peers._subscribed)  # type: ignore[attr-defined]
+    await there.complete(held, b'"done"')
+    assert (await asyncio.wait_for(result, 10)).result == b'"done"'
+    assert [event.move for event in (await asyncio.wait_for(log, 10)).events] == [Move.COMPLETE]
+
+
+@on_node
+async def test_no_signal_of_moves_is_sent_to_a_process_in_which_nobody_waits(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("codeq.store.redis.peers.LINGER_S", 0.0)
+    monkeypatch.setattr("codeq.store.redis.peers.LOOK_AGAIN_S", 0.05)
+    channel = Channels(prefix_of(world.path)).moved
+
+    def listeners() -> int:
+        with redis.Redis.from_url(node_url()) as client:
+            return int(client.pubsub_numsub(channel)[0][1])
+
+    task = await world.enqueue()
+    assert listeners() == 0
+    waiting = asyncio.create_task(world.get(task, wait_ms=20_000))
+    await until(lambda: listeners() == 1)
+    await world.cancel(task)
+    await asyncio.wait_for(waiting, 10)
+    await until(lambda: listeners() == 0)
+
+
+@on_node
+async def test_the_counts_of_all_queues_and_those_of_one_command_take_few_round_trips(world: World) -> None:
+    for tenant in ("acme", "other"):
+        await world.enqueue_all([NewTask(command=f"c{number}") for number in range(300)], tenant=tenant)
+    before = calls()
+    found = {queue: counts async for part in world.store.all_counts() for queue, counts in part.items()}
+    assert calls() - before < 15
+    assert found == await world.store.counts(None)
+    assert len(found) == 600
+    before = calls()
+    named = {queue async for part in world.store.all_counts("c7") for queue in part}
+    assert calls() - before < 6
+    assert named == {QueueKey("acme", "c7"), QueueKey("other", "c7")}
+
+
+async def until(is_so: Callable[[], Any]) -> None:
+    """Returns when it is so; fails after ten seconds."""
+    async with asyncio.timeout(10):
+        while not is_so():  # noqa: ASYNC110 - there is no event for this
+            await asyncio.sleep(0.01)

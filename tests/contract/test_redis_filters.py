@@ -1,13 +1,17 @@
 """What the filters of the Redis engine save: a change that changes nothing is answered by reads."""
 
+from typing import Any
+
 import pytest
 import redis
 from tests.contract.redis_engines import node_url
 from tests.contract.world import World
 
 from codeq.domain import lifecycle
-from codeq.domain.errors import CodeqError
+from codeq.domain.errors import CodeqError, StoreUnavailable
 from codeq.domain.requests import NewTask
+from codeq.store.redis.connection import LuaScript, RedisClient
+from codeq.store.redis.plan import COMMIT
 from codeq.usecases.enqueue import Enqueued
 
 pytestmark = pytest.mark.parametrize("engine", ["redis", "redis-full-filters"], indirect=True)
@@ -75,8 +79,20 @@ async def test_a_cancel_that_another_call_was_faster_with_is_answered_by_a_read(
     assert writes() == before
 
 
-async def test_a_cancel_whose_answer_was_lost_is_answered_as_the_first_time(world: World) -> None:
+async def test_a_cancel_whose_answer_was_lost_is_answered_as_the_first_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task = (await enqueued(world)).task
-    change, again = (lifecycle.cancel(task, world.clock(), retention_ms=1000) for _ in range(2))
-    [first] = await world.store.commit([change])
-    assert await world.store.commit([again]) == [first]
+    run, lost = RedisClient.run, list[object]()
+
+    async def lose_the_first(self: RedisClient, script: LuaScript, *arguments: Any, **options: Any) -> Any:
+        answer = await run(self, script, *arguments, **options)
+        if script is COMMIT and not lost:
+            lost.append(answer)
+            raise StoreUnavailable("the answer was lost")
+        return answer
+
+    monkeypatch.setattr(RedisClient, "run", lose_the_first)
+    change = lifecycle.cancel(task, world.clock(), retention_ms=1000)
+    assert await world.store.commit([change]) == [change.after]
+    assert lost == [[change.after.version]]

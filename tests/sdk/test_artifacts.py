@@ -9,6 +9,7 @@ import pytest
 from tests.sdk.clients import Connect, token_for
 from tests.sdk.proxy import Proxy, cut_answer, lose_answer, lose_request, pass_on
 from tests.server.server_process import Server
+from tests.server.stores import artifacts_folder
 
 import codeq
 from codeq.domain.limits import ARTIFACT_PART_BYTES as PART
@@ -142,7 +143,7 @@ def test_damaged_content_is_noticed(server: Server, connect: Connect, tmp_path: 
     [job] = worker.claim("work")
     worker.attach(job, "x", b"right")
     worker.complete(job)
-    [part] = (server.data / "artifacts" / tenant / job.id).rglob("part-*")
+    [part] = (artifacts_folder(server.data) / tenant / job.id).rglob("part-*")
     part.write_bytes(b"wrong")
     with pytest.raises(DigestMismatch):
         queue.download_artifact(job.id, "x", tmp_path / "x")

@@ -42,8 +42,13 @@ def with_store(
     store = dict(wanted.get("store") or {})
     if engine == "rocksdb" or "url" in store or "CODEQ_STORE_URL" in (env or {}):
         return wanted
-    files = {"url": f"file://{data}-artifacts", **(wanted.get("artifacts") or {})}
+    files = {"url": f"file://{artifacts_folder(data, engine)}", **(wanted.get("artifacts") or {})}
     return wanted | {"store": {"url": durable_node_url(), "prefix": prefix_of(data), **store}, "artifacts": files}
+
+
+def artifacts_folder(data: Path, engine: str = ENGINE) -> Path:
+    """Returns where a server with this data directory stores files of results, unless its settings say otherwise."""
+    return data / "artifacts" if engine == "rocksdb" else data.with_name(f"{data.name}-artifacts")
 
 
 def prefix_of(data: Path) -> str:

@@ -224,7 +224,7 @@ def test_a_replica_that_was_promoted_after_a_write_cannot_confirm_it(tmp_path: P
         store = open_redis(url, Wanted(replicas=1), process="a", clock=FakeClock())
         await store.flush()
         fail_over()  # after a write, before it is confirmed
-        await store.queues()  # connects to the new primary
+        await store.counts(None)  # connects to the new primary
         with pytest.raises(StoreUnavailable, match="primary"):
             await store.flush()
         await store.flush()

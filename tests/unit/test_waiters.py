@@ -530,6 +530,10 @@ def test_everyone_is_sent_home_when_the_service_stops() -> None:
             assert (await ann, await bob) == ([], [])
             await asyncio.gather(*others, happened)
         assert queues.attempted == []
+        assert await (await queues.wait("cid", MAIL)) == []  # who was still looking whether to wait does not
+        await queues.waiters.wait_for_end("t2", LONG_MS, not_yet)
+        with queues.waiters.next_event() as happened:
+            assert await happened is False
 
     run(story())
 

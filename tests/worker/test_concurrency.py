@@ -12,6 +12,7 @@ from tests.worker.handlers import lines, may_go_on
 from tests.worker.workers import at_work, make_worker, moves
 
 import codeq
+from codeq.sdk.http import HttpBackend
 
 
 class Crowd:
@@ -135,3 +136,38 @@ def test_many_short_tasks_are_done_once_each(queue: codeq.Client) -> None:
     worker.run(queue, until_idle=True)
     assert sorted(done) == list(range(3000))
     assert queue.queues().get("work", codeq.QueueInfo()) == codeq.QueueInfo()
+
+
+def test_until_idle_does_what_was_put_back_while_a_claim_found_nothing(
+    queue: codeq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim is answered before the nack, and its answer arrives after that of the nack."""
+    claim, nack = HttpBackend.claim, HttpBackend.nack
+    found_nothing, was_put_back = asyncio.Event(), asyncio.Event()
+
+    async def late_claim(backend: HttpBackend, wanted: Any) -> Any:
+        jobs = await claim(backend, wanted)
+        if not jobs:
+            found_nothing.set()
+            await was_put_back.wait()
+        return jobs
+
+    async def later_nack(backend: HttpBackend, *job: Any, **options: Any) -> Any:
+        await found_nothing.wait()
+        answer = await nack(backend, *job, **options)
+        asyncio.get_running_loop().call_later(0.05, was_put_back.set)  # once the worker has heard of it
+        return answer
+
+    monkeypatch.setattr(HttpBackend, "claim", late_claim)
+    monkeypatch.setattr(HttpBackend, "nack", later_nack)
+    worker = codeq.Worker(concurrency=1)
+
+    @worker.task("again")
+    def again(payload: Any, job: codeq.RunningJob) -> str:
+        if job.attempt == 1:
+            raise codeq.Retry(0)
+        return "done"
+
+    task = queue.enqueue("again")
+    worker.run(queue, until_idle=True)
+    assert queue.get(task.id).task.status is codeq.Status.COMPLETED

@@ -7,7 +7,7 @@ Verbs take effect at once and are visible to the next verb at once, but nothing 
 every use case flushes before it returns.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -137,7 +137,8 @@ class Listener:
         """Called with the tasks after their move. Heartbeats are not reported."""
 
     def moved_elsewhere(self, ended: Collection[str]) -> None:
-        """Called when another process has moved tasks in the same store, with the ids of those that have ended."""
+        """Called when another process has moved tasks in the same store, with the ids of those that have ended; only
+        inside a block of `Peers.watch_moves`."""
 
     def look_again(self) -> None:
         """Called now and then by a store that may miss what other processes do: whoever waits for that should look."""
@@ -210,6 +211,10 @@ class Peers(Protocol):
         """Reports, inside the block, tasks of these queues that other processes make ready. May report a queue once
         at the beginning, because its tasks may have become ready before."""
 
+    def watch_moves(self) -> AbstractAsyncContextManager[None]:
+        """Reports, inside the block, tasks that other processes move. May call `Listener.look_again` at the beginning,
+        because they may have been moved before."""
+
     async def is_sweeper(self, shard: int) -> bool:
         """Returns whether this process should do the background work of the shard. More than one may: moves happen
         once whoever makes them, so this only saves work."""
@@ -233,8 +238,9 @@ class Store(Protocol):
         """Identifies the event log: another store has another id, and so has a store that was restored from a backup,
         because its log goes on from an earlier event."""
 
-    async def queues(self) -> list[QueueKey]:
-        """Returns the queues of all tenants. Some of them may be empty."""
+    def all_counts(self, command: str | None = None) -> AsyncIterator[Mapping[QueueKey, QueueCounts]]:
+        """Yields the counts of the queues of all tenants that hold a task, or of those of one command; without ages, a
+        few queues at a time."""
 
     def now_ms(self) -> int:
         """Returns the store's time, in Unix milliseconds. It never runs backwards, nor from one opening to the next."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -14,6 +14,7 @@ from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
 from codeq.domain.requests import Delivery, Filter, Page, Record
 from codeq.domain.task import Change, Task
 from codeq.domain.tenants import StorageUsage
+from codeq.store import all_counts
 from codeq.store.cursors import bad_cursor
 from codeq.store.detached import DetachedTakes
 from codeq.store.interface import ALL, ClaimRequest, Events, Peers, Registry, Scope, Store
@@ -31,6 +32,9 @@ class Shard(Store, Protocol):
 
     async def in_progress(self, queue: QueueKey) -> int:
         """Returns how many tasks of the queue are in progress."""
+
+    async def queues(self) -> list[QueueKey]:
+        """Returns the queues of all tenants. Some of them may be empty."""
 
     async def queues_of(self, tenant: str) -> Set[QueueKey]:
         """Returns the tenant's queues that hold a task."""
@@ -76,6 +80,10 @@ class ShardedStore:
 
     async def queues(self) -> list[QueueKey]:
         return list({key for part in await self._visit(shard.queues() for shard in self._shards) for key in part})
+
+    def all_counts(self, command: str | None = None) -> AsyncIterator[Mapping[QueueKey, QueueCounts]]:
+        read = all_counts.in_memory if self._is_local else all_counts.elsewhere
+        return read(self, command)
 
     async def commit(self, changes: Sequence[Change]) -> list[Task | None]:
         return await self._route(changes, lambda change: change.after.id, lambda shard, part: shard.commit(part))

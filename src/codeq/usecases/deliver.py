@@ -63,15 +63,14 @@ class Backlog(Listener):
 
 
 async def find_backlog(core: Core, backlog: Backlog) -> None:
-    """Adds all tenants that have deliveries to send. Costs a look at every queue that holds a task; other calls run in
-    between."""
+    """Adds all tenants that have deliveries to send. Costs a look at the queues in memory, or at every tenant on Redis;
+    other calls run in between."""
     budget = LoopBudget(core, "")
     backlog.may_have_missed = False
-    for queue in await core.store.queues():
+    async for part in core.store.all_counts(WEBHOOKS):
         await budget.yield_if_spent()
-        if queue.command == WEBHOOKS:
-            counted = (await core.store.counts(*queue)).get(queue)
-            if counted is not None and counted.pending:
+        for queue, counted in part.items():
+            if counted.pending:
                 backlog.add(queue.tenant)
 
 

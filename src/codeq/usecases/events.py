@@ -19,6 +19,14 @@ async def read(core: Core, shard: int, start: int, limit: int, *, wait_ms: int =
     """Returns the events from `start` on. With `wait_ms`, waits until there is one or that time has passed."""
     validation.integer(shard, "shard", 0, core.shards - 1)
     validation.integer(limit, "limit", 1, EVENTS_READ_MAX)
+    found = await core.store.events(shard, start, limit)
+    if found.records or not wait_ms:
+        return found
+    async with core.store.peers.watch_moves():
+        return await _wait_for_events(core, shard, start, limit, wait_ms=wait_ms)
+
+
+async def _wait_for_events(core: Core, shard: int, start: int, limit: int, *, wait_ms: int) -> Events:
     loop = asyncio.get_running_loop()
     until_s = loop.time() + wait_ms / 1000
     while True:

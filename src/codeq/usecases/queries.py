@@ -1,6 +1,6 @@
 """Reads that change nothing: a task, its result, its history, lists of tasks, and the counts of queues."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from codeq.domain import validation
 from codeq.domain.errors import NotFound
@@ -30,7 +30,8 @@ async def get(core: Core, tenant: str, task_id: str, *, wait_ms: int = 0) -> Rec
         async def has_ended() -> bool:
             return (await _record(core, tenant, task_id)).task.status.is_final
 
-        await core.waiters.wait_for_end(task_id, wait_ms, has_ended)
+        async with core.store.peers.watch_moves():
+            await core.waiters.wait_for_end(task_id, wait_ms, has_ended)
         record = await _record(core, tenant, task_id)
     return record
 
@@ -131,9 +132,9 @@ async def total(core: Core) -> int:
     return sum(c.pending + c.delayed + c.in_progress + c.dead for c in found.values())
 
 
-async def all_queues(core: Core) -> list[QueueKey]:
-    """Returns the queues of all tenants. For statistics: does not wait for the disk."""
-    return await core.store.queues()
+def all_counts(core: Core) -> AsyncIterator[Mapping[QueueKey, QueueCounts]]:
+    """Yields the counts of the queues of all tenants, a few at a time. For statistics: does not wait for the disk."""
+    return core.store.all_counts()
 
 
 async def count(core: Core, key: QueueKey, *, ages: bool = False) -> QueueCounts | None:

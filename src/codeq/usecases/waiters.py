@@ -62,6 +62,7 @@ class Waiters(Listener):
         """Done with True when the task has ended, or with False when that may have been missed."""
         self._for_event: set[asyncio.Future[bool]] = set()
         """Done with True at a move, or with False when nobody should wait any more."""
+        self._may_wait = True
         self.signals = 0
         """How often a queue was reported as ready. A claim that finds no tasks compares: if it has changed meanwhile,
         its own queue may have been reported before the claim waited for it."""
@@ -123,6 +124,8 @@ class Waiters(Listener):
         `since` is the number of `signals` before the claimant found no tasks: what became ready since then is found.
         A caller that is cancelled loses no task: what was leased for it returns to its queue.
         """
+        if not self._may_wait:
+            return []
         waiter = _Waiter(self.ticket() if ticket is None else ticket, claimant)
         for queue in claimant.queues:
             _join(self._claims.setdefault(queue, OrderedDict()), waiter)
@@ -189,7 +192,7 @@ class Waiters(Listener):
         whenever it may have been."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + wait_ms / 1000
-        while True:
+        while self._may_wait:
             ended: asyncio.Future[bool] = loop.create_future()
             self._for_end.setdefault(task_id, set()).add(ended)
             try:
@@ -216,13 +219,17 @@ class Waiters(Listener):
         """
         happened: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._for_event.add(happened)
+        if not self._may_wait:
+            happened.set_result(False)
         try:
             yield happened
         finally:
             self._for_event.discard(happened)
 
     def end_waits(self) -> None:
-        """Completes all waiting calls with no tasks, for shutdown."""
+        """Completes all waiting calls with no tasks, for shutdown. From now on none waits: a call that is still looking
+        whether it has to would keep the server from stopping."""
+        self._may_wait = False
         for line in list(self._claims.values()):
             for waiter in list(line.values()):
                 self._time_out(waiter)

@@ -141,6 +141,7 @@ class Runner:
         while not self._is_stopping.is_set():
             await self._heartbeater.ready()
             room = await self._room()
+            was_idle = self._is_idle()  # what is reported while the claim is under way may put a task back
             self._claim_began_s = monotonic()
             try:
                 if not pause_s:  # else the answer to the last claim was lost, with the jobs it may have had
@@ -171,10 +172,14 @@ class Runner:
                     # The next claim will have to wait, so the handlers need the interpreter lock more.
                     sleep(YIELD_LOCK_S)  # noqa: ASYNC251 - blocks the loop on purpose, or it would keep the lock
             elif self._until_idle:
-                if not self._in_flight and self._completer.is_idle:
+                if was_idle:
                     return
-                self._changed.clear()
-                await self._changed.wait()
+                if not self._is_idle():
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    def _is_idle(self) -> bool:
+        return not self._in_flight and self._completer.is_idle
 
     def _is_permanent(self, fault: CodeqError) -> bool:
         """Whether only another program can help, or another token instead of one that never worked."""

@@ -49,11 +49,11 @@ class DataSet:
             )
         self.shards = shards
 
-    async def look(self) -> None:
-        """Says so if the data set was deleted or replaced under this process, which goes on with what is there now.
-        Raises StoreMismatch if that has another number of shards."""
+    async def look(self) -> bool:
+        """Returns whether the data set was deleted or replaced under this process, and logs it. It goes on with
+        what is there now. Raises StoreMismatch if that has another number of shards."""
         if await self._connection.call("HGET", self._keys.meta, "made_by") == self.identity:
-            return
+            return False
         before = self.identity
         await self.agree(self.shards)
         _log.error(
@@ -61,3 +61,4 @@ class DataSet:
             "started without its data. What was acknowledged before is gone, unless you stop all servers and restore",
             extra={"fields": {"opened": before.decode(), "found": self.identity.decode()}},
         )
+        return True

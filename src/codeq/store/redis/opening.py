@@ -79,7 +79,7 @@ def open_redis(
     redis_time = RedisTime()
     try:
         prepared = _run_apart(lambda: _prepare(address, wanted, clock or redis_time, on_durability, process=process))
-        log_id = _run_apart(lambda: _log_id(address, ShardKeys(prefix, 0), make_log_id()))
+        log_id = _run_apart(lambda: _first_log_id(address, ShardKeys(prefix, 0), make_log_id()))
     except StoreUnavailable as fault:  # here the operator reads it, who may know the address
         raise StoreUnavailable(f"cannot open the store on the {address}: {fault.__cause__ or fault}") from fault
     client = RedisClient(address)
@@ -89,8 +89,16 @@ def open_redis(
     data_set = DataSet(client, first, process=process)
     data_set.shards, data_set.identity = prepared.shards, prepared.identity
 
+    has_new_log = False
+
     async def refresh() -> None:
-        await data_set.look()
+        nonlocal has_new_log
+        has_new_log = await data_set.look() or has_new_log
+        if has_new_log:  # whoever reads events must be able to see that their numbers begin anew
+            log_id = await _log_id(client, first, make_log_id())
+            for shard in opened:
+                shard.log_id = log_id
+            has_new_log = False
         await watch.look()
         if clock is None:
             await redis_time.ask(client, first.meta)
@@ -183,15 +191,19 @@ async def _check_version(connection: RedisClient, keys: ShardKeys) -> None:
         raise StoreMismatch(f"this Redis is {version}; codeQ needs {'.'.join(map(str, VERSION_MIN))} or newer")
 
 
-async def _log_id(address: RedisAddress, keys: ShardKeys, new: str) -> str:
-    """Returns the id of the log, which the first opening sets. Redis starts from a backup as after a crash, so nobody
-    can tell that it was restored: whoever restores one deletes this field, and the next opening sets another."""
+async def _first_log_id(address: RedisAddress, keys: ShardKeys, new: str) -> str:
     client = RedisClient(address)
     try:
-        await client.call("HSETNX", keys.meta, "log", new)
-        return bytes(await client.call("HGET", keys.meta, "log")).decode()
+        return await _log_id(client, keys, new)
     finally:
         await client.close()
+
+
+async def _log_id(client: RedisClient, keys: ShardKeys, new: str) -> str:
+    """Returns the id of the log, which the first opening sets. Redis starts from a backup as after a crash, so nobody
+    can tell that it was restored: whoever restores one deletes this field, and the next opening sets another."""
+    await client.call("HSETNX", keys.meta, "log", new)
+    return bytes(await client.call("HGET", keys.meta, "log")).decode()
 
 
 def _pairs(answer: Any) -> dict[bytes, bytes]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import islice
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from codeq.domain.errors import CodeqError, StoreError, StoreMismatch
 from codeq.domain.queue import QueueKey, QueuePolicy
@@ -32,6 +32,7 @@ LINGER_S = 5.0
 """How long a subscription outlives its last waiting call: workers that wait again and again do not change it."""
 EVERY_COMMAND = "*"
 _ID_BYTES = 16
+Key = TypeVar("Key")
 
 _log = logging.getLogger("codeq.redis")
 
@@ -60,7 +61,9 @@ class RedisPeers:
         self._shards = shards
         self._sweeps: dict[int, tuple[bool, float]] = {}
         self._watched: Counter[QueueKey] = Counter()
-        self._unwatched_s: dict[QueueKey, float] = {}
+        self._uses: Counter[str] = Counter()
+        """How many calls wait for a signal of each channel."""
+        self._unused_s: dict[str, float] = {}
         self._subscriptions: Any = None
         self._subscribed: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -142,19 +145,29 @@ class RedisPeers:
 
     @contextlib.asynccontextmanager
     async def watch(self, queues: Sequence[QueueKey]) -> AsyncIterator[None]:
-        self.start()
-        for queue in queues:
-            self._watched[queue] += 1
-            self._unwatched_s.pop(queue, None)
-        await self._subscribe([self._channel(queue) for queue in queues])
+        self._watched.update(queues)
         try:
+            async with self._listening([self._channel(queue) for queue in queues]):
+                yield
+        finally:
+            _uncount(self._watched, queues)
+
+    def watch_moves(self) -> contextlib.AbstractAsyncContextManager[None]:
+        return self._listening([self._channels.moved])
+
+    @contextlib.asynccontextmanager
+    async def _listening(self, channels: Sequence[str]) -> AsyncIterator[None]:
+        """Subscribes to the channels, unless that was done, and keeps them for a while after the block."""
+        self.start()
+        self._uses.update(channels)
+        for channel in channels:
+            self._unused_s.pop(channel, None)
+        try:
+            await self._subscribe(channels)
             yield
         finally:
-            for queue in queues:
-                self._watched[queue] -= 1
-                if not self._watched[queue]:
-                    del self._watched[queue]
-                    self._unwatched_s[queue] = monotonic()
+            now_s = monotonic()
+            self._unused_s |= dict.fromkeys(_uncount(self._uses, channels), now_s)
 
     async def close(self) -> None:
         """Ends everything in the background, once every shard is closed."""
@@ -224,7 +237,7 @@ class RedisPeers:
         if self._subscriptions is not None:
             await self._subscriptions.aclose()
         self._subscriptions = await self._connection.subscriptions()
-        await self._subscriptions.subscribe(self._channels.moved, self._channels.policies)
+        await self._subscriptions.subscribe(self._channels.policies)
         for channel in list(self._subscribed):
             await self._send_subscribe(channel)
         while not self._is_closing:
@@ -236,8 +249,10 @@ class RedisPeers:
         channel = message["channel"].decode()
         if message["type"] in ("subscribe", "psubscribe"):
             watched = self._channels.queue_of(channel)
-            if watched is not None and watched in self._watched:
-                self._ready(watched)  # it may have become ready before this process listened
+            if channel == self._channels.moved:
+                self._tell_to_look_again()  # tasks may have moved before this process listened
+            elif watched is not None and watched in self._watched:
+                self._ready(watched)  # the same for tasks that became ready
         elif message["type"] not in ("message", "pmessage"):
             return
         elif channel == self._channels.moved:
@@ -258,6 +273,10 @@ class RedisPeers:
         for listener in self._listeners:
             listener.ready(queue, 1)
 
+    def _tell_to_look_again(self) -> None:
+        for listener in self._listeners:
+            listener.look_again()
+
     async def _look_again(self) -> None:
         while not self._is_closing:
             await asyncio.sleep(LOOK_AGAIN_S)
@@ -266,8 +285,7 @@ class RedisPeers:
             for queue in islice(watched, start, start + LOOK_AGAIN_QUEUES):
                 self._ready(queue)
             self._next_look = start + LOOK_AGAIN_QUEUES
-            for listener in self._listeners:
-                listener.look_again()
+            self._tell_to_look_again()
             try:
                 await self._refresh_policies()
                 if self._refresh is not None:
@@ -280,9 +298,8 @@ class RedisPeers:
 
     async def _end_subscriptions(self) -> None:
         now_s = monotonic()
-        for queue in [queue for queue, since_s in self._unwatched_s.items() if now_s - since_s > LINGER_S]:
-            del self._unwatched_s[queue]
-            channel = self._channel(queue)
+        for channel in [channel for channel, since_s in self._unused_s.items() if now_s - since_s > LINGER_S]:
+            del self._unused_s[channel]
             self._subscribed.discard(channel)
             if self._subscriptions is not None:
                 with passing_faults_ignored():
@@ -303,3 +320,12 @@ class RedisPeers:
     def _report_policies(self, queues: Sequence[QueueKey]) -> None:
         for listener in self._listeners:
             listener.policies_changed(queues)
+
+
+def _uncount(counted: Counter[Key], keys: Sequence[Key]) -> list[Key]:
+    """Counts each key once less. Returns those of which none is left, which are deleted."""
+    counted.subtract(keys)
+    gone = [key for key in keys if counted[key] <= 0]
+    for key in gone:
+        del counted[key]
+    return gone

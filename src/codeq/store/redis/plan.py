@@ -61,13 +61,13 @@ class CommitPlanner:
                 runs.append([classes.setdefault(kind, len(classes) + 1), str(time), 1])
             arguments += own
         described = self._described(tuple(classes))
-        is_careful = is_repeated or len({change.after.id for change in changes}) < len(changes)
+        has_twins = len({change.after.id for change in changes}) < len(changes)
         head: list[Argument] = [
             described.description,
             codec.encode(runs),
             self._channels.moved,
             self._shard,
-            "1" if is_careful else "",
+            "2" if is_repeated else "1" if has_twins else "",
         ]
         return CommitPlan(described.keys, head + arguments, bodies)
 

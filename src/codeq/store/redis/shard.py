@@ -14,7 +14,7 @@ from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
 from codeq.domain.requests import Delivery, Filter, Page, Record
 from codeq.domain.task import Body, Change, Move, Task
 from codeq.domain.tenants import StorageUsage
-from codeq.store import codec
+from codeq.store import all_counts, codec
 from codeq.store.detached import DetachedTakes
 from codeq.store.interface import ALL, ClaimRequest, Clock, Events, Scope
 from codeq.store.redis import bodies, claims, keys, listing, records
@@ -321,6 +321,8 @@ class RedisShard:
     async def queues(self) -> list[QueueKey]:
         self._check()
         return await self._counting.queues()
+
+    all_counts = all_counts.elsewhere
 
     async def queues_of(self, tenant: str) -> Set[QueueKey]:
         self._check()

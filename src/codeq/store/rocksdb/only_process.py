@@ -45,6 +45,9 @@ class OnlyProcess:
     def watch(self, queues: Sequence[QueueKey]) -> AbstractAsyncContextManager[None]:  # noqa: ARG002
         return contextlib.nullcontext()
 
+    def watch_moves(self) -> AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()
+
     async def is_sweeper(self, shard: int) -> bool:  # noqa: ARG002
         return True
 

@@ -13,6 +13,7 @@ from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
 from codeq.domain.requests import Delivery, Filter, Page, Record
 from codeq.domain.task import Body, Change, Move, Task
 from codeq.domain.tenants import StorageUsage
+from codeq.store import all_counts
 from codeq.store.interface import ALL, ClaimRequest, Clock, Events, Scope
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.database import Database
@@ -42,8 +43,8 @@ _ABANDON, _EXPIRE, _HEARTBEAT, _PROMOTE, _PURGE = Move.ABANDON, Move.EXPIRE, Mov
 class RocksShard:
     """Implements `store.interface.Store` for the tasks of one shard."""
 
-    shards = 1
-    is_local = True
+    shards, is_local = 1, True
+    all_counts = all_counts.in_memory
 
     def __init__(
         self,

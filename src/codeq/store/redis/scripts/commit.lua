@@ -3,13 +3,15 @@
 -- KEYS    1 records, 2 bodies, 3 results, 4 task keys, 5 idempotency, 6 number, 7 events, 8 one that is never there;
 --         then those that classes name by place
 -- ARGV    1 the classes of changes (MessagePack; `classes.py`), 2 runs of changes (MessagePack): class, time for the index, how
---         many; 3 channel of moves, 4 shard (2 bytes), 5 '1' if the call may have been run before, or has two changes of one task;
+--         many; 3 channel of moves, 4 shard (2 bytes), 5 '2' if the call may have been run before, '1' if it has two
+--         changes of one task, else '';
 --         then for each change, as many as its class has:
 --         id (16), payload bytes (4), version it expects (8) unless it is new, version when it was withdrawn (8)
 --         | record without its version
 --         | lease it expects | idempotency field | body or result
 -- Returns per change: its version; 0 if the task is no longer what was expected; or the id of the task that has its
---         idempotency key. A change that was applied before, whose reply was lost, answers its version again.
+--         idempotency key. A change that was applied before, whose reply was lost, answers its version again
+--         if ARGV[5] says so; else whoever made the same record was another call, and one of the two is refused.
 --         A change of a class that follows is applied if the change before it is, with the next version; no answer of its own.
 -- Cost    some ten commands for the batch, and O(log n) for each entry of a sorted set.
 local classes, runs = cmsgpack.unpack(ARGV[1]), cmsgpack.unpack(ARGV[2])
@@ -32,7 +34,7 @@ local function list(of, key)
 end
 
 -- Reads what changes compare with. A new task has nothing to compare with, unless it may have been stored before.
-local careful, reads, wanted, at = ARGV[5] == '1', {}, {}, 6
+local careful, repeated, reads, wanted, at = ARGV[5] ~= '', ARGV[5] == '2', {}, {}, 6
 for _, run in ipairs(runs) do
   local class = classes[run[1]]
   local width, field, reading = class.width, class.field, careful or not class.new
@@ -113,7 +115,7 @@ for _, run in ipairs(runs) do
     elseif current then
       if sub(current, -8) == expected then
         is_applied = not guard or call('ZSCORE', KEYS[class.leased], id) == ARGV[at + guard]
-      elseif sub(current, 1, -9) == record then
+      elseif repeated and sub(current, 1, -9) == record then
         answer = number('>I8', current, #current - 7)
       end
     end
