@@ -38,7 +38,8 @@ async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
     attempt = _ClaimAttempt(core, tenant, wanted)
     ticket = core.waiters.ticket()
     await sweep.before_claim(core, tenant, wanted.commands)
-    await core.waiters.serve_first()
+    if core.waiters.is_serving:
+        await core.waiters.serve_first()
     if not is_short(wanted.limit):
         await core.turns.wait(tenant)
     since = core.waiters.signals
