@@ -31,7 +31,7 @@ from rich.table import Table
 ENGINE = Path(__file__).with_name("compare_engine.py")
 MEMORY = Path("/dev/shm")
 """What the kernel spends on fsync is the same for both, and varies by more than what is compared."""
-_ANSWERS_S = 60.0
+_ANSWERS_S = 300.0
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -142,6 +142,7 @@ class EngineProcess:
 
     def __init__(self, process: "subprocess.Popen[bytes]", setting: Setting) -> None:
         self._process = process
+        self.pid = process.pid
         self._job = msgspec.json.encode(
             EngineRound(tasks=setting.tasks, batch=setting.batch, callers=setting.callers, payload_bytes=PAYLOAD_BYTES)
         )
@@ -158,8 +159,9 @@ class EngineProcess:
 
 
 @contextmanager
-def engine(tree: Path, home: Path, setting: Setting) -> Iterator[EngineProcess]:
-    command = [str(tree / ".venv/bin/python"), str(ENGINE), str(home), setting.durability]
+def engine(tree: Path, home: Path, setting: Setting, *, program: Path | None = None) -> Iterator[EngineProcess]:
+    """`program` is the Python to run, if not the checkout's own."""
+    command = [str(program or tree / ".venv/bin/python"), str(ENGINE), str(home), setting.durability]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield EngineProcess(process, setting)

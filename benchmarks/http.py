@@ -47,7 +47,7 @@ PAYLOAD_BYTES = 200
 TASKS_MAX = 500_000
 """Per measurement, whatever its time: bounds the disk and the memory that a run takes."""
 ENQUEUES_GOAL, RATIO_GOAL, RSS_GOAL_MB, WAKE_GOAL_MS = 6_000, 0.5, 400.0, 20.0
-_STARTING_S, _STOPPING_S, _STRAGGLING_S = 30.0, 15.0, 60.0
+_STARTING_S, _STOPPING_S, _STRAGGLING_S = 120.0, 15.0, 60.0
 _FILES_BESIDE_POLLS = 200
 _AT = re.compile(rf"at http://{re.escape(HOST)}:(\d+)")
 

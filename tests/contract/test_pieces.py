@@ -1,13 +1,16 @@
 """Large batches are stored, claimed and moved in pieces, between which other calls run. Callers see no difference."""
 
 import asyncio
+from collections.abc import Awaitable
 from time import perf_counter
 
+import pytest
 from tests.contract.world import LEASE_MS, TENANT, World, accepted, ids
 
 from codeq.domain.errors import CodeqError
-from codeq.domain.limits import BATCH_PIECE_MAX, BATCH_TASKS_MAX, PIECE_BYTES_MAX
-from codeq.domain.requests import Claim, NewTask
+from codeq.domain.limits import BATCH_PIECE_MAX, BATCH_TASKS_MAX, PIECE_BYTES_MAX, SHORT_BATCH_MAX
+from codeq.domain.requests import Claim, Delivery, NewTask
+from codeq.store.interface import ClaimRequest
 from codeq.usecases import claim as claiming
 from codeq.usecases.enqueue import Enqueued
 
@@ -52,6 +55,24 @@ async def test_a_large_claim_is_in_order_and_complete(world: World) -> None:
     claimed = await world.claim("work", limit=2 * MANY)
     assert set(ids(claimed[:MANY])) == set(ids(first))
     assert set(ids(claimed[MANY:])) == set(ids(tasks))
+
+
+async def test_a_large_claim_takes_short_pieces_where_each_costs_no_round_trip(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(13.16)"""
+    await world.enqueue_many(MANY)
+    limits: list[int] = []
+    store = world.core.store
+    take = store.take
+
+    def counted(request: ClaimRequest) -> Awaitable[list[Delivery]]:
+        limits.append(request.limit)
+        return take(request)
+
+    monkeypatch.setattr(store, "take", counted)
+    assert len(await world.claim("work", limit=MANY)) == MANY
+    assert set(limits) == {SHORT_BATCH_MAX if store.is_local else BATCH_PIECE_MAX}
 
 
 async def test_a_large_claim_is_also_cut_into_pieces_by_its_bytes(world: World) -> None:

@@ -10,6 +10,7 @@ import h11
 import msgspec
 import uvloop
 from tests.server.connections import Answer, Answers
+from uvicorn.server import ServerState
 
 from codeq.server.connection import Connection
 from codeq.server.connection_limit import ConnectionLimit
@@ -52,7 +53,7 @@ class EchoServer:
         loop = self._runner.get_loop()
         loop.set_exception_handler(lambda _, context: self.errors.append(context))
         http = HttpSettings(header_timeout_seconds=5, body_timeout_seconds=5, idle_timeout_seconds=5)
-        context = ServerContext(self._begin, http, ResponseHeads(list), set(), ConnectionLimit(1000))
+        context = ServerContext(self._begin, http, ResponseHeads(ServerState()), set(), ConnectionLimit(1000))
         self.connections = context.connections
         self._listening = self._runner.run(self._listen(context))
         self._address = self._listening.sockets[0].getsockname()

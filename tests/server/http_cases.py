@@ -23,6 +23,7 @@ REQUEST_LINES = {
     "plain": get(b"GET / HTTP/1.1"),
     "query": get(b"GET /a?b=c&d HTTP/1.1"),
     "two spaces before the target": get(b"GET  / HTTP/1.1"),
+    "two spaces before the target, and the right line in a header": get(b"GET  / HTTP/1.1", b"A: GET / HTTP/1.1"),
     "two spaces before the version": get(b"GET /  HTTP/1.1"),
     "tab before the target": get(b"GET\t/ HTTP/1.1"),
     "tab before the version": get(b"GET /\tHTTP/1.1"),

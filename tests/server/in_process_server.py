@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from tests.server.connections import Answer, Answers
+from uvicorn.server import ServerState
 
 from codeq.clock import SteadyClock
 from codeq.server.app import App
@@ -93,7 +94,7 @@ class InProcessServer:
         self._context = ServerContext(
             app.begin,
             Settings().http,
-            ResponseHeads(list),
+            ResponseHeads(ServerState()),
             set(),
             ConnectionLimit(connections_max),
             lost=app.connection_lost,

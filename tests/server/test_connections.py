@@ -332,6 +332,16 @@ def test_two_tokens_are_none(server: Server) -> None:
         assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
 
 
+def test_every_request_of_a_connection_is_checked_by_its_own_token(server: Server) -> None:
+    """The connection remembers the last header that was read, and what it said."""
+    good, bad = create(), create().replace(b"dev-token", b"bad-token")
+    twice = create("Authorization: Bearer dev-token")
+    none = f"GET {paths.QUEUES} HTTP/1.1\r\nHost: codeq\r\n\r\n".encode()
+    with connect(server.port) as client:
+        client.send(good, good, twice, good, bad, good, none, good)
+        assert [client.answer().status for _ in range(8)] == [202, 202, 401, 202, 401, 202, 401, 202]
+
+
 # The end
 
 

@@ -18,6 +18,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.server_process import Caller, Server, Tenant, answered, at, eventually, refused, start_server
 from tests.server.stores import on_rocksdb
+from uvicorn.server import ServerState
 
 from codeq.clock import SteadyClock
 from codeq.domain.errors import StoreBusy
@@ -346,7 +347,9 @@ class Traced:
             durability=DurabilityInForce(Settings().store),
         )
         app = App(self.state, ROUTES, tasks=set(), on_failure=lambda: None)
-        self.context = ServerContext(app.begin, Settings().http, ResponseHeads(list), set(), ConnectionLimit(100))
+        self.context = ServerContext(
+            app.begin, Settings().http, ResponseHeads(ServerState()), set(), ConnectionLimit(100)
+        )
 
     def run(self, scenario: Callable[[httpx.AsyncClient], Any]) -> dict[str, ReadableSpan]:
         """Runs the scenario. Returns its spans by name."""

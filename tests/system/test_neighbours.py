@@ -28,6 +28,7 @@ from codeq.wire import paths
 SECONDS = 0.6
 ROUNDS = 6
 SLOWER, SLOWER_S = 1.5, 0.020
+BACKLOG_BATCHES = 20
 
 TASK_ID = "018bcfe5-6800-7000-8000-000000000000"
 DEEP = b"[" * 20_000
@@ -41,6 +42,10 @@ BODIES: dict[str, list[Any]] = {
     paths.CLEANUP: [{"limit": 1000}],
     paths.DLQ_REPLAY: [{"error": "no such error", "limit": 1000}],
     paths.DLQ_PURGE: [{"error": "no such error", "limit": 1000}],
+    paths.DELIVERIES_REPLAY: [{"error": "no such error"}, {"all": True}],
+    paths.WEBHOOK_TEST: [{"url": "https://example.invalid/"}],
+    paths.SUBSCRIPTIONS: [{"callbackUrl": f"https://example.invalid/{i}", "eventTypes": ["none"]} for i in range(50)],
+    paths.ARTIFACT: [bytes(100_000)],
 }
 QUERIES = {
     paths.TASKS: "?limit=1000&error=no-such-error",
@@ -79,6 +84,18 @@ def test_a_quiet_tenant_is_served_whatever_a_stranger_does(
     before_mb = resident_mb(servers[0])
     check(servers, route, tmp_path, by_stranger=True)
     assert resident_mb(servers[0]) < 1.1 * before_mb + 10
+
+
+def test_a_quiet_tenant_is_served_while_another_claims_a_backlog(
+    servers: tuple[Server, Server], tmp_path: Path
+) -> None:
+    """The test of all routes leaves little to claim."""
+    [route] = [route for route in ROUTES if route.path == paths.CLAIM_BATCH]
+    tasks = [{"command": f"c{i % 50}", "payload": "x" * 200, "maxAttempts": 100} for i in range(1000)]
+    for server in servers:
+        for _ in range(BACKLOG_BATCHES):
+            assert server.tenant("loud").producer.post(paths.TASKS_BATCH, {"tasks": tasks}).is_success
+    check(servers, route, tmp_path, by_stranger=False)
 
 
 def check(servers: tuple[Server, Server], route: Route, folder: Path, *, by_stranger: bool) -> None:
@@ -144,7 +161,9 @@ def work(server: Server, seconds: float) -> Iterator[Latency]:
 
 
 def requests(route: Route, token: str | None) -> Iterator[bytes]:
-    path = route.path.replace("{id}", TASK_ID).replace("{command}", "c1").replace("{topic}", "c1")
+    path = (
+        route.path.replace("{id}", TASK_ID).replace("{command}", "c1").replace("{topic}", "c1").replace("{name}", "f")
+    )
     if route.method == "GET":
         path += QUERIES.get(route.path, "")
     bodies = BODIES.get(route.path, [{}]) if route.method in ("POST", "PUT") else [b""]

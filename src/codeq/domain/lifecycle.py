@@ -94,7 +94,8 @@ def complete(
     after = _moved(
         task, _COMPLETE, now_ms, status=_COMPLETED, worker=task.worker, ended_ms=now_ms, purge_ms=now_ms + retention_ms
     )
-    return _with_artifacts(Change(_COMPLETE, task, after, None, result), artifacts)
+    change = Change(_COMPLETE, task, after, None, result)
+    return _with_artifacts(change, artifacts) if artifacts else change
 
 
 def fail(
@@ -113,7 +114,8 @@ def fail(
         task, _FAIL, now_ms, status=_FAILED, worker=task.worker, error=error, last_error=error,
         ended_ms=now_ms, purge_ms=now_ms + retention_ms,
     )  # fmt: skip
-    return _with_artifacts(Change(_FAIL, task, after, None, result), artifacts)
+    change = Change(_FAIL, task, after, None, result)
+    return _with_artifacts(change, artifacts) if artifacts else change
 
 
 def nack(
@@ -287,8 +289,6 @@ def _moved(
 
 def _with_artifacts(change: Change, artifacts: Sequence[Artifact]) -> Change:
     """Adds the files of a result, which become visible with it."""
-    if not artifacts:
-        return change
     size = sum([artifact.size for artifact in artifacts])
     after = replace(change.after, artifacts=len(artifacts), artifact_bytes=size)
     return replace(change, after=after, result=join_result(change.result, artifacts))

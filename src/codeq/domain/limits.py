@@ -47,8 +47,8 @@ whenever a state is."""
 WRITE_BYTES_MAX = 2 << 20
 """Bytes of large payloads and results that are written to RocksDB at once: about five milliseconds."""
 
-WRITE_KEYS_MAX = 2048
-"""Keys that are written to RocksDB at once: about three milliseconds."""
+WRITE_KEYS_MAX = 512
+"""Keys after which the write buffer is written, in the turn of the call that filled it: about a millisecond."""
 
 CLAIM_BYTES_MAX = 8 << 20
 """Payload bytes after which a claim takes no further task: read in about twenty milliseconds, and bounds the answer."""
@@ -168,8 +168,8 @@ INSPECT_TASKS_MAX = 200
 PROMOTE_TASKS_MAX = 200
 """How many delayed tasks are promoted in the background before other calls run; more follow at once."""
 
-SWEEP_TASKS_MAX = 200
-"""How many tasks one background sweep moves before other calls run: about five milliseconds."""
+SWEEP_TASKS_MAX = 64
+"""How many tasks one background sweep moves before other calls run: about two milliseconds."""
 
 LIST_TASKS_MAX = 1000
 """Tasks in one page."""
@@ -203,7 +203,8 @@ BATCH_PIECE_MAX = 128
 """Tasks of a batch that are stored, claimed or moved before other calls may run: about a millisecond."""
 
 SHORT_BATCH_MAX = 32
-"""Tasks of a batch that count as a short call: even the batches of eight connections take a few milliseconds."""
+"""Tasks of a batch that count as a short call: even the batches of eight connections take a few milliseconds. Also the
+tasks that a long claim takes before it looks at its time: over many queues, 128 of them take several milliseconds."""
 
 PIECE_BYTES_MAX = 256 << 10
 """Payload bytes after which such a piece ends: they are checked, copied and written in about a millisecond."""

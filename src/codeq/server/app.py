@@ -29,6 +29,8 @@ from codeq.server.streams import read_body, send_pieces
 from codeq.server.tenant_slots import REFUSAL_PAUSE_S
 from codeq.wire.errors import Forbidden, TooLarge, TooSlow, Unauthenticated, WrongMedia
 
+REMEMBERED_BYTES_MAX = 2048
+"""Of a token that a connection remembers: idle connections are many, and their memory is bounded by this."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9_.\-]{1,64}")
 
 
@@ -58,6 +60,9 @@ class App:
         request.id = header.decode() if header and _REQUEST_ID.fullmatch(header) else request_id()
         try:
             route = request.route = self._router.find(request)
+            if route.instant is not None and not self._state.tracing.is_on:
+                self._send(request, route.instant(self._state, request))
+                return
             if self._try_add_to_batch(route, request):
                 return
         except QuotaExceeded as fault:
@@ -89,9 +94,9 @@ class App:
         return True
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)  # the loop holds only weak references; the server waits for these when it stops
-        task.add_done_callback(self._tasks.discard)
+        """Runs it in a task, which removes itself at its end: a callback would cost as much as the task."""
+        # The loop holds only weak references; the server waits for these when it stops.
+        self._tasks.add(asyncio.get_running_loop().create_task(work))
 
     async def _run_batch(self, batch: RequestBatch) -> None:
         answers: Sequence[Any]
@@ -107,6 +112,8 @@ class App:
             for request in batch.requests:
                 self._send(request, internal_error(request))
             return
+        finally:
+            self._tasks.discard(asyncio.current_task())
         for request, answer in zip(batch.requests, answers, strict=True):
             response = self._respond(batch.handler, request, answer)
             if isinstance(answer, QuotaExceeded):
@@ -132,6 +139,12 @@ class App:
                 with tracing.request(request.method, route.path, request.path, request.headers) as span:
                     response = await self._handle_safely(route, request)
                     tracing.answered(span, response.status)
+            if request.reserved_bytes:
+                self._bodies.release(request)
+            if response.pieces is None:
+                self._send(request, response)
+            else:
+                await self._send_pieces(request, response)
         except asyncio.CancelledError:
             if request.connection.is_lost:
                 return  # the client has disconnected
@@ -140,10 +153,7 @@ class App:
         finally:
             if request.reserved_bytes:
                 self._bodies.release(request)
-        if response.pieces is None:
-            self._send(request, response)
-        else:
-            await self._send_pieces(request, response)
+            self._tasks.discard(asyncio.current_task())
 
     async def _handle_safely(self, route: Route, request: HttpRequest) -> HttpResponse:
         try:
@@ -179,7 +189,8 @@ class App:
     def _admit(self, route: Route, request: HttpRequest, principal: Principal) -> None:
         """Lets the principal make this request, or refuses it for its scope, its connections or its rate."""
         request.principal = principal
-        _check_scope(route, principal)
+        if route.scope is not None and route.scope not in principal.scopes:
+            _check_scope(route, principal)
         if not route.is_bulk:
             self._state.core.turns.note_short_call(principal.tenant, request.started_s)
         if request.connection.tenant != principal.tenant:
@@ -256,28 +267,36 @@ class App:
 
 
 def _token(request: HttpRequest) -> str:
-    header = request.headers.get(b"authorization")
+    """Returns the bearer token. A connection remembers its last one: most clients always send the same."""
+    header, connection = request.headers.get(b"authorization"), request.connection
     if header is None:
         raise Unauthenticated("missing Authorization header")
+    if header == connection.authorization and not request.repeated:
+        return connection.token  # type: ignore[no-any-return]
     text = header.decode("latin-1")
     if b"authorization" in request.repeated or text[:7].lower() != "bearer ":
         raise Unauthenticated("invalid Authorization format: one header, `Bearer <token>`")
-    return text[7:].strip()
+    token = text[7:].strip()
+    if len(header) <= REMEMBERED_BYTES_MAX:
+        connection.authorization, connection.token = header, token
+    return token
 
 
 def _check_scope(route: Route, principal: Principal) -> None:
-    scope = route.scope
-    if scope is None or scope in principal.scopes:
-        return
+    """Refuses a token that does not name the scope, unless it is an admin's that does not work."""
     if route.kind is TokenKind.WORKER or not (principal.is_admin or principal.is_platform):
-        raise Forbidden(f"missing scope: this needs {scope}")
+        raise Forbidden(f"missing scope: this needs {route.scope}")
 
 
 def _check_body(route: Route, request: HttpRequest) -> None:
     if b"content-encoding" in request.headers:
         raise WrongMedia("send the body as it is, without a content encoding")
+    if request.is_complete:
+        if len(request.body) > route.body_max:
+            raise _too_large(route)
+        return
     length = request.headers.get(b"content-length", b"0")
-    if not length.isdigit() or len(length) > 12 or int(length) > route.body_max or len(request.body) > route.body_max:
+    if not length.isdigit() or len(length) > 12 or int(length) > route.body_max:
         raise _too_large(route)
 
 

@@ -53,8 +53,9 @@ _STEPS = range(bounds.STEPS_MAX)
 class Connection(asyncio.Protocol):
     __slots__ = (
         "_confirming", "_context", "_deadline_s", "_dropped_bytes", "_is_advancing", "_is_read_paused", "_is_stopping",
-        "_loop", "_sent_s", "_state", "_timed", "_timer", "_unread_bytes", "current", "is_half_closed", "is_long_poll",
-        "is_write_paused", "on_undelivered", "peer", "reader", "resumed", "tenant", "transport", "waiting",
+        "_loop", "_sent_s", "_state", "_timed", "_timer", "_unread_bytes", "authorization", "current", "is_half_closed",
+        "is_long_poll", "is_write_paused", "on_undelivered", "peer", "reader", "resumed", "tenant", "token",
+        "transport", "waiting",
     )  # fmt: skip
 
     def __init__(self, context: ServerContext) -> None:
@@ -79,12 +80,13 @@ class Connection(asyncio.Protocol):
         """The address of the client, without its port."""
         self.tenant = ""
         """The tenant of the last authenticated request; it is counted as this tenant's connection."""
+        self.authorization, self.token = b"", ""
+        """The last valid header, and the token in it."""
         self._is_advancing = False
         """Guards against recursion: a response that is sent at once would advance the connection again."""
         self._is_stopping = False
         """The server shuts down: the response under way is the last."""
-        self._is_read_paused = False
-        self.is_write_paused = False
+        self._is_read_paused = self.is_write_paused = False
         self.resumed: asyncio.Future[None] | None = None
         """Done when the client has read what was written, or has left."""
         self._deadline_s = _NEVER
@@ -129,7 +131,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         reader = self.reader
         if self._state is _OPEN and len(data) <= SLICE_BYTES and not reader.unparsed and not reader.complete:
-            self._parse(data)
+            reader.feed(data)
+            if reader.refusal is not None:
+                self._refuse(reader.refusal)
         elif self._state < _CLOSING:
             reader.unparsed += data
         else:
@@ -160,7 +164,7 @@ class Connection(asyncio.Protocol):
     # -- from the server and the app -----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Closes as soon as the current request, if there is one, has its response."""
+        """Closes as soon as the current request, if any, has its response."""
         self._is_stopping = True
         if self._state is _CLOSING and self._confirming is None:
             self.transport.close()
@@ -206,7 +210,7 @@ class Connection(asyncio.Protocol):
             self.reader.drop_body()
         if is_last:
             self._close()
-        else:
+        elif not self._is_advancing:
             self.advance()
 
     # -- private -------------------------------------------------------------------------------------------------
@@ -216,8 +220,9 @@ class Connection(asyncio.Protocol):
         if self._is_advancing:
             return
         self._is_advancing = True
+        reader = self.reader
         for _ in _STEPS:
-            is_busy = self.current is not None and not self.reader.unparsed
+            is_busy = self.current is not None and not reader.unparsed
             if is_busy or self._state >= _CLOSING or not self._step():
                 break
         else:
@@ -334,7 +339,7 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     async def _confirm(self) -> None:
-        """Closes once the client has acknowledged its responses. If it resets, or takes too long, they are lost."""
+        """Closes once the client has acknowledged its responses, or has lost them: it resets, or takes too long."""
         if not await is_delivered(self.transport, lambda: self.is_lost or self.transport.is_closing()):
             for call in self.on_undelivered:
                 await call()
@@ -352,9 +357,9 @@ class Connection(asyncio.Protocol):
         """Pauses reading while enough has arrived, and sets the deadline for what the client must send or read next."""
         reader = self.reader
         if not self.is_half_closed:
-            is_ahead = len(reader.unparsed) > bounds.AHEAD_BYTES_MAX or self.is_write_paused or reader.is_ahead
-            if is_ahead is not self._is_read_paused:
-                self._pause_reading(is_ahead)
+            is_ahead = reader.body_bytes > reader.body_max or len(reader.unparsed) > bounds.AHEAD_BYTES_MAX
+            if (is_ahead or self.is_write_paused) is not self._is_read_paused:
+                self._pause_reading(not self._is_read_paused)
         if self.current is not None:
             return
         stage = _READING if self.is_write_paused else reader.stage

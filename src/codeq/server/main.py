@@ -117,7 +117,7 @@ async def _serve(settings: Settings, listener: socket.socket, file_limit: int, *
     server = _Server(config, state)
     uvicorn_state = server.server_state
     app = App(state, public_routes(wanted.host), tasks=uvicorn_state.tasks, on_failure=server.store_failed)
-    heads = ResponseHeads(lambda: uvicorn_state.default_headers)
+    heads = ResponseHeads(uvicorn_state)
     limit = _connection_limit(settings, file_limit, state.core.shards)
     context = ServerContext(app.begin, settings.http, heads, uvicorn_state.connections, limit, lost=app.connection_lost)
     config.http = lambda **_: Connection(context)  # type: ignore[assignment]

@@ -32,6 +32,8 @@ ITEM_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
 
 Message = TypeVar("Message")
 Handler = Callable[["AppState", "HttpRequest"], Awaitable["HttpResponse"]]
+InstantHandler = Callable[["AppState", "HttpRequest"], "HttpResponse"]
+"""A handler that never waits."""
 
 _json_encode = msgspec.json.Encoder().encode
 _msgpack_encode = msgspec.msgpack.Encoder().encode

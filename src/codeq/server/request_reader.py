@@ -41,6 +41,15 @@ class Stage(IntEnum):
     READING = 3
 
 
+class RequestLine(NamedTuple):
+    """What the first line of a request says."""
+
+    method: str
+    path: str
+    query: bytes
+    version: str
+
+
 class Refusal(NamedTuple):
     """A response to a request that cannot be served, after which the connection closes."""
 
@@ -65,6 +74,11 @@ TOO_SLOW = Refusal(408, b'{"error":"the request did not arrive in time","code":"
 TOO_MANY_CONNECTIONS = Refusal(503, b'{"error":"too many connections","code":"busy"}')
 
 _BETWEEN, _HEAD, _BODY, _ = Stage
+_LINES: dict[bytes, RequestLine] = {}
+"""The lines of the last valid requests, of all clients: most are sent again and again."""
+_LINES_MAX = 256
+_LINE_BYTES_MAX = 64
+"""Of a line that is remembered. One with the id of a task is longer, and is not likely to come again."""
 _FIRST_LINE = re.compile(rb"[A-Z]+ [!-~\x80-\xff]+ HTTP/[0-9.]+")
 _FAULTS_OF_FIRST_LINE = (httptools.HttpParserInvalidMethodError, httptools.HttpParserInvalidURLError)
 _TLS_HANDSHAKE = b"\x16"
@@ -77,7 +91,7 @@ class RequestReader:
 
     __slots__ = (
         "_framing_bytes", "_head_bytes", "_headers", "_host", "_parser", "_pieces", "_raw", "_raw_at", "_repeated",
-        "_url", "_version", "arriving", "body_bytes", "body_max", "body_ready", "complete", "connection", "refusal",
+        "_url", "arriving", "body_bytes", "body_max", "body_ready", "complete", "connection", "refusal",
         "stage", "taken_bytes", "unparsed",
     )  # fmt: skip
 
@@ -136,7 +150,7 @@ class RequestReader:
             self._raw_at = 1
         else:
             self._head_bytes += len(data)
-        self._raw += data
+        self._raw = self._raw + data if self._raw else data
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:  # no other protocol is supported, so HTTP follows
@@ -144,9 +158,9 @@ class RequestReader:
                 self.unparsed[:0] = data[upgrade.args[0] :]
         except httptools.HttpParserError as fault:
             self.refuse(self._refusal_of_bytes(fault))
-        if self.stage is not _HEAD:
+        if (stage := self.stage) is not _HEAD:
             self._raw, self._raw_at = b"", 0
-        if self.stage is _BODY:
+        if stage is _BODY:
             if self._framing_bytes > HEADER_BYTES_MAX:
                 self.refuse(FRAMING_TOO_LARGE)
         elif self._head_bytes > HEADER_BYTES_MAX:
@@ -193,21 +207,22 @@ class RequestReader:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name in self._headers:
+        name, headers = name.lower(), self._headers
+        if name in headers:
             self._repeated.append(name)
-        self._headers[name] = value.rstrip()
+        headers[name] = value.rstrip()
 
     def on_headers_complete(self) -> None:
         self.stage = _BODY
         self._head_bytes = self._framing_bytes = 0
         if self.refusal is None:
-            method = self._parser.get_method()
-            refusal = self._refusal_of_line(method) or self._refusal_of_head(method)
-            if refusal is not None:
+            line = self._request_line()
+            if isinstance(line, Refusal):
+                self.refuse(line)
+            elif refusal := self._refusal_of_head(line):
                 self.refuse(refusal)
             else:
-                self.arriving = self._request(method.decode())
+                self.arriving = self._request(line)
         self._headers = {}  # of trailers, which nobody reads: none may pass for a header
 
     def on_body(self, body: bytes) -> None:
@@ -233,30 +248,38 @@ class RequestReader:
 
     # -- private -------------------------------------------------------------------------------------------------
 
-    def _refusal_of_line(self, method: bytes) -> Refusal | None:
-        """Returns the refusal of a request line, or of a head that is too long, and sets the version.
-
-        The parser skips spaces in the request line, and takes other versions and protocols. It is asked for the version
-        only where that is not plain to see: it would write it out each time.
-        """
+    def _request_line(self) -> RequestLine | Refusal:
+        """Returns the request line, or the refusal of it or of a head that is too long."""
         raw, begin = self._raw, self._raw_at
-        line = method + b" " + self._url + b" HTTP/1.1\r\n"
-        self._version = "1.1"
-        if begin or not raw.startswith(line):
-            self._version = self._parser.get_http_version()
-            if self._version == "1.0":
-                line = line.replace(b"1.1\r\n", b"1.0\r\n")
-            begin = raw.find(line, begin)
-            if begin < 0 or self._version not in ("1.0", "1.1"):
-                return self._refusal_of_bytes()
-        self._raw_at = begin + len(line)
+        end = 0 if begin else raw.find(b"\r\n") + 2
+        line: RequestLine | Refusal | None = _LINES.get(raw[:end])
+        if line is None:
+            line = self._parse_line()
+        else:
+            self._raw_at = end
         if len(raw) > HEADER_BYTES_MAX and raw.find(b"\r\n\r\n", begin) - begin > HEADER_BYTES_MAX - 4:
             return HEAD_TOO_LARGE
-        return None
+        return line
 
-    def _refusal_of_head(self, method: bytes) -> Refusal | None:
+    def _parse_line(self) -> RequestLine | Refusal:
+        """Returns the request line, or its refusal: the parser skips spaces in it, and takes other versions."""
+        begin, method, version = self._raw_at, self._parser.get_method(), self._parser.get_http_version()
+        text = b"%b %b HTTP/%b\r\n" % (method, self._url, version.encode())
+        found = self._raw.find(text, begin)
+        is_first = not begin and not self._raw[:found].strip(b"\r\n")
+        if found < 0 or version not in ("1.0", "1.1") or not (begin or is_first):
+            return self._refusal_of_bytes()
+        self._raw_at = found + len(text)
+        line = RequestLine(method.decode(), *_split(self._url), version)
+        if len(text) <= _LINE_BYTES_MAX:
+            if len(_LINES) >= _LINES_MAX:
+                _LINES.clear()
+            _LINES[text] = line
+        return line
+
+    def _refusal_of_head(self, line: RequestLine) -> Refusal | None:
         """Returns the refusal of the headers. Every rule that the parser does not enforce is here: RFC 9112."""
-        headers, repeated, version = self._headers, self._repeated, self._version
+        headers, repeated, version = self._headers, self._repeated, line.version
         if len(headers) + len(repeated) > HEADERS_MAX:
             return HEAD_TOO_LARGE
         host = headers.get(b"host")
@@ -266,7 +289,7 @@ class RequestReader:
             headers[b"transfer-encoding"].lower() != b"chunked" or b"transfer-encoding" in repeated or version == "1.0"
         ):
             return NO_CODING
-        if method == b"CONNECT":
+        if line.method == "CONNECT":
             return NO_TUNNEL
         if b"upgrade" in headers and self._parser.should_upgrade() and _has_body(headers):
             # The parser treats what follows as the other protocol; parsed as HTTP, a body could pass for a request.
@@ -296,9 +319,9 @@ class RequestReader:
         self._host = host if _HOST.fullmatch(host) else b""
         return self._host == host
 
-    def _request(self, method: str) -> HttpRequest:
-        headers, version = self._headers, self._version
-        path, query = _split(self._url)
+    def _request(self, line: RequestLine) -> HttpRequest:
+        method, path, query, version = line
+        headers = self._headers
         request = HttpRequest(method, path, headers, query)
         request.connection = self.connection
         # An HTTP/1.0 client requests to keep the connection open in a header; it is closed all the same.

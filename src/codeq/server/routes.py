@@ -19,7 +19,7 @@ from codeq.server.handlers import (
     worker,
 )
 from codeq.server.ratelimit import Charge
-from codeq.server.request import Handler
+from codeq.server.request import Handler, InstantHandler
 from codeq.wire import artifacts as files
 from codeq.wire import deliveries, paths, queues, tasks
 from codeq.wire import events as wire_events
@@ -58,6 +58,8 @@ class Route(Struct, frozen=True, kw_only=True):
     body_max: int = _SMALL
     streams: bool = False
     """Whether the handler takes the body while it arrives, and bounds it itself."""
+    instant: InstantHandler | None = None
+    """The same without waiting, and so without an asyncio task, for a route without a token."""
     is_bulk: bool = False
     """Whether a call may take long. Those that do not say so themselves, once they know how much there is to do."""
     media: str = "application/json"
@@ -173,7 +175,7 @@ ROUTES: Sequence[Route] = (
     _route("DELETE", paths.ADMIN_SUBSCRIPTION, _ADMIN, subscriptions.delete_subscription, "Delete a subscription",
            gives=((204, None),), refuses=(404,)),
     _route("GET", paths.HEALTHZ, _NONE, system.healthz, "Whether the process is alive",
-           gives=((200, system_wire.Health),)),
+           gives=((200, system_wire.Health),), instant=system.healthy),
     _route("GET", paths.READYZ, _NONE, system.readyz, "Whether a write reaches the disk",
            gives=((200, system_wire.Health), (503, system_wire.Health))),
     _route("GET", paths.METRICS, _NONE, system.metrics, "Metrics for Prometheus", gives=((200, None),),

@@ -99,4 +99,4 @@ _random = random.Random()
 
 
 def request_id() -> str:
-    return f"{_random.getrandbits(128):032x}"
+    return _random.getrandbits(128).to_bytes(16, "big").hex()

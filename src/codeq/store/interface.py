@@ -234,6 +234,11 @@ class Store(Protocol):
         """How many shards there are; the ids of new tasks name one of them (see `domain.ids`)."""
 
     @property
+    def is_local(self) -> bool:
+        """Whether its verbs wait for no other machine: reading is as quick as remembering, and shards are best visited
+        one after the other."""
+
+    @property
     def log_id(self) -> str:
         """Identifies the event log: another store has another id, and so has a store that was restored from a backup,
         because its log goes on from an earlier event."""

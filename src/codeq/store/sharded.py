@@ -26,10 +26,6 @@ Answer = TypeVar("Answer")
 class Shard(Store, Protocol):
     """A store of one shard, which also knows what the shards of a store must know of each other."""
 
-    @property
-    def is_local(self) -> bool:
-        """Whether its verbs wait for no other machine: then shards are best visited one after the other."""
-
     async def in_progress(self, queue: QueueKey) -> int:
         """Returns how many tasks of the queue are in progress."""
 
@@ -53,7 +49,7 @@ class ShardedStore:
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = list(shards)
         self.now_ms = shards[0].now_ms  # they have one clock
-        self._is_local = shards[0].is_local
+        self.is_local = shards[0].is_local
         self._takes = DetachedTakes()
         self._turn = 0
         self._used: ContextVar[frozenset[int] | None] = ContextVar("codeq_shards_used", default=None)
@@ -89,7 +85,7 @@ class ShardedStore:
         return await self._route(changes, lambda change: change.after.id, lambda shard, part: shard.commit(part))
 
     async def take(self, request: ClaimRequest) -> list[Delivery]:
-        if self._is_local:
+        if self.is_local:
             return await self._take(request)
         taken = await self._takes.run(self._take(request), request)
         self._use({shard_of(delivery.task.id) for delivery in taken})
@@ -132,7 +128,7 @@ class ShardedStore:
         bytes_each = (
             bytes_left // min(left, len(holding)) - PAYLOAD_BYTES_MAX
         )  # each may exceed its part by one payload
-        part = holding[: 1 if self._is_local or limited or bytes_each <= 0 else left]
+        part = holding[: 1 if self.is_local or limited or bytes_each <= 0 else left]
         shares = {number: left // len(part) + (place < left % len(part)) for place, number in enumerate(part)}
         bytes_max = bytes_left if len(part) == 1 else bytes_each
         requests = await self._requests(shares, request, priority, bytes_max=bytes_max, limited=limited)
@@ -192,7 +188,7 @@ class ShardedStore:
         return [queue for queue in queues if policy_of(queue).max_consumers]
 
     async def get_tasks(self, tenant: str, ids: Sequence[str], *, from_memory: bool = False) -> list[Task | None]:
-        if from_memory and self._is_local:
+        if from_memory and self.is_local:
             return []
         return await self._route(ids, str, lambda shard, part: shard.get_tasks(tenant, part, from_memory=from_memory))
 
@@ -337,7 +333,7 @@ class ShardedStore:
     async def _visit(self, calls: Iterable[Awaitable[Answer]]) -> list[Answer]:
         """Awaits one call per shard, all at once where they wait for other machines: then raises what one of them
         raised only when all have ended."""
-        if self._is_local:
+        if self.is_local:
             return [await call for call in calls]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         for answer in answers:

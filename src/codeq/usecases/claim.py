@@ -15,6 +15,7 @@ from codeq.domain.limits import (
     CLAIM_COMMANDS_MAX,
     CLAIM_WAIT_MS_MAX,
     PIECE_BYTES_MAX,
+    SHORT_BATCH_MAX,
 )
 from codeq.domain.queue import QueueKey
 from codeq.domain.requests import Claim, Delivery
@@ -38,7 +39,8 @@ async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
     attempt = _ClaimAttempt(core, tenant, wanted)
     ticket = core.waiters.ticket()
     await sweep.before_claim(core, tenant, wanted.commands)
-    await core.waiters.serve_first()
+    if core.waiters.is_serving:
+        await core.waiters.serve_first()
     if not is_short(wanted.limit):
         await core.turns.wait(tenant)
     since = core.waiters.signals
@@ -63,6 +65,8 @@ class _ClaimAttempt:
         self._core = core
         self._tenant = tenant
         self._wanted = wanted
+        self._piece_max = SHORT_BATCH_MAX if core.store.is_local else BATCH_PIECE_MAX
+        """Tasks that are taken before others may run. From another machine, more: each piece is a round trip."""
 
     @property
     def queues(self) -> Sequence[QueueKey]:
@@ -77,7 +81,7 @@ class _ClaimAttempt:
                 commands=wanted.commands,
                 worker=wanted.worker,
                 lease_ms=wanted.lease_ms,
-                limit=min(wanted.limit - len(taken), BATCH_PIECE_MAX),
+                limit=min(wanted.limit - len(taken), self._piece_max),
                 policy_of=core.policy_of,
                 bytes_max=min(CLAIM_BYTES_MAX - _bytes(taken), PIECE_BYTES_MAX) if taken else PIECE_BYTES_MAX,
                 hand_back=self.hand_back,
@@ -90,7 +94,7 @@ class _ClaimAttempt:
     def has_filled(self, piece: Sequence[Delivery]) -> bool:
         """Returns whether a piece was limited by its own size, so that there may be more tasks. One that was asked for
         again has all of its claim."""
-        return (len(piece) == BATCH_PIECE_MAX or _bytes(piece) >= PIECE_BYTES_MAX) and not piece[0].is_repeat
+        return (len(piece) == self._piece_max or _bytes(piece) >= PIECE_BYTES_MAX) and not piece[0].is_repeat
 
     async def take_more(self, deliveries: list[Delivery]) -> None:
         """Adds the other pieces, and other calls run in between. What it has added must be handed back if it fails."""

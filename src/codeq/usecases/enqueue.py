@@ -21,7 +21,7 @@ from codeq.usecases.tenant_limits import all_fit, refusals
 class Enqueued(Struct, frozen=True, gc=False):
     task: Task
     body: Body
-    is_replay: bool
+    is_replay: bool = False
     """The idempotency key was used before; `task` is the task that has it."""
     is_mismatch: bool = False
     """A replay whose command or payload is another than that of `task`."""
@@ -55,16 +55,19 @@ async def _enqueue_piece(
     """Stores a piece of a batch. Limits of the tenant are checked here, where no other call runs in between."""
     now_ms = core.store.now_ms()
     answers = _refusals(core, new_tasks, now_ms)
-    places = [place for place, refusal in enumerate(answers) if refusal is None]
+    places: Sequence[int] = range(len(new_tasks))
+    if any(answers):
+        places = [place for place, refusal in enumerate(answers) if refusal is None]
     if core.tenant_limits is not UNLIMITED and not await all_fit(core, tenant, len(places), size):
         for index, refusal in (await refusals(core, tenant, [new_tasks[place] for place in places])).items():
             answers[places[index]] = refusal
         places = [place for place in places if answers[place] is None]
-    changes = _changes(core, tenant, [new_tasks[place] for place in places], now_ms)
+    accepted = new_tasks if len(places) == len(new_tasks) else [new_tasks[place] for place in places]
+    changes = _changes(core, tenant, accepted, now_ms)
     replayed_bytes = 0
     for place, change, stored in zip(places, changes, await core.store.commit(changes), strict=True):
         if stored is change.after and change.body is not None:
-            answers[place] = Enqueued(stored, change.body, is_replay=False)
+            answers[place] = Enqueued(stored, change.body)
         elif stored is not None and replayed_bytes >= replays_bytes_max:
             answers[place] = InvalidRequest(
                 f"the idempotency key was used for task {stored.id}; the other replays of this batch have "

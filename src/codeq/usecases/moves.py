@@ -51,13 +51,14 @@ async def _move_piece(
     core: Core, tenant: str, ids: Sequence[str], decide: Decide, *, first: int = 0, from_memory: bool
 ) -> list[Task | CodeqError]:
     """Moves these tasks, of which the first has the index `first`."""
-    seen = await core.store.get_tasks(tenant, ids, from_memory=True) if from_memory else ()
+    seen = await core.store.get_tasks(tenant, ids, from_memory=True) if from_memory and not core.store.is_local else ()
     answers: list[Task | CodeqError] = [StaleTask("the task kept changing; try again")] * len(ids)
     places: Sequence[int] = range(len(ids))
     if any(seen):
         places = await _move_seen(core, seen, decide, answers, first=first)
     for _ in range(_TRIES if places else 0):
-        tasks = await core.store.get_tasks(tenant, [ids[place] for place in places])
+        wanted = ids if len(places) == len(ids) else [ids[place] for place in places]
+        tasks = await core.store.get_tasks(tenant, wanted)
         changes: list[Change] = []
         changing: list[int] = []
         for place, task in zip(places, tasks, strict=True):

@@ -32,8 +32,8 @@ async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[S
     if sum(sizes) > BATCH_BYTES_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_BYTES_MAX} bytes of results")
     repeats: list[int] = []
-    has_files = any(outcome.artifacts for outcome in outcomes)
-    stored = await _store_artifacts(core, tenant, outcomes) if has_files else {}
+    with_files = [outcome for outcome in outcomes if outcome.artifacts]
+    stored = await _store_artifacts(core, tenant, outcomes) if with_files else {}
     now_ms = core.store.now_ms()
 
     def decide(place: int, task: Task) -> Change | None:
@@ -41,6 +41,8 @@ async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[S
         if lifecycle.is_repeat(task, outcome.holder, outcome.status):
             repeats.append(place)  # once: such a task is not in progress, so it is read from the store
             return None
+        if not stored:
+            return _change(core, task, outcome, now_ms)
         files = stored.get(place, ())
         if isinstance(files, CodeqError):
             raise files

@@ -106,8 +106,13 @@ class Waiters(Listener):
 
     # -- claims --------------------------------------------------------------------------------------------------
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether waiting claims are being served. A new claim calls `serve_first` then, before it takes tasks."""
+        return self._serving is not None and not self._serving.done()
+
     async def serve_first(self) -> None:
-        """Returns once the waiting claims have been served. A new claim calls this before it takes tasks."""
+        """Returns once the waiting claims have been served."""
         if self._serving is not None and not self._serving.done():
             await asyncio.shield(self._serving)
 

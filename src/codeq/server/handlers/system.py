@@ -9,8 +9,12 @@ from codeq.wire.errors import NoRoute, Unauthenticated
 from codeq.wire.system import Health
 
 
-async def healthz(state: AppState, request: HttpRequest) -> HttpResponse:  # noqa: ARG001 - any response means healthy
+def healthy(state: AppState, request: HttpRequest) -> HttpResponse:  # noqa: ARG001 - any response means healthy
     return request.respond(200, Health(status="ok"))
+
+
+async def healthz(state: AppState, request: HttpRequest) -> HttpResponse:
+    return healthy(state, request)
 
 
 async def readyz(state: AppState, request: HttpRequest) -> HttpResponse:

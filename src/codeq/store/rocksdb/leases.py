@@ -19,7 +19,8 @@ class Leases:
 
     def __init__(self, buffer: WriteBuffer) -> None:
         self._buffer = buffer
-        self._held: dict[str, Task] = {}
+        self.held: dict[str, Task] = {}
+        """By id. Read by others, changed here alone."""
         self._batch_of: dict[str, int] = {}
         self._remaining: dict[int, int] = {}
         self._extended: dict[str, Task] = {}
@@ -27,9 +28,6 @@ class Leases:
         """The ids of the tasks that claims with a request id leased, by batch. A claim has a batch per part."""
         self._request_of: dict[int, RequestKey] = {}
         self.due = DueQueues(self._expired)
-
-    def get(self, task_id: str) -> Task | None:
-        return self._held.get(task_id)
 
     def add(
         self, tasks: list[Task], queues: Sequence[QueueState], data: list[bytes], *, request_id: str | None
@@ -45,7 +43,7 @@ class Leases:
         self._remaining[batch] = len(tasks)
         last: QueueState | None = None
         for task, queue in zip(tasks, queues, strict=True):
-            self._held[task.id] = task
+            self.held[task.id] = task
             self._batch_of[task.id] = batch
             heapq.heappush(queue.expiries, (task.lease_until_ms, task.id))
             if queue is not last:  # of one queue, all leases of a claim end together
@@ -56,18 +54,18 @@ class Leases:
     def repeated(self, key: RequestKey) -> list[Task]:
         """Returns the tasks that are still leased by the claims with this request id."""
         return [
-            self._held[task_id]
+            self.held[task_id]
             for batch, ids in self._requests.get(key, {}).items()
             for task_id in ids
             if self._batch_of.get(task_id) == batch  # else it was leased again since
         ]
 
     def extend(self, task: Task) -> None:
-        self._held[task.id] = task
+        self.held[task.id] = task
         self._extended[task.id] = task
 
     def remove(self, task_id: str) -> None:
-        del self._held[task_id]
+        del self.held[task_id]
         batch = self._batch_of.pop(task_id)
         self._extended.pop(task_id, None)
         remaining = self._remaining[batch] - 1
@@ -98,7 +96,7 @@ class Leases:
         found: dict[str, Task] = {}
         while expiries and expiries[0][0] <= now_ms and len(found) < limit:
             noted_ms, task_id = heapq.heappop(expiries)
-            task = self._held.get(task_id)
+            task = self.held.get(task_id)
             if task is None:
                 continue
             if task.lease_until_ms == noted_ms:
@@ -113,6 +111,6 @@ class Leases:
     def _shrink(self, queue: QueueState) -> None:
         """Removes the expiries of tasks that ended in time: they would grow to a lease's worth of them."""
         if len(queue.expiries) > 2 * queue.in_progress + 64:
-            held = {task_id for _, task_id in queue.expiries if task_id in self._held}
-            queue.expiries = [(self._held[task_id].lease_until_ms, task_id) for task_id in held]
+            held = {task_id for _, task_id in queue.expiries if task_id in self.held}
+            queue.expiries = [(self.held[task_id].lease_until_ms, task_id) for task_id in held]
             heapq.heapify(queue.expiries)

@@ -47,7 +47,7 @@ class LostTasks(NamedTuple):
         return restored
 
     def _restore(self, task: Task, now_ms: int, lease_ms: int) -> bool:
-        if self.leases.get(task.id) is not None:
+        if task.id in self.leases.held:
             return False
         place = lifecycle.position(task)
         if place is Index.PENDING:

@@ -60,14 +60,14 @@ class Records:
 
     def write_if_large(self) -> None:
         """Writes the write buffer if it has much: to write all of a burst at once would hold the event loop."""
-        if self._large_bytes > WRITE_BYTES_MAX or self._buffer.size > WRITE_KEYS_MAX:
+        if self._large_bytes > WRITE_BYTES_MAX or len(self._buffer.recent) > WRITE_KEYS_MAX:
             self._large_bytes = 0
             self._buffer.write()
 
     def task(self, tenant: str, task_id: str) -> Task | None:
         """Returns the task as its last move left it. For a task of another tenant it reads what it reads for an unknown
         id, so that the time tells nothing."""
-        held = self._leases.get(task_id)
+        held = self._leases.held.get(task_id)
         if held is not None and held.tenant == tenant:
             return held
         if not is_task_id(task_id):

@@ -136,7 +136,8 @@ class RocksShard:
         if from_memory:
             return []
         self._group_commit.check(adds_tasks=False)
-        return [self._records.task(tenant, task_id) for task_id in ids]
+        held, read = self._leases.held.get, self._records.task
+        return [task if (task := held(each)) and task.tenant == tenant else read(tenant, each) for each in ids]
 
     async def get_records(self, tenant: str, ids: Sequence[str], *, results: bool = True) -> list[Record | None]:
         self._group_commit.check(adds_tasks=False)
@@ -261,7 +262,7 @@ class RocksShard:
         before, after, move = change.before, change.after, change.move
         if before is None:
             return self._enqueue(change, owners)
-        current = self._leases.get(before.id) or self._records.task(before.tenant, before.id)
+        current = self._leases.held.get(before.id) or self._records.task(before.tenant, before.id)
         if current is None and move is _PROMOTE and self._records.is_damaged(before):
             current = before  # by its entry in the index; the promoted task replaces the record
         if current is None or current.version != before.version:

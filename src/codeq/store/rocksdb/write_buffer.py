@@ -21,7 +21,7 @@ class WriteBuffer:
         """How many batches were written to RocksDB. A flush covers those written before it began."""
         self._database = database
         self._batch = batch()
-        self._recent: dict[bytes, bytes | None] = {}
+        self.recent: dict[bytes, bytes | None] = {}
         self._events: list[bytes] = []
         self._reported: set[bytes] = set()
         self._before_write: list[Callable[[], None]] = []
@@ -37,12 +37,7 @@ class WriteBuffer:
 
     @property
     def is_dirty(self) -> bool:
-        return bool(self._recent)
-
-    @property
-    def size(self) -> int:
-        """How many keys it has."""
-        return len(self._recent)
+        return bool(self.recent)
 
     def event(self, task: Task) -> bytes:
         """Numbers the task's move, and returns the encoded task."""
@@ -54,16 +49,16 @@ class WriteBuffer:
 
     def put(self, key: bytes, value: bytes) -> None:
         self._batch.put(key, value)
-        self._recent[key] = value
+        self.recent[key] = value
 
     def delete(self, key: bytes) -> None:
         self._batch.delete(key)
-        self._recent[key] = None
+        self.recent[key] = None
 
     def delete_range(self, start: bytes, end: bytes) -> None:
         self.write()
         self._batch.delete_range(start, end)
-        self._recent[start] = None
+        self.recent[start] = None
 
     def set_aside(self, key: bytes, value: bytes, reason: str) -> None:
         """Moves an entry that cannot be read out of its index, so that it stops no other."""
@@ -92,12 +87,12 @@ class WriteBuffer:
         self.on_unreadable(key, reason)
 
     def get(self, key: bytes) -> bytes | None:
-        if key in self._recent:
-            return self._recent[key]
+        if key in self.recent:
+            return self.recent[key]
         return self._database.get(key)
 
     def get_many(self, wanted: Sequence[bytes]) -> list[bytes | None]:
-        recent = self._recent
+        recent = self.recent
         if not recent:
             return self._database.get_many(wanted)
         missing = [key for key in wanted if key not in recent]
@@ -118,7 +113,7 @@ class WriteBuffer:
 
     def write(self) -> None:
         """Writes everything to RocksDB in one atomic batch: visible to scans, and safe from a killed process."""
-        if not self._recent:
+        if not self.recent:
             return
         for prepare in self._before_write:
             prepare()
@@ -132,5 +127,5 @@ class WriteBuffer:
             raise
         self.writes += 1
         self._batch = batch()
-        self._recent = {}
+        self.recent = {}
         self._events = []
