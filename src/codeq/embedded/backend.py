@@ -13,7 +13,19 @@ from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, P
 from codeq.domain.task import Holder, Task
 from codeq.sdk.artifacts import ArtifactPart
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, replayed
-from codeq.usecases import abandon, artifact_upload, artifacts, cancel, nack, policies, purge, queries, replay, submit
+from codeq.usecases import (
+    abandon,
+    artifact_upload,
+    artifacts,
+    cancel,
+    nack,
+    policies,
+    purge,
+    queries,
+    replay,
+    submit,
+    watch_leases,
+)
 from codeq.usecases import claim as claiming
 from codeq.usecases import enqueue as enqueuing
 from codeq.usecases import events as event_log
@@ -60,6 +72,10 @@ class CoreBackend:
         task = await heartbeat(self.core, self.tenant, job.id, job.holder, extend_ms=extend_ms, progress=progress)
         return task.lease_until_ms
 
+    async def watch_leases(self, jobs: Sequence[Job], wait_ms: int) -> list[tuple[str, str]]:
+        leases = [(job.id, job.holder) for job in jobs]
+        return await watch_leases.watch_leases(self.core, self.tenant, leases, wait_ms=wait_ms)
+
     async def submit(self, outcomes: Sequence[Outcome]) -> list[CodeqError | None]:
         answers = await submit.submit(self.core, self.tenant, outcomes)
         return [answer if isinstance(answer, CodeqError) else None for answer in answers]
@@ -69,8 +85,8 @@ class CoreBackend:
             await nack.nack(self.core, self.tenant, job.id, job.holder, delay_ms=delay_ms, reason=reason, is_last=dead)
         )
 
-    async def abandon(self, job: Job) -> ReleaseResult:
-        return _released(await abandon.abandon(self.core, self.tenant, job.id, job.holder))
+    async def abandon(self, job: Job, delay_ms: int = 0) -> ReleaseResult:
+        return _released(await abandon.abandon(self.core, self.tenant, job.id, job.holder, delay_ms=delay_ms))
 
     async def cancel(self, task_id: str) -> Task:
         [answer] = await cancel.cancel(self.core, self.tenant, [task_id])

@@ -48,12 +48,15 @@ class Backend(Protocol):
     async def heartbeat(self, job: Job, extend_ms: int | None, progress: str | None = None) -> int:
         """Extends the lease, and answers until when, in Unix milliseconds."""
 
+    async def watch_leases(self, jobs: Sequence[Job], wait_ms: int) -> list[tuple[str, str]]:
+        """Returns the ids of those tasks whose lease is lost, and the code of why. Waits for one of them to end."""
+
     async def submit(self, outcomes: Sequence[Outcome]) -> list[CodeqError | None]:
         """Answers per outcome, of up to 1000: None if it was accepted, or why not."""
 
     async def nack(self, job: Job, delay_ms: int | None, reason: str, *, dead: bool = False) -> ReleaseResult: ...
 
-    async def abandon(self, job: Job) -> ReleaseResult: ...
+    async def abandon(self, job: Job, delay_ms: int = 0) -> ReleaseResult: ...
 
     async def cancel(self, task_id: str) -> Task: ...
 

@@ -3,17 +3,21 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
+from functools import partial
 from time import monotonic
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
 from codeq.domain.errors import CodeqError, InvalidRequest, StoreClosed
 from codeq.domain.limits import BATCH_BYTES_MAX, BATCH_TASKS_MAX
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Task
+from codeq.sdk.definitions import TaskDefinition
+from codeq.sdk.durations import Seconds, milliseconds
 from codeq.sdk.enqueue_results import EnqueueResults
-from codeq.sdk.new_tasks import new_task
+from codeq.sdk.new_tasks import EnqueueOptions, new_task
 
 Answers = Sequence[Task | CodeqError]
+P = ParamSpec("P")
 E = TypeVar("E", threading.Event, asyncio.Event)
 
 BATCHES_WAITING_MAX = 8
@@ -78,9 +82,9 @@ class Ticket(PendingTask[threading.Event]):
     def is_done(self) -> bool:
         return self._batch.is_done.is_set()
 
-    def result(self, timeout: float | None = None) -> Task:
+    def task(self, timeout: Seconds | None = None) -> Task:
         """The task, once it is on disk. Raises why it was refused, or TimeoutError."""
-        if not self._batch.is_done.wait(timeout):
+        if not self._batch.is_done.wait(None if timeout is None else milliseconds(timeout) / 1000):
             raise TimeoutError("the batch is not yet acknowledged")
         return self._batch.answer(self._index)
 
@@ -137,6 +141,10 @@ class BatchSender(Generic[E]):
             raise self.refusals[0]
 
 
+def _new_task(command: Any, *args: Any, **kwargs: Any) -> NewTask:
+    return (command.new_task if isinstance(command, TaskDefinition) else partial(new_task, command))(*args, **kwargs)
+
+
 class Batcher(BatchSender[threading.Event]):
     """Sends batches from two threads of its own. Leaving the `with` block sends the rest, and raises the first refusal.
 
@@ -155,9 +163,13 @@ class Batcher(BatchSender[threading.Event]):
         for thread in self._threads:
             thread.start()
 
-    def enqueue(self, command: str, payload: Any = None, **options: Any) -> Ticket:
-        """Puts a task into the next batch. Takes the options of `enqueue`."""
-        return self.put(new_task(command, payload, options))
+    @overload
+    def enqueue(self, task: TaskDefinition[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Ticket: ...
+    @overload
+    def enqueue(self, command: str, /, payload: Any = None, **options: Unpack[EnqueueOptions]) -> Ticket: ...
+    def enqueue(self, command: Any, /, *args: Any, **kwargs: Any) -> Ticket:
+        """Puts a task into the next batch. Takes what `enqueue` of a client takes."""
+        return self.put(_new_task(command, *args, **kwargs))
 
     def put(self, task: NewTask) -> Ticket:
         with self._changed:
@@ -266,9 +278,13 @@ class AsyncBatcher(BatchSender[asyncio.Event]):
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def enqueue(self, command: str, payload: Any = None, **options: Any) -> AsyncTicket:
-        """Puts a task into the next batch. Takes the options of `enqueue`."""
-        return await self.put(new_task(command, payload, options))
+    @overload
+    async def enqueue(self, task: TaskDefinition[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> AsyncTicket: ...
+    @overload
+    async def enqueue(self, command: str, /, payload: Any = None, **options: Unpack[EnqueueOptions]) -> AsyncTicket: ...
+    async def enqueue(self, command: Any, /, *args: Any, **kwargs: Any) -> AsyncTicket:
+        """Puts a task into the next batch. Takes what `enqueue` of a client takes."""
+        return await self.put(_new_task(command, *args, **kwargs))
 
     async def put(self, task: NewTask) -> AsyncTicket:
         while self._filling is None and len(self._sending) >= BATCHES_WAITING_MAX:

@@ -98,6 +98,12 @@ class HttpBackend:
         answer = await self.http.call("POST", paths.HEARTBEAT, request, tasks.HeartbeatAnswer, id=job.id)
         return to_domain.moment_ms(answer.lease_until)
 
+    async def watch_leases(self, jobs: Sequence[Job], wait_ms: int) -> list[tuple[str, str]]:
+        leases = [tasks.WatchedLease(task_id=job.id, lease_token=job.holder.token) for job in jobs]
+        request = tasks.WatchLeases(leases=leases, wait_seconds=wait_ms / 1000)
+        answer = await self.http.call("POST", paths.LEASES_WATCH, request, tasks.LeaseEnds, wait_ms=wait_ms)
+        return [(end.task_id, end.code) for end in answer.ended]
+
     async def submit(self, outcomes: Sequence[Outcome]) -> list[CodeqError | None]:
         request = [
             tasks.PackedSubmitOf(
@@ -121,8 +127,8 @@ class HttpBackend:
         request = tasks.Nack(lease_token=job.holder.token, delay_seconds=delay_s, reason=reason, dead=dead)
         return _released(await self.http.call("POST", paths.NACK, request, tasks.GiveBackAnswer, id=job.id))
 
-    async def abandon(self, job: Job) -> ReleaseResult:
-        request = tasks.LeaseCall(lease_token=job.holder.token)
+    async def abandon(self, job: Job, delay_ms: int = 0) -> ReleaseResult:
+        request = tasks.Abandon(lease_token=job.holder.token, delay_seconds=delay_ms / 1000)
         return _released(await self.http.call("POST", paths.ABANDON, request, tasks.GiveBackAnswer, id=job.id))
 
     async def cancel(self, task_id: str) -> Task:

@@ -30,7 +30,7 @@ async def get(core: Core, tenant: str, task_id: str, *, wait_ms: int = 0) -> Rec
         async def has_ended() -> bool:
             return (await _record(core, tenant, task_id)).task.status.is_final
 
-        await core.waiters.wait_for_end(task_id, wait_ms, has_ended)
+        await core.waiters.wait_for_end([task_id], wait_ms, has_ended)
         record = await _record(core, tenant, task_id)
     return record
 
