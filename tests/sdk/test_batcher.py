@@ -31,10 +31,10 @@ class Door:
         self.is_open = threading.Event()
         self.is_open.set()
 
-    def prepare(self, tasks: Sequence[NewTask]) -> Callable[[], list[Task | CodeqError]]:
+    def prepare(self, tasks: Sequence[NewTask]) -> Callable[[bool], list[Task | CodeqError]]:
         return partial(self, tasks)
 
-    def __call__(self, tasks: Sequence[NewTask]) -> list[Task | CodeqError]:
+    def __call__(self, tasks: Sequence[NewTask], retry: bool = True) -> list[Task | CodeqError]:  # noqa: ARG002
         self.batches.append(list(tasks))
         assert self.is_open.wait(30)
         return [InvalidRequest(task.command) for task in tasks]
@@ -190,7 +190,7 @@ def test_whoever_enqueues_faster_than_the_queue_takes_must_wait() -> None:
 def test_a_failure_that_nobody_foresaw_reaches_those_who_wait_and_stops_nothing() -> None:
     faults = [ZeroDivisionError("unforeseen"), None]
 
-    def send(tasks: Sequence[NewTask]) -> list[Task | CodeqError]:
+    def send(tasks: Sequence[NewTask], retry: bool = True) -> list[Task | CodeqError]:
         if fault := faults.pop(0):
             raise fault
         return [InvalidRequest("second")] * len(tasks)

@@ -1,7 +1,8 @@
 """The backend of a store in the same process: each verb calls a use case."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from codeq.domain import validation
@@ -12,6 +13,7 @@ from codeq.domain.queue import EffectivePolicy, QueueKey, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
 from codeq.sdk.artifacts import ArtifactPart
+from codeq.sdk.backend import Send
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, replayed
 from codeq.usecases import (
     abandon,
@@ -45,12 +47,10 @@ class CoreBackend:
         self.core = core
         self.tenant = tenant
 
-    def prepare_enqueue(
-        self, new_tasks: Sequence[NewTask]
-    ) -> Callable[[], Coroutine[Any, Any, list[Task | CodeqError]]]:
-        return lambda: self._enqueue(new_tasks)
+    def prepare_enqueue(self, new_tasks: Sequence[NewTask]) -> Send:
+        return partial(self._enqueue, new_tasks)
 
-    async def _enqueue(self, new_tasks: Sequence[NewTask]) -> list[Task | CodeqError]:
+    async def _enqueue(self, new_tasks: Sequence[NewTask], *, retry: bool = True) -> list[Task | CodeqError]:  # noqa: ARG002 - it is always reached
         answers = await enqueuing.enqueue(self.core, self.tenant, new_tasks)
         return [
             answer if isinstance(answer, CodeqError)

@@ -32,16 +32,21 @@ class ClientOptions(TypedDict):
     ca_file: str | None
 
 
+class Send(Protocol):
+    """Sends tasks that were encoded."""
+
+    def __call__(self, *, retry: bool = True) -> Coroutine[Any, Any, Sequence[Task | CodeqError]]:
+        """Answers per new task: the task, or why it was refused. Without `retry` a server that cannot be reached is
+        tried once."""
+
+
 class Backend(Protocol):
     @property
     def client_options(self) -> ClientOptions | None:
         """How another process connects to the same queue; None if only this process can."""
 
-    def prepare_enqueue(
-        self, new_tasks: Sequence[NewTask]
-    ) -> Callable[[], Coroutine[Any, Any, Sequence[Task | CodeqError]]]:
-        """Encodes up to 1000 new tasks. The returned function sends them, and answers per new task: the task, or why
-        it was refused."""
+    def prepare_enqueue(self, new_tasks: Sequence[NewTask]) -> "Send":
+        """Encodes up to 1000 new tasks. The returned function sends them."""
 
     async def claim(self, wanted: Claim) -> list[Job]: ...
 

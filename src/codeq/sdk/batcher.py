@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
@@ -11,10 +11,12 @@ from codeq.domain.errors import CodeqError, InvalidRequest, StoreClosed
 from codeq.domain.limits import BATCH_BYTES_MAX, BATCH_TASKS_MAX
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Task
+from codeq.sdk.backend import Send
 from codeq.sdk.definitions import TaskDefinition
 from codeq.sdk.durations import Seconds, milliseconds
 from codeq.sdk.enqueue_results import EnqueueResults
 from codeq.sdk.new_tasks import EnqueueOptions, new_task
+from codeq.wire.errors import Unreachable
 
 Answers = Sequence[Task | CodeqError]
 P = ParamSpec("P")
@@ -113,6 +115,9 @@ class BatchSender(Generic[E]):
         self._linger_s = linger_s
         self._filling: PendingBatch[E] | None = None
         self._is_closed = False
+        self._is_unreachable = False
+        """Whether the last batch found no server: the next ones are tried once each, so that a dead server is waited for
+        once, and not once per batch."""
         self.sent = 0
         self.refusals: list[Exception] = []
         """Up to a thousand of the refusals so far; one for a batch that was not sent at all."""
@@ -125,12 +130,14 @@ class BatchSender(Generic[E]):
             raise InvalidRequest(f"a payload is JSON in bytes, not {type(task.payload).__name__}")
 
     def _answered(self, batch: PendingBatch[E], answers: Answers) -> None:
+        self._is_unreachable = False
         batch.answers = answers
         self.sent += len(batch.new_tasks)
         self._add_refusals(batch.refusals)
 
     def _failed(self, batch: PendingBatch[E], fault: Exception) -> None:
         batch.fault = fault
+        self._is_unreachable = isinstance(fault, Unreachable)
         self._add_refusals([fault])
 
     def _add_refusals(self, refusals: Sequence[Exception]) -> None:
@@ -152,7 +159,9 @@ class Batcher(BatchSender[threading.Event]):
     next one meanwhile.
     """
 
-    def __init__(self, prepare: Callable[[Sequence[NewTask]], Callable[[], Answers]], *, size: int, linger_s: float):
+    def __init__(
+        self, prepare: Callable[[Sequence[NewTask]], Callable[[bool], Answers]], *, size: int, linger_s: float
+    ):
         super().__init__(size=size, linger_s=linger_s)
         self._prepare = prepare
         self._changed = threading.Condition()
@@ -225,7 +234,7 @@ class Batcher(BatchSender[threading.Event]):
                 self._turn.acquire()  # before the next batch is looked at, so that none overtakes another
             try:
                 if send is not None:
-                    self._answered(batch, send())
+                    self._answered(batch, send(not self._is_unreachable))
             except Exception as fault:  # noqa: BLE001 - callers get it from their tickets, and the next batch is sent
                 self._failed(batch, fault)
             finally:
@@ -235,7 +244,7 @@ class Batcher(BatchSender[threading.Event]):
                 batch.is_done.set()
                 self._changed.notify_all()
 
-    def _prepared(self, batch: PendingBatch[threading.Event]) -> Callable[[], Answers] | None:
+    def _prepared(self, batch: PendingBatch[threading.Event]) -> Callable[[bool], Answers] | None:
         try:
             return self._prepare(batch.new_tasks)
         except Exception as fault:  # noqa: BLE001 - as above
@@ -266,7 +275,7 @@ class AsyncBatcher(BatchSender[asyncio.Event]):
 
     def __init__(
         self,
-        prepare: Callable[[Sequence[NewTask]], Callable[[], Coroutine[Any, Any, Answers]]],
+        prepare: Callable[[Sequence[NewTask]], Send],
         *,
         size: int,
         linger_s: float,
@@ -331,7 +340,7 @@ class AsyncBatcher(BatchSender[asyncio.Event]):
         try:
             send = self._prepare(batch.new_tasks)
             async with self._turn:  # one after the other, so that tasks stay in the order in which they were put
-                self._answered(batch, await send())
+                self._answered(batch, await send(retry=not self._is_unreachable))
         except asyncio.CancelledError:
             batch.fault = StoreClosed("the event loop ended before the batch was acknowledged")
             raise

@@ -105,9 +105,9 @@ class BlockingVerbs:
         """Collects tasks that are enqueued one by one, and sends them as a batch once there are `size` of them, or once
         the first has waited for `linger`."""
 
-        def prepare(new_tasks: Sequence[NewTask]) -> Callable[[], Answers]:
+        def prepare(new_tasks: Sequence[NewTask]) -> Callable[[bool], Answers]:
             send = self._verbs.backend.prepare_enqueue(new_tasks)
-            return lambda: self._block_on(send())
+            return lambda retry: self._block_on(send(retry=retry))
 
         return Batcher(prepare, size=size, linger_s=milliseconds(linger) / 1000)
 

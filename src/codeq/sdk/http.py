@@ -1,6 +1,7 @@
 """The backend of a server: each verb is one HTTP request, which is repeated when the connection is lost."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,7 +13,7 @@ from codeq.domain.queue import EffectivePolicy, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
 from codeq.sdk.artifacts import ArtifactPart
-from codeq.sdk.backend import ClientOptions
+from codeq.sdk.backend import ClientOptions, Send
 from codeq.sdk.encoding import EncodedTasks, TaskEncoder, new_request_id, pack
 from codeq.sdk.enqueue_results import enqueue_results
 from codeq.sdk.http_client import HttpClient, decoded, encoded, path_of
@@ -49,30 +50,30 @@ class HttpBackend:
         self.client_options = client_options
         self._encoder = TaskEncoder()
 
-    def prepare_enqueue(
-        self, new_tasks: Sequence[NewTask]
-    ) -> Callable[[], Coroutine[Any, Any, Sequence[Task | CodeqError]]]:
+    def prepare_enqueue(self, new_tasks: Sequence[NewTask]) -> Send:
         validation.batch([task.payload for task in new_tasks], "tasks", "payload")
         parent, state = _common_trace(new_tasks)
         encoded_tasks = self._encoder.encode(new_tasks, trace_of_call=parent)
-        return lambda: self._enqueue(encoded_tasks, header_lines(parent, state))
+        return partial(self._enqueue, encoded_tasks, header_lines(parent, state))
 
-    async def _enqueue(self, encoded_tasks: EncodedTasks, headers: str) -> Sequence[Task | CodeqError]:
+    async def _enqueue(
+        self, encoded_tasks: EncodedTasks, headers: str, *, retry: bool = True
+    ) -> Sequence[Task | CodeqError]:
         body, sent, refusals = encoded_tasks
         answers: Sequence[Task | CodeqError] = []
         if sent == 1:
-            answers = await self._enqueue_one(body, headers)
+            answers = await self._enqueue_one(body, headers, retry=retry)
         elif sent:
-            response = await self.http.send("POST", paths.TASKS_BATCH, body, packed=True, headers=headers)
+            response = await self.http.send("POST", paths.TASKS_BATCH, body, packed=True, headers=headers, retry=retry)
             answers = decoded(response, enqueue_results)
         if not refusals:
             return answers
         left = iter(answers)
         return [refusals.get(index) or next(left) for index in range(sent + len(refusals))]
 
-    async def _enqueue_one(self, body: bytes, headers: str) -> list[Task | CodeqError]:
+    async def _enqueue_one(self, body: bytes, headers: str, *, retry: bool) -> list[Task | CodeqError]:
         try:
-            response = await self.http.send("POST", paths.TASKS, body, packed=True, headers=headers)
+            response = await self.http.send("POST", paths.TASKS, body, packed=True, headers=headers, retry=retry)
         except (InvalidRequest, QuotaExceeded) as refusal:  # every other error is about the call, not about the task
             return [refusal]
         task = decoded(response, lambda body: _task_of(_decode_task(body)))
