@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Callable, Generator, Sequence
-from functools import partial
 from time import monotonic
 from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -15,7 +14,7 @@ from codeq.sdk.backend import Send
 from codeq.sdk.definitions import TaskDefinition
 from codeq.sdk.durations import Seconds, milliseconds
 from codeq.sdk.enqueue_results import EnqueueResults
-from codeq.sdk.new_tasks import EnqueueOptions, new_task
+from codeq.sdk.new_tasks import EnqueueOptions, new_task, plain_task
 from codeq.wire.errors import Unreachable
 
 Answers = Sequence[Task | CodeqError]
@@ -116,8 +115,8 @@ class BatchSender(Generic[E]):
         self._filling: PendingBatch[E] | None = None
         self._is_closed = False
         self._is_unreachable = False
-        """Whether the last batch found no server: the next ones are tried once each, so that a dead server is waited for
-        once, and not once per batch."""
+        """Whether the last batch found no server: the next ones are tried once each, so that a dead server is waited
+        for once, and not once per batch."""
         self.sent = 0
         self.refusals: list[Exception] = []
         """Up to a thousand of the refusals so far; one for a batch that was not sent at all."""
@@ -149,7 +148,9 @@ class BatchSender(Generic[E]):
 
 
 def _new_task(command: Any, *args: Any, **kwargs: Any) -> NewTask:
-    return (command.new_task if isinstance(command, TaskDefinition) else partial(new_task, command))(*args, **kwargs)
+    return (
+        command.new_task(*args, **kwargs) if isinstance(command, TaskDefinition) else new_task(command, *args, **kwargs)
+    )
 
 
 class Batcher(BatchSender[threading.Event]):
@@ -178,6 +179,8 @@ class Batcher(BatchSender[threading.Event]):
     def enqueue(self, command: str, /, payload: Any = None, **options: Unpack[EnqueueOptions]) -> Ticket: ...
     def enqueue(self, command: Any, /, *args: Any, **kwargs: Any) -> Ticket:
         """Puts a task into the next batch. Takes what `enqueue` of a client takes."""
+        if type(command) is str and len(args) == 1 and not kwargs:  # most calls, at half the cost
+            return self.put(plain_task(command, args[0]))
         return self.put(_new_task(command, *args, **kwargs))
 
     def put(self, task: NewTask) -> Ticket:
@@ -293,6 +296,8 @@ class AsyncBatcher(BatchSender[asyncio.Event]):
     async def enqueue(self, command: str, /, payload: Any = None, **options: Unpack[EnqueueOptions]) -> AsyncTicket: ...
     async def enqueue(self, command: Any, /, *args: Any, **kwargs: Any) -> AsyncTicket:
         """Puts a task into the next batch. Takes what `enqueue` of a client takes."""
+        if type(command) is str and len(args) == 1 and not kwargs:  # as above
+            return await self.put(plain_task(command, args[0]))
         return await self.put(_new_task(command, *args, **kwargs))
 
     async def put(self, task: NewTask) -> AsyncTicket:

@@ -72,6 +72,10 @@ class TaskDefinition(Generic[P, R]):
         changed.enqueue_options = {**self.enqueue_options, **options}
         return changed
 
+    def merged(self, options: "HandlerOptions") -> "HandlerOptions":
+        """The options of the declaration, as far as these do not override them."""
+        return {**self.handler_options, **options}
+
     def new_task(self, *args: P.args, **kwargs: P.kwargs) -> NewTask:
         """A task for `enqueue_many` and `batcher.put`. Raises PayloadInvalid if the arguments do not fit."""
         return new_task_of(self.command, self.signature.encode(args, kwargs), self.enqueue_options)

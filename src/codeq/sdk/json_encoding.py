@@ -15,12 +15,20 @@ def encode_json(value: Any) -> bytes:
         return b"null"
     try:
         text = _encode(value)
-        # The encoder writes NaN as null, and a reader could not tell. Texts without a null need no second look.
-        if b"null" in text and _has_nan(value):
-            raise InvalidRequest("cannot be written as JSON: NaN and infinity have no JSON form; send null or text")
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        text = _encode_models(value)
+    # The encoder writes NaN as null, and a reader could not tell. Texts without a null need no second look.
+    if text.find(_NULL) >= 0 and _has_nan(value):
+        raise InvalidRequest("cannot be written as JSON: NaN and infinity have no JSON form; send null or text")
+    return text
+
+
+def _encode_models(value: Any) -> bytes:
+    """As the encoder, and pydantic models besides, which are asked for one by one."""
+    try:
+        return _encode(value, enc_hook=_encode_custom)
     except (TypeError, ValueError, OverflowError, RecursionError) as fault:
         raise InvalidRequest(f"cannot be written as JSON: {fault}") from fault
-    return text
 
 
 def make_decoder(kind: Any) -> Callable[[bytes], Any]:
@@ -58,4 +66,5 @@ def _has_nan(value: Any) -> bool:
     return False
 
 
-_encode = msgspec.json.Encoder(enc_hook=_encode_custom).encode
+_encode = msgspec.json.encode
+_NULL = b"null"

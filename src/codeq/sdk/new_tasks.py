@@ -32,7 +32,13 @@ _NAMES = frozenset(EnqueueOptions.__annotations__)
 
 def new_task(command: str, payload: Any = None, **options: Unpack[EnqueueOptions]) -> NewTask:
     """A task for `enqueue_many`. Takes the options of `enqueue`. The current span becomes the parent of the work."""
-    return new_task_of(command, encode_json(payload), options)
+    return new_task_of(command, encode_json(payload), options) if options else plain_task(command, payload)
+
+
+def plain_task(command: str, payload: Any) -> NewTask:
+    """As `new_task`, without options."""
+    parent, state = current_trace()
+    return NewTask(command=command, payload=encode_json(payload), trace_parent=parent, trace_state=state)
 
 
 def new_tasks(command: str, payloads: Iterable[Any], **options: Unpack[EnqueueOptions]) -> list[NewTask]:
@@ -43,8 +49,6 @@ def new_tasks(command: str, payloads: Iterable[Any], **options: Unpack[EnqueueOp
 def new_task_of(command: str, payload: bytes, options: EnqueueOptions) -> NewTask:
     """As `new_task`, with a payload that is JSON text."""
     parent, state = current_trace()
-    if not options:
-        return NewTask(command=command, payload=payload, trace_parent=parent, trace_state=state)
     if not _NAMES.issuperset(options):
         raise InvalidRequest(f"there is no such option: {', '.join(sorted(set(options) - _NAMES))}")
     delay, run_at = options.get("delay"), options.get("run_at")

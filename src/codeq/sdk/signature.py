@@ -95,7 +95,8 @@ class TaskSignature:
         """Returns the arguments to call the function with, without the job. Raises PayloadInvalid."""
         try:
             if self.takes_whole:
-                return self._bound({self._arguments[0]: self._decode(payload)})
+                value = self._decode(payload)
+                return ((value,), {}) if self._positional else ((), {self._arguments[0]: value})
             if payload[:1] == b"{" or (payload == b"null" and not self._arguments):
                 return self._bound(self._by_name(payload))
             if not self._takes_value:

@@ -31,6 +31,9 @@ BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0
 """From a quick look-up to half an hour of rendering."""
 
 
+_COMPLETE = OutcomeKind.COMPLETE
+
+
 class CommandCounts(msgspec.Struct):
     """What happened to the jobs of one command, and how long their handlers took."""
 
@@ -47,8 +50,11 @@ class CommandCounts(msgspec.Struct):
     buckets: list[int] = msgspec.field(default_factory=lambda: [0] * len(BUCKETS_S))
 
     def add(self, outcome: JobOutcome, took_s: float | None) -> None:
-        field = _FIELDS[outcome.kind]
-        setattr(self, field, getattr(self, field) + 1)
+        if outcome.kind is _COMPLETE:
+            self.completed += 1
+        else:
+            field = _FIELDS[outcome.kind]
+            setattr(self, field, getattr(self, field) + 1)
         if took_s is not None:
             self.timed += 1
             self.seconds += took_s

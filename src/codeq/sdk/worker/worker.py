@@ -131,19 +131,19 @@ class Worker:
             self._check_new(validation.name(command, "command"))
 
         def register(function: Callable[..., Any]) -> Any:
-            if declared is None:
-                definition = define(command, function, options, worker=self)
-                self._register(definition, definition.function, options)
-                return definition
-            self._register(declared, function, {**declared.handler_options, **options})
-            return self._own(declared)
+            name, given = (command, options) if declared is None else (declared.command, declared.merged(options))
+            definition = define(name, function, given, worker=self)
+            self._register(definition, given)
+            if declared is not None:
+                self._own(declared)
+            return definition
 
         return register
 
     def add(self, *definitions: TaskDefinition[Any, Any], **options: Unpack[HandlerOptions]) -> None:
         """Registers functions that were declared with `codeq.task`. `options` override those of the declaration."""
         for definition in definitions:
-            self._register(definition, definition.function, {**definition.handler_options, **options})
+            self._register(definition, definition.merged(options))
             self._own(definition)
 
     def batch(
@@ -159,7 +159,7 @@ class Worker:
         def register(function: Callable[..., Any]) -> Any:
             definition = define(command, function, options, worker=self)
             definition.signature = BatchSignature(definition.function)
-            self._register(definition, definition.function, {**options, "process": False}, batching)
+            self._register(definition, {**options, "process": False}, batching)
             return definition
 
         return register
@@ -252,10 +252,9 @@ class Worker:
             self._client = self._client or Client(source)
         return self._client
 
-    def _own(self, definition: TaskDefinition[P, R]) -> TaskDefinition[P, R]:
+    def _own(self, definition: TaskDefinition[Any, Any]) -> None:
         if definition.worker is None:
             definition.worker = self
-        return definition
 
     def _check_new(self, command: str) -> None:
         if command in self.handlers:
@@ -266,7 +265,6 @@ class Worker:
     def _register(
         self,
         definition: TaskDefinition[Any, Any],
-        function: Callable[..., Any],
         options: HandlerOptions,
         batching: Batching | None = None,
     ) -> None:
@@ -274,13 +272,11 @@ class Worker:
         lease, timeout, max_attempts = options.get("lease"), options.get("timeout"), options.get("max_attempts")
         if max_attempts is not None:
             validation.integer(max_attempts, "max_attempts", 1, ATTEMPTS_MAX)
-        own = function is not definition.function
-        implementation = define(definition.command, function, {}) if own else definition
         self.handlers[definition.command] = Handler(
             command=definition.command,
-            function=implementation.function,
-            signature=implementation.signature,
-            pool=self._pool_kind(implementation.function, options.get("process")),
+            function=definition.function,
+            signature=definition.signature,
+            pool=self._pool_kind(definition.function, options.get("process")),
             lease_ms=self.lease_ms if lease is None else _lease_ms(lease),
             timeout_s=None if timeout is None else _seconds(timeout, "timeout", least_s=0.001),
             max_attempts=max_attempts,
