@@ -108,16 +108,16 @@ class HttpClient:
             now_s = monotonic()
             if now_s + wait_s > deadline_s:
                 raise fault
-            if not is_told and now_s + wait_s - began_s >= TELL_AFTER_S:
-                is_told = True
-                log.warning(
-                    "no answer from %s so far, trying for another %.0f s: %s",
-                    self._place,
-                    deadline_s - now_s,
-                    fault,
-                )
+            is_told = is_told or self._tell(fault, now_s + wait_s - began_s, deadline_s - now_s)
             await self._transport.sleep(wait_s)
             pause_s = min(pause_s * 2, RETRY_MAX_S)
+
+    def _tell(self, fault: CodeqError, passed_s: float, left_s: float) -> bool:
+        """Logs that a call has no answer, once that is worth a line. Returns whether it has."""
+        if passed_s < TELL_AFTER_S:
+            return False
+        log.warning("no answer from %s so far, trying for another %.0f s: %s", self._place, left_s, fault)
+        return True
 
     def _authorize(self) -> None:
         token = self._token() if callable(self._token) else self._token

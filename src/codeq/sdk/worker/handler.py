@@ -5,7 +5,6 @@ from enum import StrEnum
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import force_setattr
 
 from codeq.domain.backoff import Backoff
 from codeq.sdk.signature import TaskSignature
@@ -42,9 +41,6 @@ class Handler(Struct, frozen=True, kw_only=True):
     errors: ErrorRules = ErrorRules()
     middleware: Sequence[Middleware] = ()
     batching: Batching | None = None
-    pool_name: str = ""
-    """Handlers with the same one share a pool. One that takes batches has a pool of its own."""
-
-    def __post_init__(self) -> None:
-        name = self.pool.value if self.batching is None else f"batch {self.command}"
-        force_setattr(self, "pool_name", name)  # read several times per job, where an enum's value is slow to read
+    pool_name: str
+    """Handlers with the same one share a pool, and one that takes batches has its own. Kept, because it is read several
+    times per job, and the value of an enum is slow to read."""

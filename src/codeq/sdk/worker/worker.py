@@ -206,7 +206,7 @@ class Worker:
             pool = PoolKind.PROCESS if processes else PoolKind.THREAD
             for command, handler in self.handlers.items():
                 if handler.pool is not PoolKind.LOOP and handler.batching is None:
-                    self.handlers[command] = msgspec.structs.replace(handler, pool=pool)
+                    self.handlers[command] = msgspec.structs.replace(handler, pool=pool, pool_name=pool.value)
 
     def run(self, queue: Source | None = None, *, until_idle: bool = False) -> None:
         """Works until SIGTERM or Ctrl-C, or with `until_idle` until no task is ready any more."""
@@ -272,11 +272,13 @@ class Worker:
         lease, timeout, max_attempts = options.get("lease"), options.get("timeout"), options.get("max_attempts")
         if max_attempts is not None:
             validation.integer(max_attempts, "max_attempts", 1, ATTEMPTS_MAX)
+        pool = self._pool_kind(definition.function, options.get("process"))
         self.handlers[definition.command] = Handler(
             command=definition.command,
+            pool_name=pool.value if batching is None else f"batch {definition.command}",
             function=definition.function,
             signature=definition.signature,
-            pool=self._pool_kind(definition.function, options.get("process")),
+            pool=pool,
             lease_ms=self.lease_ms if lease is None else _lease_ms(lease),
             timeout_s=None if timeout is None else _seconds(timeout, "timeout", least_s=0.001),
             max_attempts=max_attempts,
