@@ -12,11 +12,34 @@ if TYPE_CHECKING:
     from codeq.domain.task import Move, Status, Task
     from codeq.domain.tenants import TenantLimits
     from codeq.embedded import AsyncQueue, Queue, open, open_async
+    from codeq.sdk.backoffs import exponential, fixed, linear
     from codeq.sdk.client import AsyncClient, Client
-    from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, ReplayedTask, TaskDetails, TaskFailed, WaitTimeout
-    from codeq.sdk.new_tasks import new_tasks
+    from codeq.sdk.default_queue import set_default_queue
+    from codeq.sdk.definitions import TaskDefinition, task
+    from codeq.sdk.jobs import (
+        Job,
+        QueueInfo,
+        ReleaseResult,
+        ReplayedTask,
+        TaskDetails,
+        TaskFailed,
+        TypedTask,
+        WaitTimeout,
+    )
+    from codeq.sdk.new_tasks import new_task, new_tasks
+    from codeq.sdk.queue_policies import queue_policy
     from codeq.sdk.webhooks import WebhookInvalid, verify_webhook
-    from codeq.sdk.worker import Fail, Interrupted, Retry, RunningJob, Worker, current_job
+    from codeq.sdk.worker import (
+        Bury,
+        Fail,
+        Failure,
+        Interrupted,
+        Retry,
+        RunningJob,
+        Snooze,
+        Worker,
+        current_job,
+    )
     from codeq.store.data_dir import restore
 
 __version__ = "0.1.0"
@@ -30,12 +53,35 @@ _NAMES_BY_MODULE = {
     "codeq.domain.tenants": ("TenantLimits",),
     "codeq.embedded": ("AsyncQueue", "Queue", "open", "open_async"),
     "codeq.sdk.client": ("AsyncClient", "Client"),
-    "codeq.sdk.jobs": ("ReleaseResult", "ReplayedTask", "Job", "TaskDetails", "QueueInfo", "TaskFailed", "WaitTimeout"),
-    "codeq.sdk.new_tasks": ("new_tasks",),
+    "codeq.sdk.jobs": (
+        "ReleaseResult",
+        "ReplayedTask",
+        "Job",
+        "TaskDetails",
+        "QueueInfo",
+        "TaskFailed",
+        "TypedTask",
+        "WaitTimeout",
+    ),
+    "codeq.sdk.backoffs": ("exponential", "fixed", "linear"),
+    "codeq.sdk.default_queue": ("set_default_queue",),
+    "codeq.sdk.definitions": ("TaskDefinition", "task"),
+    "codeq.sdk.new_tasks": ("new_task", "new_tasks"),
+    "codeq.sdk.queue_policies": ("queue_policy",),
     "codeq.sdk.webhooks": ("WebhookInvalid", "verify_webhook"),
-    "codeq.sdk.worker": ("Fail", "Interrupted", "Retry", "RunningJob", "Worker", "current_job"),
+    "codeq.sdk.worker": (
+        "Bury",
+        "Fail",
+        "Failure",
+        "Interrupted",
+        "Retry",
+        "RunningJob",
+        "Snooze",
+        "Worker",
+        "current_job",
+    ),
     "codeq.store.data_dir": ("restore",),
-}
+}  # fmt: skip
 _MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 """Imported at first use: a client needs no storage engine, and the command line should start at once."""
 
@@ -44,10 +90,12 @@ __all__ = [
     "AsyncQueue",
     "Backoff",
     "BackoffKind",
+    "Bury",
     "Client",
     "CodeqError",
     "EffectivePolicy",
     "Fail",
+    "Failure",
     "Interrupted",
     "Job",
     "Move",
@@ -61,20 +109,30 @@ __all__ = [
     "ReplayedTask",
     "Retry",
     "RunningJob",
+    "Snooze",
     "Status",
     "Task",
+    "TaskDefinition",
     "TaskDetails",
     "TaskFailed",
     "TenantLimits",
+    "TypedTask",
     "WaitTimeout",
     "WebhookInvalid",
     "Worker",
     "current_job",
     "errors",
+    "exponential",
+    "fixed",
+    "linear",
+    "new_task",
     "new_tasks",
     "open",
     "open_async",
+    "queue_policy",
     "restore",
+    "set_default_queue",
+    "task",
     "verify_webhook",
 ]
 

@@ -29,7 +29,7 @@ from codeq.domain.errors import (
     UploadOffset,
     WebhookRefused,
 )
-from codeq.sdk.jobs import TaskFailed, WaitTimeout
+from codeq.sdk.jobs import EnqueueRefused, PayloadInvalid, ResultInvalid, TaskFailed, WaitTimeout
 from codeq.sdk.webhooks import WebhookInvalid
 from codeq.wire.errors import (
     Conflict,
@@ -49,6 +49,7 @@ __all__ = [
     "CodeqError",
     "Conflict",
     "DigestMismatch",
+    "EnqueueRefused",
     "Forbidden",
     "IdempotencyMismatch",
     "InvalidRequest",
@@ -57,10 +58,12 @@ __all__ = [
     "NotFound",
     "NotInProgress",
     "NotOwner",
+    "PayloadInvalid",
     "PolicyChanged",
     "QuotaExceeded",
     "RateLimited",
     "Refused",
+    "ResultInvalid",
     "StaleTask",
     "StoreBusy",
     "StoreClosed",

@@ -138,7 +138,7 @@ def work(server: Server, seed: int, *, tasks: int) -> None:
             orders += codeq.new_tasks("resize", range(tasks // 2), priority=dice.randrange(10))
             made = client.enqueue_many(orders)
             client.enqueue("mail", "later", delay=A_DAY_S)
-            client.cancel(made[0].id)  # type: ignore[union-attr]
+            client.cancel(made[0].id)
             while jobs := client.claim(limit=dice.randint(1, 9), lease=3600):
                 for job in jobs:
                     _end(client, job, dice.random())

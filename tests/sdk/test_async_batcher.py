@@ -15,6 +15,7 @@ from tests.server.server_process import Server
 import codeq
 from codeq import AsyncClient, CodeqError, NewTask, Task
 from codeq.errors import InvalidRequest, Unreachable
+from codeq.sdk.backend import Send
 from codeq.sdk.batcher import BATCHES_WAITING_MAX, AsyncBatcher
 from codeq.sdk.verbs import Verbs
 
@@ -53,10 +54,10 @@ class Door:
         self.is_open = asyncio.Event()
         self.is_open.set()
 
-    def prepare(self, tasks: Sequence[NewTask]) -> Callable[[], Coroutine[Any, Any, list[Task | CodeqError]]]:
+    def prepare(self, tasks: Sequence[NewTask]) -> Send:
         return partial(self, tasks)
 
-    async def __call__(self, tasks: Sequence[NewTask]) -> list[Task | CodeqError]:
+    async def __call__(self, tasks: Sequence[NewTask], *, retry: bool = True) -> list[Task | CodeqError]:  # noqa: ARG002
         self.batches.append(list(tasks))
         async with asyncio.timeout(30):
             await self.is_open.wait()
@@ -219,7 +220,7 @@ def test_a_failure_that_nobody_foresaw_reaches_those_who_wait_and_stops_nothing(
     async def main() -> None:
         faults = [ZeroDivisionError("unforeseen"), None]
 
-        async def send(tasks: Sequence[NewTask]) -> list[Task | CodeqError]:
+        async def send(tasks: Sequence[NewTask], *, retry: bool = True) -> list[Task | CodeqError]:
             if fault := faults.pop(0):
                 raise fault
             return [InvalidRequest("second")] * len(tasks)

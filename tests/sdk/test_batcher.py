@@ -31,10 +31,10 @@ class Door:
         self.is_open = threading.Event()
         self.is_open.set()
 
-    def prepare(self, tasks: Sequence[NewTask]) -> Callable[[], list[Task | CodeqError]]:
+    def prepare(self, tasks: Sequence[NewTask]) -> Callable[[bool], list[Task | CodeqError]]:
         return partial(self, tasks)
 
-    def __call__(self, tasks: Sequence[NewTask]) -> list[Task | CodeqError]:
+    def __call__(self, tasks: Sequence[NewTask], retry: bool = True) -> list[Task | CodeqError]:  # noqa: ARG002
         self.batches.append(list(tasks))
         assert self.is_open.wait(30)
         return [InvalidRequest(task.command) for task in tasks]
@@ -58,7 +58,7 @@ def test_what_is_put_in_comes_out_in_order_once(plain: BlockingVerbs) -> None:
     assert batcher.sent == 1000
     assert batcher.refusals == []
     assert all(ticket.is_done for ticket in tickets)
-    assert len({ticket.result().id for ticket in tickets}) == 1000
+    assert len({ticket.task().id for ticket in tickets}) == 1000
     assert drained(plain) == list(range(1000))
 
 
@@ -67,17 +67,17 @@ def test_a_ticket_is_the_task_that_was_put(plain: BlockingVerbs) -> None:
     with plain.batcher() as batcher:
         later = batcher.enqueue("work", {"n": 1}, delay=timedelta(hours=1), priority=4, max_attempts=2)
         at = batcher.enqueue("work", {"n": 2}, run_at=moment, idempotency_key="k")
-        task = later.result(30)
+        task = later.task(30)
         assert plain.get(task.id).task == task
         assert (task.priority, task.max_attempts, task.visible_ms - task.created_ms) == (4, 2, 3_600_000)
-        assert at.result(30).visible_ms == round(moment.timestamp() * 1000)
+        assert at.task(30).visible_ms == round(moment.timestamp() * 1000)
 
 
 def test_an_option_that_is_not_known_is_refused_at_once(plain: BlockingVerbs) -> None:
     with plain.batcher() as batcher:
         for options in ({"colour": "red"}, {"delay": "soon"}, {"run_at": "tomorrow"}):
             with pytest.raises(InvalidRequest):
-                batcher.enqueue("work", 1, **options)
+                batcher.enqueue("work", 1, **options)  # type: ignore[call-overload]
         with pytest.raises(InvalidRequest):
             batcher.enqueue("work", object())
         with pytest.raises(InvalidRequest, match="bytes"):
@@ -90,7 +90,7 @@ def test_a_refused_task_leaves_the_others_alone_and_is_reported(plain: BlockingV
     with pytest.raises(InvalidRequest, match="command"), batcher:
         tickets = [batcher.enqueue("not a command" if n == 13 else "work", n) for n in range(30)]
     with pytest.raises(InvalidRequest, match="command"):
-        tickets[13].result()
+        tickets[13].task()
     assert [type(fault) for fault in batcher.refusals] == [InvalidRequest]
     assert drained(plain) == [n for n in range(30) if n != 13]
 
@@ -122,14 +122,14 @@ def test_what_lingers_is_sent_by_itself(plain: BlockingVerbs) -> None:
         batcher.enqueue("work", 1)
         eventually(lambda: plain.queues().get("work"))
         ticket = batcher.enqueue("work", 2)
-        assert ticket.result(30).command == "work"
+        assert ticket.task(30).command == "work"
 
 
 def test_threads_share_a_batcher(plain: BlockingVerbs) -> None:
     with plain.batcher(size=50) as batcher, ThreadPoolExecutor(8) as pool:
 
         def produce(thread: int) -> list[Task]:
-            return [ticket.result(30) for ticket in [batcher.enqueue("work", [thread, n]) for n in range(200)]]
+            return [ticket.task(30) for ticket in [batcher.enqueue("work", [thread, n]) for n in range(200)]]
 
         tasks = [task for made in pool.map(produce, range(8)) for task in made]
     assert len({task.id for task in tasks}) == 1600
@@ -190,7 +190,7 @@ def test_whoever_enqueues_faster_than_the_queue_takes_must_wait() -> None:
 def test_a_failure_that_nobody_foresaw_reaches_those_who_wait_and_stops_nothing() -> None:
     faults = [ZeroDivisionError("unforeseen"), None]
 
-    def send(tasks: Sequence[NewTask]) -> list[Task | CodeqError]:
+    def send(tasks: Sequence[NewTask], retry: bool = True) -> list[Task | CodeqError]:
         if fault := faults.pop(0):
             raise fault
         return [InvalidRequest("second")] * len(tasks)
@@ -198,9 +198,9 @@ def test_a_failure_that_nobody_foresaw_reaches_those_who_wait_and_stops_nothing(
     batcher = Batcher(lambda tasks: partial(send, tasks), size=1, linger_s=60)
     first, second = batcher.enqueue("work", 1), batcher.enqueue("work", 2)
     with pytest.raises(ZeroDivisionError, match="unforeseen"):
-        first.result(30)
+        first.task(30)
     with pytest.raises(InvalidRequest, match="second"):
-        second.result(30)
+        second.task(30)
     batcher.close()
     assert [type(fault) for fault in batcher.refusals] == [ZeroDivisionError, InvalidRequest]
 
@@ -211,10 +211,10 @@ def test_a_ticket_that_takes_too_long_says_so() -> None:
     batcher = Batcher(door.prepare, size=1, linger_s=60)
     ticket = batcher.enqueue("work", 1)
     with pytest.raises(TimeoutError):
-        ticket.result(0.01)
+        ticket.task(0.01)
     door.is_open.set()
     with pytest.raises(InvalidRequest):
-        ticket.result(30)
+        ticket.task(30)
     batcher.close()
 
 
@@ -239,7 +239,7 @@ def test_a_batch_that_could_not_be_sent_tells_each_of_its_tickets(server: Server
         tickets = [batcher.enqueue("work", n) for n in range(5)]
         for ticket in tickets:
             with pytest.raises(Unreachable):
-                ticket.result(30)
+                ticket.task(30)
         proxy.up()
         batcher.enqueue("work", "later")
         batcher.close()

@@ -79,7 +79,9 @@ def test_a_tasks_own_backoff_is_followed(queue: BlockingVerbs) -> None:
 
 def test_one_bad_task_among_good_ones_is_refused_alone(queue: BlockingVerbs) -> None:
     tasks = new_tasks("work", [{"n": 0}, {"n": 1}])
-    good, bad, last = queue.enqueue_many([tasks[0], NewTask(command="no spaces!", payload=b"1"), tasks[1]])
+    good, bad, last = queue.enqueue_many(
+        [tasks[0], NewTask(command="no spaces!", payload=b"1"), tasks[1]], refusals="return"
+    )
     assert isinstance(good, Task)
     assert isinstance(last, Task)
     assert type(bad) is InvalidRequest
@@ -112,9 +114,9 @@ BAD_TASKS = {
 @pytest.mark.parametrize("case", BAD_TASKS)
 def test_a_task_past_a_limit_is_refused_and_its_neighbours_are_taken(queue: BlockingVerbs, case: str) -> None:
     good = NewTask(command="work", payload=b"1")
-    answers = queue.enqueue_many([good, BAD_TASKS[case], good])
+    answers = queue.enqueue_many([good, BAD_TASKS[case], good], refusals="return")
     assert [type(answer) for answer in answers] == [Task, InvalidRequest, Task]
-    [alone] = queue.enqueue_many([BAD_TASKS[case]])
+    [alone] = queue.enqueue_many([BAD_TASKS[case]], refusals="return")
     assert type(alone) is InvalidRequest
     assert queue.queues()["work"].pending == 2
 
@@ -150,8 +152,8 @@ def test_a_key_that_was_used_for_another_task_returns_that_one_and_says_so(queue
     assert type(first) is Task
     same = NewTask(command="work", payload=b'{ "b": [1.0, 2], "a": 1 }', idempotency_key="k")
     other = NewTask(command="work", payload=b"2", idempotency_key="k")
-    alone = [queue.enqueue_many([task])[0] for task in (same, other)]
-    together = queue.enqueue_many([same, NewTask(command="work"), other])
+    alone = [queue.enqueue_many([task], refusals="return")[0] for task in (same, other)]
+    together = queue.enqueue_many([same, NewTask(command="work"), other], refusals="return")
     for answers in (alone, [together[0], together[2]]):
         replays = [answer for answer in answers if isinstance(answer, ReplayedTask)]
         assert [(replay.id, replay.is_mismatch) for replay in replays] == [(first.id, False), (first.id, True)]
@@ -172,7 +174,7 @@ BAD_CALLS: dict[str, Callable[[BlockingVerbs], Any]] = {
     "payload no JSON": lambda q: q.enqueue("work", object()),
     "payload half a character": lambda q: q.enqueue("work", "\ud800"),
     "moment without zone": lambda q: q.enqueue("work", 1, run_at=datetime(2030, 1, 1)),  # noqa: DTZ001
-    "delay no number": lambda q: q.enqueue("work", 1, delay="soon"),  # type: ignore[arg-type]
+    "delay no number": lambda q: q.enqueue("work", 1, delay="soon"),  # type: ignore[call-overload]
     "delay not a number": lambda q: q.enqueue("work", 1, delay=float("nan")),
     "command": lambda q: q.enqueue("no spaces!"),
     "priority": lambda q: q.enqueue("work", 1, priority=11),

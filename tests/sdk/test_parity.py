@@ -33,7 +33,11 @@ def story(queue: BlockingVerbs) -> list[Any]:
     tell(queue.enqueue("a", {"x": [1.5]}, priority=3, max_attempts=2, idempotency_key="k", backoff=backoff))
     tell(queue.enqueue("a", {"x": [1.5]}, idempotency_key="k"))
     tell(queue.enqueue("later", "z", delay=60, webhook="https://example.org/"))
-    tell(queue.enqueue_many([NewTask(command="b", payload=b"[1]"), NewTask(command="?"), NewTask(command="b")]))
+    tell(
+        queue.enqueue_many(
+            [NewTask(command="b", payload=b"[1]"), NewTask(command="?"), NewTask(command="b")], refusals="return"
+        )
+    )
     tell(queues_of_users(queue))
     first, second = queue.claim("a", worker=WORKER, limit=2, lease=30)
     tell([first, second])

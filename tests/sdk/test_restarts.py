@@ -42,7 +42,7 @@ class Producer:
         with self._client.batcher(size=10, linger=0.001) as batcher:
             while not self._is_over.wait(0.002):
                 tickets.append(batcher.enqueue("work", "batched"))
-        self.acknowledged += [ticket.result(0).id for ticket in tickets]
+        self.acknowledged += [ticket.task(0).id for ticket in tickets]
 
 
 def listed(client: Client) -> list[str]:

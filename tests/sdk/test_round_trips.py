@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.sdk.clients import KINDS, WORKER, Clients
 
 from codeq import new_tasks
+from codeq.errors import InvalidRequest
 from codeq.sdk.blocking import BlockingVerbs
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -58,6 +59,16 @@ def same(found: Any, sent: Any) -> bool:
 
 
 def test_a_value_that_json_cannot_say_is_turned_into_one_that_it_can(kept: BlockingVerbs) -> None:
-    kept.enqueue("odd", {1: (2, 3), "nan": float("nan")})
+    kept.enqueue("odd", {1: (2, 3), "none": None})
     [job] = kept.claim("odd", worker=WORKER)
-    assert job.payload == {"1": [2, 3], "nan": None}
+    assert job.payload == {"1": [2, 3], "none": None}
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_json_cannot_say_is_refused_rather_than_stored_as_null(
+    kept: BlockingVerbs, number: float
+) -> None:
+    for payload in (number, [None, {"a": (1, number)}]):
+        with pytest.raises(InvalidRequest, match="NaN"):
+            kept.enqueue("nan", payload)
+    assert "nan" not in kept.queues()

@@ -189,7 +189,7 @@ def test_a_client_waits_for_room_and_gives_up_at_once_where_waiting_does_not_hel
             client.enqueue("c9")
         assert (refusal.value.limit, refusal.value.retry_after_s) == ("queues", 0)
         assert time.monotonic() - began_s < 20  # `retry_for` is 30
-        answers = client.enqueue_many([NewTask(command="c0")] * 4)
+        answers = client.enqueue_many([NewTask(command="c0")] * 4, refusals="return")
         assert [type(answer) for answer in answers[2:]] == [QuotaExceeded] * 2
         with ThreadPoolExecutor(1) as pool:
             patient = pool.submit(client.enqueue, "c0")

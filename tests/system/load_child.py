@@ -91,7 +91,7 @@ class Actor:
                     delay_ms=dice.choice((0, 0, 0, 40, 200)), idempotency_key=key,
                 )
             )  # fmt: skip
-        for new_task, task in zip(new_tasks, await self.queue.enqueue_many(new_tasks), strict=True):
+        for new_task, task in zip(new_tasks, await self.queue.enqueue_many(new_tasks, refusals="return"), strict=True):
             if isinstance(task, codeq.Task):
                 self.known = [*self.known[-100:], task.id]
                 acknowledge("enqueue", task, key=new_task.idempotency_key, payload=new_task.payload.decode())

@@ -88,7 +88,7 @@ class RedisLoad:
     def _enqueue_many(self, client: Client) -> None:
         while not self._is_over.wait(PAUSE_S):
             try:
-                answers = client.enqueue_many(new_tasks(COMMAND, ["many", LARGE, "many"]))
+                answers = client.enqueue_many(new_tasks(COMMAND, ["many", LARGE, "many"]), refusals="return")
             except CodeqError as fault:
                 self.faults.append(fault)
                 continue

@@ -34,6 +34,7 @@ BROAD = {
     "pipeline/worker/claim_loop.py": "a user's function may raise anything; its tasks are nacked with the reason",
     "embedded/aio.py": "the top of the sweepers: whatever ended them, the store is closed and says so",
     "sdk/worker/execution.py": "the top of every handler: what it raises is its task's, never the worker's",
+    "sdk/worker/hooks.py": "the top of every hook: what a program's own function raises is logged",
     "server/app.py": "the top of every request: an unexpected error is logged and hidden",
     "server/webhooks/attempts.py": "the top of every delivery: what a receiver provokes ends its own delivery only",
     "sdk/batcher.py": "the top of a sender: the calls that wait for the batch get the error, and the next one is sent",
@@ -41,7 +42,9 @@ BROAD = {
 SILENT = {
     "pipeline/worker/claim_loop.py",
     "sdk/batcher.py",
+    "sdk/worker/batches.py",
     "sdk/worker/execution.py",
+    "sdk/worker/hooks.py",
     "server/app.py",
     "server/webhooks/attempts.py",
     "store/rocksdb/group_commit.py",

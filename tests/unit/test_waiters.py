@@ -429,7 +429,7 @@ def test_a_newcomer_who_leaves_while_serving_others_takes_no_wake_up_along() -> 
 def test_all_who_wait_for_a_task_to_end_are_woken_by_its_end() -> None:
     async def story() -> None:
         waiters = Waiters()
-        waiting_claims = [asyncio.create_task(waiters.wait_for_end("t1", LONG_MS, not_yet)) for _ in range(3)]
+        waiting_claims = [asyncio.create_task(waiters.wait_for_end(["t1"], LONG_MS, not_yet)) for _ in range(3)]
         await turns()
         waiters.moved([ended("t0"), delivery("t1").task])  # another ends, this one only moves
         await turns()
@@ -444,7 +444,7 @@ def test_all_who_wait_for_a_task_to_end_are_woken_by_its_end() -> None:
 def test_every_way_to_end_is_an_end(status: Status) -> None:
     async def story() -> None:
         waiters = Waiters()
-        waiter = asyncio.create_task(waiters.wait_for_end("t1", LONG_MS, not_yet))
+        waiter = asyncio.create_task(waiters.wait_for_end(["t1"], LONG_MS, not_yet))
         await turns()
         waiters.moved([ended("t1", status)])
         await waiter
@@ -455,7 +455,7 @@ def test_every_way_to_end_is_an_end(status: Status) -> None:
 def test_a_wait_for_an_end_that_does_not_come_is_over_in_time() -> None:
     async def story() -> None:
         waiters = Waiters()
-        await waiters.wait_for_end("t1", 1, not_yet)
+        await waiters.wait_for_end(["t1"], 1, not_yet)
         waiters.moved([ended("t1")])  # no call waits, nothing happens
 
     run(story())
@@ -464,7 +464,7 @@ def test_a_wait_for_an_end_that_does_not_come_is_over_in_time() -> None:
 def test_one_who_stops_waiting_for_an_end_leaves_the_others_waiting() -> None:
     async def story() -> None:
         waiters = Waiters()
-        ann, bob = (asyncio.create_task(waiters.wait_for_end("t1", LONG_MS, not_yet)) for _ in range(2))
+        ann, bob = (asyncio.create_task(waiters.wait_for_end(["t1"], LONG_MS, not_yet)) for _ in range(2))
         await turns()
         ann.cancel()
         await asyncio.gather(ann, return_exceptions=True)
@@ -482,7 +482,7 @@ def test_an_end_while_the_task_is_read_is_not_missed() -> None:
             waiters.moved([ended("t1")])
             return False
 
-        await waiters.wait_for_end("t1", LONG_MS, reads_too_early)
+        await waiters.wait_for_end(["t1"], LONG_MS, reads_too_early)
 
     run(story())
 
@@ -494,7 +494,7 @@ def test_an_end_that_nobody_reported_is_found_by_looking_again() -> None:
         async def look() -> bool:
             return next(looks)
 
-        waiter = asyncio.create_task(waiters.wait_for_end("t1", LONG_MS, look))
+        waiter = asyncio.create_task(waiters.wait_for_end(["t1"], LONG_MS, look))
         for _ in range(2):
             await turns()
             assert not waiter.done()
@@ -522,7 +522,7 @@ def test_everyone_is_sent_home_when_the_service_stops() -> None:
         queues = Queues()
         ann, bob = await queues.wait("ann", MAIL, SMS), await queues.wait("bob", MAIL)
         others = [
-            asyncio.create_task(queues.waiters.wait_for_end("t1", LONG_MS, not_yet)),
+            asyncio.create_task(queues.waiters.wait_for_end(["t1"], LONG_MS, not_yet)),
         ]
         await turns()
         with queues.waiters.next_event() as happened:
@@ -543,7 +543,7 @@ def test_waiters_that_have_left_are_not_remembered() -> None:
         queues = Queues()
         ann = await queues.wait("ann", MAIL, SMS)
         bob = await queues.wait("bob", ALL_OF_ACME, wait_ms=1)
-        cid = asyncio.create_task(queues.waiters.wait_for_end("t1", 1, not_yet))
+        cid = asyncio.create_task(queues.waiters.wait_for_end(["t1"], 1, not_yet))
         queues.put(MAIL, "t1")
         await asyncio.gather(ann, bob, cid)
         with queues.waiters.next_event():
@@ -568,8 +568,8 @@ def test_what_becomes_ready_between_the_look_and_the_wait_is_not_missed() -> Non
 def test_a_task_that_ends_in_another_process_wakes_those_who_wait_for_it() -> None:
     async def story() -> None:
         waiters = Waiters()
-        waiting = asyncio.create_task(waiters.wait_for_end("t1", LONG_MS, not_yet))
-        other = asyncio.create_task(waiters.wait_for_end("t2", LONG_MS, not_yet))
+        waiting = asyncio.create_task(waiters.wait_for_end(["t1"], LONG_MS, not_yet))
+        other = asyncio.create_task(waiters.wait_for_end(["t2"], LONG_MS, not_yet))
         await turns()
         waiters.moved_elsewhere(["t1"])
         await waiting

@@ -16,7 +16,7 @@ DEATHS = {
     "exit": "Crash: the handler's process ended with exit code 3",
     "segfault": "Crash: the handler's process was ended by SIGSEGV",
     "kill": "Crash: the handler's process was ended by SIGKILL; out of memory?",
-    "hides": "Crash: the handler's process was ended by SIGKILL",
+    "hides": "Crash: the handler's process closed its pipe and was ended",
     "memory": "MemoryError",
 }
 

@@ -98,7 +98,7 @@ def test_a_lost_lease_interrupts_the_handler_and_its_result_is_not_taken(
     codeq_queue: QueueForTests, tmp_path: Path
 ) -> None:
     queue = codeq_queue
-    worker = make_worker({place: {**given, "lease": 1} for place, given in PLACES.items()}, concurrency=1, prefetch=3)
+    worker = make_worker({place: {**given, "lease": 1} for place, given in PLACES.items()}, concurrency=1, prefetch=1)
     tasks = {place: queue.enqueue(place, str(tmp_path / place)) for place in PLACES}
     with at_work(worker, queue):
         for place in PLACES:
@@ -201,3 +201,19 @@ def test_interruptions_hit_neither_the_neighbours_nor_the_next_job_of_the_thread
         may_go_on(tmp_path / "file")
         assert queue.wait(neighbour.id, 20) == "done"
     assert {queue.get(task.id).task.attempts for task in (neighbour, *others)} == {0}
+
+
+def test_a_cancelled_task_is_interrupted_long_before_its_next_heartbeat(queue: codeq.Client, tmp_path: Path) -> None:
+    """A lease of a minute is renewed every twenty seconds, and the whole test takes less."""
+    worker = make_worker({place: {**given, "lease": 60} for place, given in PLACES.items()}, concurrency=2)
+    tasks = {place: queue.enqueue(place, str(tmp_path / place)) for place in PLACES}
+    kept = queue.enqueue("thread", str(tmp_path / "kept"))
+    with at_work(worker, queue):
+        for place in [*PLACES, "kept"]:
+            eventually(lambda place=place: lines(tmp_path / place), 20)  # type: ignore[misc]
+        for task in tasks.values():
+            queue.cancel(task)
+        for place in PLACES:
+            eventually(lambda place=place: _is_interrupted(place, tmp_path / place), 10)  # type: ignore[misc]
+        may_go_on(tmp_path / "kept")
+        assert queue.wait(kept, 20) == "done"

@@ -138,10 +138,12 @@ def test_a_handler_that_interrupts_itself_has_failed_a_try(ended: FinishedRun) -
     ("how", "said"),
     [("not JSON", "cannot be written as JSON"), ("coroutine", "written as JSON"), ("too large", "larger than 1048576")],
 )
-def test_a_result_that_cannot_be_kept_fails_the_task_and_says_why(ended: FinishedRun, how: str, said: str) -> None:
+def test_a_result_that_cannot_be_kept_buries_the_task_and_says_why(ended: FinishedRun, how: str, said: str) -> None:
     kept = ended.ends[how]
-    assert (kept.task.status, kept.task.attempts, kept.result) == (codeq.Status.FAILED, 0, None)
-    assert said in (kept.task.error or "")
+    assert (kept.task.is_dead, kept.task.attempts, kept.result) == (True, 1, None)
+    assert said in (kept.task.last_error or "")
+    ended.queue.replay(kept.task)
+    assert ended.queue.get(kept.task).task.status is codeq.Status.PENDING
 
 
 def test_a_large_result_takes_no_other_with_it(ended: FinishedRun) -> None:

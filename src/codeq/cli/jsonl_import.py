@@ -99,7 +99,7 @@ class JsonlImport:
         """Waits for the answer to the oldest line."""
         number, ticket = self._waiting.popleft()
         try:
-            _refuse_mismatch(ticket.result())
+            _refuse_mismatch(ticket.task())
             self.enqueued += 1
         except CodeqError as fault:
             if fault.code in FATAL:

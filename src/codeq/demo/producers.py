@@ -12,7 +12,7 @@ from codeq.demo.acknowledged import FinalState, PlannedTask
 from codeq.demo.environment import DemoEnvironment
 from codeq.domain.errors import CodeqError
 from codeq.domain.requests import NewTask
-from codeq.sdk.jobs import encode_json
+from codeq.sdk.json_encoding import encode_json
 from codeq.wire.errors import Unreachable
 
 STREAM_SHARE = 0.25
@@ -137,7 +137,9 @@ async def _enqueue_one(demo: DemoEnvironment, tenant: str, planned: PlannedTask,
 async def _enqueue(demo: DemoEnvironment, tenant: str, tasks: Sequence[PlannedTask]) -> list[str | None]:
     """The ids of the tasks; None where it is unknown whether the task exists, after all retries of the client."""
     try:
-        results = await demo.tenants[tenant].producer.enqueue_many([planned.task for planned in tasks])
+        results = await demo.tenants[tenant].producer.enqueue_many(
+            [planned.task for planned in tasks], refusals="return"
+        )
     except Unreachable:
         demo.acknowledged.unanswered += len(tasks)
         return [None] * len(tasks)

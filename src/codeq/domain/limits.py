@@ -82,6 +82,9 @@ comparison holds the event loop, for a few milliseconds at this size."""
 ERROR_CHARS_MAX = 2000
 """The head of a stack trace. It is copied into every later event of the task, so it must stay small."""
 
+TRACEBACK_CHARS_MAX = 1500
+"""The end of a traceback, within the text of an error: the last eight or so frames, which have the cause."""
+
 PROGRESS_CHARS_MAX = 200
 """One line on a screen; it is held in memory with the lease."""
 
@@ -131,6 +134,10 @@ TRACE_LINK_BYTES_MAX = 1024 * 1024
 
 PRIORITY_MIN, PRIORITY_MAX = 0, 9
 """One decimal digit, 9 first: a person can distinguish ten tiers, and one claim can check them all."""
+
+WATCHED_LEASES_MAX = 256
+"""Leases that one call watches: their records are read in about a millisecond. A worker seldom has more that are old
+enough to be watched; cancellations of others are found by heartbeats."""
 
 ATTEMPTS_MIN, ATTEMPTS_DEFAULT, ATTEMPTS_MAX = 1, 5, 100
 """Five attempts outlast a deploy with the default backoff; a hundred is a loop, not a retry."""

@@ -1,7 +1,8 @@
 """The backend of a store in the same process: each verb calls a use case."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from codeq.domain import validation
@@ -12,8 +13,21 @@ from codeq.domain.queue import EffectivePolicy, QueueKey, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
 from codeq.sdk.artifacts import ArtifactPart
+from codeq.sdk.backend import Send
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, replayed
-from codeq.usecases import abandon, artifact_upload, artifacts, cancel, nack, policies, purge, queries, replay, submit
+from codeq.usecases import (
+    abandon,
+    artifact_upload,
+    artifacts,
+    cancel,
+    nack,
+    policies,
+    purge,
+    queries,
+    replay,
+    submit,
+    watch_leases,
+)
 from codeq.usecases import claim as claiming
 from codeq.usecases import enqueue as enqueuing
 from codeq.usecases import events as event_log
@@ -33,12 +47,10 @@ class CoreBackend:
         self.core = core
         self.tenant = tenant
 
-    def prepare_enqueue(
-        self, new_tasks: Sequence[NewTask]
-    ) -> Callable[[], Coroutine[Any, Any, list[Task | CodeqError]]]:
-        return lambda: self._enqueue(new_tasks)
+    def prepare_enqueue(self, new_tasks: Sequence[NewTask]) -> Send:
+        return partial(self._enqueue, new_tasks)
 
-    async def _enqueue(self, new_tasks: Sequence[NewTask]) -> list[Task | CodeqError]:
+    async def _enqueue(self, new_tasks: Sequence[NewTask], *, retry: bool = True) -> list[Task | CodeqError]:  # noqa: ARG002 - it is always reached
         answers = await enqueuing.enqueue(self.core, self.tenant, new_tasks)
         return [
             answer if isinstance(answer, CodeqError)
@@ -60,6 +72,10 @@ class CoreBackend:
         task = await heartbeat(self.core, self.tenant, job.id, job.holder, extend_ms=extend_ms, progress=progress)
         return task.lease_until_ms
 
+    async def watch_leases(self, jobs: Sequence[Job], wait_ms: int) -> list[tuple[str, str]]:
+        leases = [(job.id, job.holder) for job in jobs]
+        return await watch_leases.watch_leases(self.core, self.tenant, leases, wait_ms=wait_ms)
+
     async def submit(self, outcomes: Sequence[Outcome]) -> list[CodeqError | None]:
         answers = await submit.submit(self.core, self.tenant, outcomes)
         return [answer if isinstance(answer, CodeqError) else None for answer in answers]
@@ -69,8 +85,8 @@ class CoreBackend:
             await nack.nack(self.core, self.tenant, job.id, job.holder, delay_ms=delay_ms, reason=reason, is_last=dead)
         )
 
-    async def abandon(self, job: Job) -> ReleaseResult:
-        return _released(await abandon.abandon(self.core, self.tenant, job.id, job.holder))
+    async def abandon(self, job: Job, delay_ms: int = 0) -> ReleaseResult:
+        return _released(await abandon.abandon(self.core, self.tenant, job.id, job.holder, delay_ms=delay_ms))
 
     async def cancel(self, task_id: str) -> Task:
         [answer] = await cancel.cancel(self.core, self.tenant, [task_id])

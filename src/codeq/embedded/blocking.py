@@ -49,7 +49,7 @@ class CrossLoopBackend:
     def __getattr__(self, name: str) -> Any:
         return partial(self._cross, getattr(self._backend, name))
 
-    def prepare_enqueue(self, new_tasks: Sequence[NewTask]) -> Callable[[], Coroutine[Any, Any, Any]]:
+    def prepare_enqueue(self, new_tasks: Sequence[NewTask]) -> Callable[..., Coroutine[Any, Any, Any]]:
         return partial(self._cross, self._backend.prepare_enqueue(new_tasks))
 
     async def _cross(self, verb: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> Any:

@@ -32,28 +32,36 @@ class ClientOptions(TypedDict):
     ca_file: str | None
 
 
+class Send(Protocol):
+    """Sends tasks that were encoded."""
+
+    def __call__(self, *, retry: bool = True) -> Coroutine[Any, Any, Sequence[Task | CodeqError]]:
+        """Answers per new task: the task, or why it was refused. Without `retry` a server that cannot be reached is
+        tried once."""
+
+
 class Backend(Protocol):
     @property
     def client_options(self) -> ClientOptions | None:
         """How another process connects to the same queue; None if only this process can."""
 
-    def prepare_enqueue(
-        self, new_tasks: Sequence[NewTask]
-    ) -> Callable[[], Coroutine[Any, Any, Sequence[Task | CodeqError]]]:
-        """Encodes up to 1000 new tasks. The returned function sends them, and answers per new task: the task, or why
-        it was refused."""
+    def prepare_enqueue(self, new_tasks: Sequence[NewTask]) -> "Send":
+        """Encodes up to 1000 new tasks. The returned function sends them."""
 
     async def claim(self, wanted: Claim) -> list[Job]: ...
 
     async def heartbeat(self, job: Job, extend_ms: int | None, progress: str | None = None) -> int:
         """Extends the lease, and answers until when, in Unix milliseconds."""
 
+    async def watch_leases(self, jobs: Sequence[Job], wait_ms: int) -> list[tuple[str, str]]:
+        """Returns the ids of those tasks whose lease is lost, and the code of why. Waits for one of them to end."""
+
     async def submit(self, outcomes: Sequence[Outcome]) -> list[CodeqError | None]:
         """Answers per outcome, of up to 1000: None if it was accepted, or why not."""
 
     async def nack(self, job: Job, delay_ms: int | None, reason: str, *, dead: bool = False) -> ReleaseResult: ...
 
-    async def abandon(self, job: Job) -> ReleaseResult: ...
+    async def abandon(self, job: Job, delay_ms: int = 0) -> ReleaseResult: ...
 
     async def cancel(self, task_id: str) -> Task: ...
 

@@ -2,18 +2,23 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from time import monotonic
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 
 from codeq.domain.errors import CodeqError, InvalidRequest, StoreClosed
 from codeq.domain.limits import BATCH_BYTES_MAX, BATCH_TASKS_MAX
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Task
+from codeq.sdk.backend import Send
+from codeq.sdk.definitions import TaskDefinition
+from codeq.sdk.durations import Seconds, milliseconds
 from codeq.sdk.enqueue_results import EnqueueResults
-from codeq.sdk.new_tasks import new_task
+from codeq.sdk.new_tasks import EnqueueOptions, new_task, plain_task
+from codeq.wire.errors import Unreachable
 
 Answers = Sequence[Task | CodeqError]
+P = ParamSpec("P")
 E = TypeVar("E", threading.Event, asyncio.Event)
 
 BATCHES_WAITING_MAX = 8
@@ -78,9 +83,9 @@ class Ticket(PendingTask[threading.Event]):
     def is_done(self) -> bool:
         return self._batch.is_done.is_set()
 
-    def result(self, timeout: float | None = None) -> Task:
+    def task(self, timeout: Seconds | None = None) -> Task:
         """The task, once it is on disk. Raises why it was refused, or TimeoutError."""
-        if not self._batch.is_done.wait(timeout):
+        if not self._batch.is_done.wait(None if timeout is None else milliseconds(timeout) / 1000):
             raise TimeoutError("the batch is not yet acknowledged")
         return self._batch.answer(self._index)
 
@@ -109,6 +114,9 @@ class BatchSender(Generic[E]):
         self._linger_s = linger_s
         self._filling: PendingBatch[E] | None = None
         self._is_closed = False
+        self._is_unreachable = False
+        """Whether the last batch found no server: the next ones are tried once each, so that a dead server is waited
+        for once, and not once per batch."""
         self.sent = 0
         self.refusals: list[Exception] = []
         """Up to a thousand of the refusals so far; one for a batch that was not sent at all."""
@@ -121,12 +129,14 @@ class BatchSender(Generic[E]):
             raise InvalidRequest(f"a payload is JSON in bytes, not {type(task.payload).__name__}")
 
     def _answered(self, batch: PendingBatch[E], answers: Answers) -> None:
+        self._is_unreachable = False
         batch.answers = answers
         self.sent += len(batch.new_tasks)
         self._add_refusals(batch.refusals)
 
     def _failed(self, batch: PendingBatch[E], fault: Exception) -> None:
         batch.fault = fault
+        self._is_unreachable = isinstance(fault, Unreachable)
         self._add_refusals([fault])
 
     def _add_refusals(self, refusals: Sequence[Exception]) -> None:
@@ -137,6 +147,12 @@ class BatchSender(Generic[E]):
             raise self.refusals[0]
 
 
+def _new_task(command: Any, *args: Any, **kwargs: Any) -> NewTask:
+    return (
+        command.new_task(*args, **kwargs) if isinstance(command, TaskDefinition) else new_task(command, *args, **kwargs)
+    )
+
+
 class Batcher(BatchSender[threading.Event]):
     """Sends batches from two threads of its own. Leaving the `with` block sends the rest, and raises the first refusal.
 
@@ -144,7 +160,9 @@ class Batcher(BatchSender[threading.Event]):
     next one meanwhile.
     """
 
-    def __init__(self, prepare: Callable[[Sequence[NewTask]], Callable[[], Answers]], *, size: int, linger_s: float):
+    def __init__(
+        self, prepare: Callable[[Sequence[NewTask]], Callable[[bool], Answers]], *, size: int, linger_s: float
+    ):
         super().__init__(size=size, linger_s=linger_s)
         self._prepare = prepare
         self._changed = threading.Condition()
@@ -155,9 +173,15 @@ class Batcher(BatchSender[threading.Event]):
         for thread in self._threads:
             thread.start()
 
-    def enqueue(self, command: str, payload: Any = None, **options: Any) -> Ticket:
-        """Puts a task into the next batch. Takes the options of `enqueue`."""
-        return self.put(new_task(command, payload, options))
+    @overload
+    def enqueue(self, task: TaskDefinition[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Ticket: ...
+    @overload
+    def enqueue(self, command: str, /, payload: Any = None, **options: Unpack[EnqueueOptions]) -> Ticket: ...
+    def enqueue(self, command: Any, /, *args: Any, **kwargs: Any) -> Ticket:
+        """Puts a task into the next batch. Takes what `enqueue` of a client takes."""
+        if type(command) is str and len(args) == 1 and not kwargs:  # most calls, at half the cost
+            return self.put(plain_task(command, args[0]))
+        return self.put(_new_task(command, *args, **kwargs))
 
     def put(self, task: NewTask) -> Ticket:
         with self._changed:
@@ -213,7 +237,7 @@ class Batcher(BatchSender[threading.Event]):
                 self._turn.acquire()  # before the next batch is looked at, so that none overtakes another
             try:
                 if send is not None:
-                    self._answered(batch, send())
+                    self._answered(batch, send(not self._is_unreachable))
             except Exception as fault:  # noqa: BLE001 - callers get it from their tickets, and the next batch is sent
                 self._failed(batch, fault)
             finally:
@@ -223,7 +247,7 @@ class Batcher(BatchSender[threading.Event]):
                 batch.is_done.set()
                 self._changed.notify_all()
 
-    def _prepared(self, batch: PendingBatch[threading.Event]) -> Callable[[], Answers] | None:
+    def _prepared(self, batch: PendingBatch[threading.Event]) -> Callable[[bool], Answers] | None:
         try:
             return self._prepare(batch.new_tasks)
         except Exception as fault:  # noqa: BLE001 - as above
@@ -254,7 +278,7 @@ class AsyncBatcher(BatchSender[asyncio.Event]):
 
     def __init__(
         self,
-        prepare: Callable[[Sequence[NewTask]], Callable[[], Coroutine[Any, Any, Answers]]],
+        prepare: Callable[[Sequence[NewTask]], Send],
         *,
         size: int,
         linger_s: float,
@@ -266,9 +290,15 @@ class AsyncBatcher(BatchSender[asyncio.Event]):
         self._turn = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def enqueue(self, command: str, payload: Any = None, **options: Any) -> AsyncTicket:
-        """Puts a task into the next batch. Takes the options of `enqueue`."""
-        return await self.put(new_task(command, payload, options))
+    @overload
+    async def enqueue(self, task: TaskDefinition[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> AsyncTicket: ...
+    @overload
+    async def enqueue(self, command: str, /, payload: Any = None, **options: Unpack[EnqueueOptions]) -> AsyncTicket: ...
+    async def enqueue(self, command: Any, /, *args: Any, **kwargs: Any) -> AsyncTicket:
+        """Puts a task into the next batch. Takes what `enqueue` of a client takes."""
+        if type(command) is str and len(args) == 1 and not kwargs:  # as above
+            return await self.put(plain_task(command, args[0]))
+        return await self.put(_new_task(command, *args, **kwargs))
 
     async def put(self, task: NewTask) -> AsyncTicket:
         while self._filling is None and len(self._sending) >= BATCHES_WAITING_MAX:
@@ -315,7 +345,7 @@ class AsyncBatcher(BatchSender[asyncio.Event]):
         try:
             send = self._prepare(batch.new_tasks)
             async with self._turn:  # one after the other, so that tasks stay in the order in which they were put
-                self._answered(batch, await send())
+                self._answered(batch, await send(retry=not self._is_unreachable))
         except asyncio.CancelledError:
             batch.fault = StoreClosed("the event loop ended before the batch was acknowledged")
             raise

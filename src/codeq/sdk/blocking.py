@@ -1,16 +1,25 @@
 """The verbs as blocking calls: each runs the coroutine of `Verbs` to its end."""
 
+import builtins
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
+from codeq.domain.errors import CodeqError
 from codeq.domain.requests import NewTask
+from codeq.domain.task import Task
+from codeq.sdk.backend import Backend
 from codeq.sdk.batcher import Answers, Batcher
+from codeq.sdk.definitions import TaskDefinition
 from codeq.sdk.durations import Seconds, milliseconds
+from codeq.sdk.jobs import TypedTask
+from codeq.sdk.new_tasks import EnqueueOptions
 from codeq.sdk.verbs import Verbs
 
 P = ParamSpec("P")
 T = TypeVar("T")
+D = ParamSpec("D")
+R = TypeVar("R")
 
 
 def _blocking(
@@ -29,8 +38,41 @@ class BlockingVerbs:
     def __init__(self, verbs: Verbs) -> None:
         self._verbs = verbs
 
-    enqueue = _blocking(Verbs.enqueue)
-    enqueue_many = _blocking(Verbs.enqueue_many)
+    @property
+    def backend(self) -> Backend:
+        return self._verbs.backend
+
+    @overload
+    def enqueue(self, task: TaskDefinition[D, R], /, *args: D.args, **kwargs: D.kwargs) -> TypedTask[R]: ...
+    @overload
+    def enqueue(self, command: str, /, payload: Any = None, **options: Unpack[EnqueueOptions]) -> Task: ...
+    def enqueue(self, command: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """As `Verbs.enqueue`."""
+        return self._block_on(self._verbs.enqueue(command, *args, **kwargs))
+
+    @overload
+    def enqueue_many(
+        self, tasks: Sequence[NewTask], *, refusals: Literal["raise"] = "raise"
+    ) -> builtins.list[Task]: ...
+    @overload
+    def enqueue_many(
+        self, tasks: Sequence[NewTask], *, refusals: Literal["return"]
+    ) -> builtins.list[Task | CodeqError]: ...
+    def enqueue_many(self, tasks: Sequence[NewTask], *, refusals: Any = "raise") -> Any:
+        """As `Verbs.enqueue_many`."""
+        return self._block_on(self._verbs.enqueue_many(tasks, refusals=refusals))
+
+    @overload
+    def wait(self, task: TypedTask[R], timeout: Seconds = 60) -> R: ...
+    @overload
+    def wait(self, task: Task | str, timeout: Seconds = 60, *, of: TaskDefinition[Any, R]) -> R: ...
+    @overload
+    def wait(self, task: Task | str, timeout: Seconds = 60) -> Any: ...
+    def wait(self, task: Task | str, timeout: Seconds = 60, *, of: TaskDefinition[Any, Any] | None = None) -> Any:
+        """As `Verbs.wait`."""
+        waiting: Coroutine[Any, Any, Any] = self._verbs.wait(task, timeout, of=of)  # type: ignore[arg-type]
+        return self._block_on(waiting)
+
     claim = _blocking(Verbs.claim)
     heartbeat = _blocking(Verbs.heartbeat)
     complete = _blocking(Verbs.complete)
@@ -43,7 +85,6 @@ class BlockingVerbs:
     nack = _blocking(Verbs.nack)
     abandon = _blocking(Verbs.abandon)
     cancel = _blocking(Verbs.cancel)
-    wait = _blocking(Verbs.wait)
     get = _blocking(Verbs.get)
     history = _blocking(Verbs.history)
     list = _blocking(Verbs.list)
@@ -64,9 +105,9 @@ class BlockingVerbs:
         """Collects tasks that are enqueued one by one, and sends them as a batch once there are `size` of them, or once
         the first has waited for `linger`."""
 
-        def prepare(new_tasks: Sequence[NewTask]) -> Callable[[], Answers]:
+        def prepare(new_tasks: Sequence[NewTask]) -> Callable[[bool], Answers]:
             send = self._verbs.backend.prepare_enqueue(new_tasks)
-            return lambda: self._block_on(send())
+            return lambda retry: self._block_on(send(retry=retry))
 
         return Batcher(prepare, size=size, linger_s=milliseconds(linger) / 1000)
 

@@ -1,6 +1,7 @@
 """The backend of a server: each verb is one HTTP request, which is repeated when the connection is lost."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,7 +13,7 @@ from codeq.domain.queue import EffectivePolicy, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
 from codeq.sdk.artifacts import ArtifactPart
-from codeq.sdk.backend import ClientOptions
+from codeq.sdk.backend import ClientOptions, Send
 from codeq.sdk.encoding import EncodedTasks, TaskEncoder, new_request_id, pack
 from codeq.sdk.enqueue_results import enqueue_results
 from codeq.sdk.http_client import HttpClient, decoded, encoded, path_of
@@ -49,30 +50,30 @@ class HttpBackend:
         self.client_options = client_options
         self._encoder = TaskEncoder()
 
-    def prepare_enqueue(
-        self, new_tasks: Sequence[NewTask]
-    ) -> Callable[[], Coroutine[Any, Any, Sequence[Task | CodeqError]]]:
+    def prepare_enqueue(self, new_tasks: Sequence[NewTask]) -> Send:
         validation.batch([task.payload for task in new_tasks], "tasks", "payload")
         parent, state = _common_trace(new_tasks)
         encoded_tasks = self._encoder.encode(new_tasks, trace_of_call=parent)
-        return lambda: self._enqueue(encoded_tasks, header_lines(parent, state))
+        return partial(self._enqueue, encoded_tasks, header_lines(parent, state))
 
-    async def _enqueue(self, encoded_tasks: EncodedTasks, headers: str) -> Sequence[Task | CodeqError]:
+    async def _enqueue(
+        self, encoded_tasks: EncodedTasks, headers: str, *, retry: bool = True
+    ) -> Sequence[Task | CodeqError]:
         body, sent, refusals = encoded_tasks
         answers: Sequence[Task | CodeqError] = []
         if sent == 1:
-            answers = await self._enqueue_one(body, headers)
+            answers = await self._enqueue_one(body, headers, retry=retry)
         elif sent:
-            response = await self.http.send("POST", paths.TASKS_BATCH, body, packed=True, headers=headers)
+            response = await self.http.send("POST", paths.TASKS_BATCH, body, packed=True, headers=headers, retry=retry)
             answers = decoded(response, enqueue_results)
         if not refusals:
             return answers
         left = iter(answers)
         return [refusals.get(index) or next(left) for index in range(sent + len(refusals))]
 
-    async def _enqueue_one(self, body: bytes, headers: str) -> list[Task | CodeqError]:
+    async def _enqueue_one(self, body: bytes, headers: str, *, retry: bool) -> list[Task | CodeqError]:
         try:
-            response = await self.http.send("POST", paths.TASKS, body, packed=True, headers=headers)
+            response = await self.http.send("POST", paths.TASKS, body, packed=True, headers=headers, retry=retry)
         except (InvalidRequest, QuotaExceeded) as refusal:  # every other error is about the call, not about the task
             return [refusal]
         task = decoded(response, lambda body: _task_of(_decode_task(body)))
@@ -98,6 +99,12 @@ class HttpBackend:
         answer = await self.http.call("POST", paths.HEARTBEAT, request, tasks.HeartbeatAnswer, id=job.id)
         return to_domain.moment_ms(answer.lease_until)
 
+    async def watch_leases(self, jobs: Sequence[Job], wait_ms: int) -> list[tuple[str, str]]:
+        leases = [tasks.WatchedLease(task_id=job.id, lease_token=job.holder.token) for job in jobs]
+        request = tasks.WatchLeases(leases=leases, wait_seconds=wait_ms / 1000)
+        answer = await self.http.call("POST", paths.LEASES_WATCH, request, tasks.LeaseEnds, wait_ms=wait_ms)
+        return [(end.task_id, end.code) for end in answer.ended]
+
     async def submit(self, outcomes: Sequence[Outcome]) -> list[CodeqError | None]:
         request = [
             tasks.PackedSubmitOf(
@@ -121,8 +128,8 @@ class HttpBackend:
         request = tasks.Nack(lease_token=job.holder.token, delay_seconds=delay_s, reason=reason, dead=dead)
         return _released(await self.http.call("POST", paths.NACK, request, tasks.GiveBackAnswer, id=job.id))
 
-    async def abandon(self, job: Job) -> ReleaseResult:
-        request = tasks.LeaseCall(lease_token=job.holder.token)
+    async def abandon(self, job: Job, delay_ms: int = 0) -> ReleaseResult:
+        request = tasks.Abandon(lease_token=job.holder.token, delay_seconds=delay_ms / 1000)
         return _released(await self.http.call("POST", paths.ABANDON, request, tasks.GiveBackAnswer, id=job.id))
 
     async def cancel(self, task_id: str) -> Task:

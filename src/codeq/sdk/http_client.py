@@ -1,5 +1,6 @@
 """Sends requests to one codeQ server as one caller: encoded, authorised, and repeated on transient errors."""
 
+import logging
 import random
 from collections.abc import Callable
 from time import monotonic
@@ -14,9 +15,13 @@ from codeq.sdk.transport import Address, Response, Transport, Untrusted
 from codeq.wire.errors import RateLimited, Unreachable, error_of
 from codeq.wire.system import Problem
 
+log = logging.getLogger("codeq.client")
+
 T = TypeVar("T")
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 2.0
+TELL_AFTER_S = 2.0
+"""How long a call is repeated in silence."""
 RETRIED = frozenset({408, 429, 502, 503, 504})
 _JSON, _MSGPACK = "application/json", "application/msgpack"
 
@@ -30,6 +35,7 @@ class HttpClient:
         self._token = token
         self._timeout_s = timeout_s
         self._retry_s = retry_s
+        self._place = f"{address.host}:{address.port}"
         self._head = ""
         self._authorize()
 
@@ -62,14 +68,17 @@ class HttpClient:
         accept: str = "",
         media: str = "",
         transfer_s: float = 0,
+        retry: bool = True,
     ) -> Response:
         """Returns a successful response, or raises the error that the server answered. `wait_ms` is how long the server
         itself may wait, on top of the timeout; `accept` is the media type of the response if it is not the body's,
         `media` that of a body which is neither JSON nor MessagePack. `transfer_s` is how long a large body may be on
-        its way, on top of the timeout and of the time for repeating."""
+        its way, on top of the timeout and of the time for repeating. Without `retry` it is tried once."""
         kind = _MSGPACK if packed else _JSON
         timeout_s = self._timeout_s + transfer_s + wait_ms / 1000
-        deadline_s = monotonic() + transfer_s + self._retry_s
+        began_s = monotonic()
+        deadline_s = began_s + transfer_s + self._retry_s if retry else began_s
+        is_told = False
         pause_s = RETRY_FIRST_S
         has_new_token = False
         while True:
@@ -96,10 +105,19 @@ class HttpClient:
             except Unreachable as broken:
                 fault = broken
             wait_s = least_s + random.uniform(0, pause_s)
-            if monotonic() + wait_s > deadline_s:
+            now_s = monotonic()
+            if now_s + wait_s > deadline_s:
                 raise fault
+            is_told = is_told or self._tell(fault, now_s + wait_s - began_s, deadline_s - now_s)
             await self._transport.sleep(wait_s)
             pause_s = min(pause_s * 2, RETRY_MAX_S)
+
+    def _tell(self, fault: CodeqError, passed_s: float, left_s: float) -> bool:
+        """Logs that a call has no answer, once that is worth a line. Returns whether it has."""
+        if passed_s < TELL_AFTER_S:
+            return False
+        log.warning("no answer from %s so far, trying for another %.0f s: %s", self._place, left_s, fault)
+        return True
 
     def _authorize(self) -> None:
         token = self._token() if callable(self._token) else self._token

@@ -1,6 +1,7 @@
 """Values that callers receive: a claimed job, a task with its payload and result, the counts of a queue."""
 
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -8,6 +9,9 @@ from msgspec import Struct
 from codeq.domain.artifacts import Artifact, ArtifactInput
 from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.task import Holder, Task
+
+R = TypeVar("R")
+_TASK_FIELDS = Task.__struct_fields__
 
 
 class Job(Struct, gc=False, eq=False):
@@ -66,6 +70,32 @@ def replayed(task: Task, *, is_mismatch: bool) -> ReplayedTask:
     return ReplayedTask(**msgspec.structs.asdict(task), is_mismatch=is_mismatch)
 
 
+class TypedTask(Task, Generic[R], frozen=True, array_like=True, gc=False):
+    """An enqueued task whose function says what it returns: `wait` returns its result as that type."""
+
+    definition: Any = None
+    """The `TaskDefinition` that it was enqueued by."""
+    is_replay: bool = False
+    """Whether the idempotency key was used before: this is the task that has the key, in its current state."""
+    is_mismatch: bool = False
+    """Whether that task has another command or payload than the call."""
+
+
+def typed(task: Task, definition: Any) -> TypedTask[Any]:
+    values: Any = [getattr(task, name) for name in _TASK_FIELDS]
+    make: Any = TypedTask
+    if isinstance(task, ReplayedTask):
+        replay: TypedTask[Any] = make(*values, definition, True, task.is_mismatch)
+        return replay
+    made: TypedTask[Any] = make(*values, definition)
+    return made
+
+
+def task_id_of(task: Task | str) -> str:
+    """The id of a task that is given as itself or by its id."""
+    return task.id if isinstance(task, Task) else task
+
+
 class TaskDetails(Struct, frozen=True):
     """A task in its current state, with its payload and its result."""
 
@@ -102,23 +132,45 @@ class TaskFailed(CodeqError):
 
     def __init__(self, details: TaskDetails) -> None:
         task = details.task
-        super().__init__(f"task {task.id} ended as {task.status}: {task.error or task.last_error or 'no reason given'}")
+        reason = (task.error or task.last_error or "no reason given").partition("\n")[0]
+        super().__init__(f"task {task.id} ended as {task.status}: {reason}")
         self.details = details
 
     def __reduce__(self) -> tuple[type[Self], tuple[TaskDetails]]:
         return type(self), (self.details,)  # so that it can be sent to another process
 
 
+class PayloadInvalid(InvalidRequest):
+    """The arguments, or a stored payload, do not fit the function of the task."""
+
+    code = "payload-invalid"
+
+
+class ResultInvalid(CodeqError):
+    """The stored result is not of the type that the function of the task says it returns."""
+
+    code = "result-invalid"
+
+
+class EnqueueRefused(CodeqError):
+    """Some tasks of a batch were refused; the others are enqueued. `answers` has, per task, the task or the refusal."""
+
+    code = "some-refused"
+
+    def __init__(self, answers: "Sequence[Task | CodeqError]") -> None:
+        refusals = [answer for answer in answers if isinstance(answer, CodeqError)]
+        super().__init__(f"{len(refusals)} of {len(answers)} tasks were refused; the first: {refusals[0]}")
+        self.answers = answers
+
+    @property
+    def refusals(self) -> "list[CodeqError]":
+        return [answer for answer in self.answers if isinstance(answer, CodeqError)]
+
+    def __reduce__(self) -> "tuple[type[Self], tuple[Sequence[Task | CodeqError]]]":
+        return type(self), (self.answers,)
+
+
 class WaitTimeout(CodeqError, TimeoutError):
     """The awaited task has not ended yet. The wait does not affect it."""
 
     code = "timeout"
-
-
-def encode_json(value: Any) -> bytes:
-    if value is None:
-        return b"null"
-    try:
-        return msgspec.json.encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError) as fault:
-        raise InvalidRequest(f"cannot be written as JSON: {fault}") from fault

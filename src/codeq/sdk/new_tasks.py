@@ -1,33 +1,67 @@
 """Builds `NewTask` values from a command, payloads and the options of `enqueue`."""
 
 from collections.abc import Iterable
-from typing import Any
+from datetime import datetime
+from typing import Any, TypedDict, Unpack
 
+from codeq.domain.backoff import Backoff
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.requests import NewTask
-from codeq.sdk.durations import milliseconds, unix_ms
-from codeq.sdk.jobs import encode_json
+from codeq.sdk.durations import Seconds, milliseconds, unix_ms
+from codeq.sdk.json_encoding import encode_json
 from codeq.sdk.tracing import current_trace
 
 
-def new_tasks(command: str, payloads: Iterable[Any], **options: Any) -> list[NewTask]:
-    """New tasks for `enqueue_many`, one per payload. Takes the options of `enqueue` and the fields of `NewTask`."""
-    return [new_task(command, payload, options) for payload in payloads]
+class EnqueueOptions(TypedDict, total=False):
+    """What `enqueue` takes besides the payload."""
+
+    priority: int
+    """0 to 9, 9 first."""
+    delay: Seconds
+    run_at: datetime | None
+    """With a time zone; wins over `delay`."""
+    max_attempts: int | None
+    """None for the queue's own."""
+    idempotency_key: str | None
+    webhook: str | None
+    backoff: Backoff | None
 
 
-def new_task(command: str, payload: Any, options: dict[str, Any]) -> NewTask:
-    """Takes the options of `enqueue` and the fields of `NewTask`. The current span becomes the parent of the work."""
-    encoded = encode_json(payload)
+_NAMES = frozenset(EnqueueOptions.__annotations__)
+
+
+def new_task(command: str, payload: Any = None, **options: Unpack[EnqueueOptions]) -> NewTask:
+    """A task for `enqueue_many`. Takes the options of `enqueue`. The current span becomes the parent of the work."""
+    return new_task_of(command, encode_json(payload), options) if options else plain_task(command, payload)
+
+
+def plain_task(command: str, payload: Any) -> NewTask:
+    """As `new_task`, without options."""
     parent, state = current_trace()
-    if not options:
-        return NewTask(command=command, payload=encoded, trace_parent=parent, trace_state=state)
-    fields = {"trace_parent": parent, "trace_state": state, **options}
-    delay, run_at = fields.pop("delay", None), fields.pop("run_at", None)
-    if delay is not None:
-        fields["delay_ms"] = milliseconds(delay)
-    if run_at is not None:
-        fields["run_at_ms"] = unix_ms(run_at)
-    try:
-        return NewTask(command=command, payload=encoded, **fields)
-    except TypeError as fault:
-        raise InvalidRequest(f"there is no such option: {fault}") from None
+    return NewTask(command=command, payload=encode_json(payload), trace_parent=parent, trace_state=state)
+
+
+def new_tasks(command: str, payloads: Iterable[Any], **options: Unpack[EnqueueOptions]) -> list[NewTask]:
+    """Tasks for `enqueue_many`, one per payload. Takes the options of `enqueue`."""
+    return [new_task_of(command, encode_json(payload), options) for payload in payloads]
+
+
+def new_task_of(command: str, payload: bytes, options: EnqueueOptions) -> NewTask:
+    """As `new_task`, with a payload that is JSON text."""
+    parent, state = current_trace()
+    if not _NAMES.issuperset(options):
+        raise InvalidRequest(f"there is no such option: {', '.join(sorted(set(options) - _NAMES))}")
+    delay, run_at = options.get("delay"), options.get("run_at")
+    return NewTask(
+        command=command,
+        payload=payload,
+        priority=options.get("priority", 0),
+        delay_ms=milliseconds(delay) if delay else 0,
+        run_at_ms=unix_ms(run_at) if run_at is not None else None,
+        max_attempts=options.get("max_attempts"),
+        idempotency_key=options.get("idempotency_key"),
+        webhook=options.get("webhook"),
+        backoff=options.get("backoff"),
+        trace_parent=parent,
+        trace_state=state,
+    )

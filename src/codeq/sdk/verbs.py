@@ -6,42 +6,53 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
-from typing import Any, Self
+from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
 import msgspec
 from msgspec.structs import replace
 
 from codeq.domain import validation
 from codeq.domain.artifacts import Artifact
-from codeq.domain.backoff import Backoff
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound
 from codeq.domain.limits import (
     BACKOFF_MS_MAX,
     CLAIM_WAIT_MS_MAX,
-    ERROR_CHARS_MAX,
-    LEASE_MS_MAX,
-    LEASE_MS_MIN,
     RESULT_WAIT_MS_MAX,
 )
 from codeq.domain.queue import EffectivePolicy, Index, QueuePolicy
-from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
+from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page
 from codeq.domain.task import Status, Task
 from codeq.sdk import artifacts as transfer
+from codeq.sdk.arguments import BULK_MAX, check_changed, lease_ms, reason_text, selection, wait_ms
 from codeq.sdk.artifacts import Source
 from codeq.sdk.backend import Backend
 from codeq.sdk.batcher import AsyncBatcher
+from codeq.sdk.definitions import TaskDefinition
 from codeq.sdk.durations import Seconds, milliseconds, milliseconds_from, unix_ms
-from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, TaskDetails, TaskFailed, WaitTimeout, encode_json
+from codeq.sdk.jobs import (
+    EnqueueRefused,
+    Job,
+    QueueInfo,
+    ReleaseResult,
+    TaskDetails,
+    TaskFailed,
+    TypedTask,
+    WaitTimeout,
+    task_id_of,
+    typed,
+)
+from codeq.sdk.json_encoding import encode_json
+from codeq.sdk.new_tasks import EnqueueOptions, new_task_of
 from codeq.sdk.tracing import current_trace
-from codeq.wire.errors import error_of
 from codeq.wire.events import Event, EventPage
 
 EARLY_S = 0.05
 """A wait for the end of a task that returns sooner than this was cut short by the server: the next one is delayed."""
-BULK_MAX = 100_000
 READ_BYTES_MAX = 64 << 20
 """Bytes of an artifact that `read_artifact` holds in memory, unless it is told otherwise."""
 _COMPLETED = Status.COMPLETED
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Verbs:
@@ -56,46 +67,42 @@ class Verbs:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def enqueue(
-        self,
-        command: str,
-        payload: Any = None,
-        *,
-        priority: int = 0,
-        delay: Seconds = 0,
-        run_at: datetime | None = None,
-        max_attempts: int | None = None,
-        idempotency_key: str | None = None,
-        webhook: str | None = None,
-        backoff: Backoff | None = None,
-    ) -> Task:
-        """Enqueues one task. It is on disk when this returns."""
-        trace_parent, trace_state = current_trace()
-        new_task = NewTask(
-            command=command,
-            payload=encode_json(payload),
-            priority=priority,
-            delay_ms=milliseconds(delay) if delay else 0,
-            run_at_ms=unix_ms(run_at) if run_at is not None else None,
-            max_attempts=max_attempts,
-            idempotency_key=idempotency_key,
-            webhook=webhook,
-            backoff=backoff,
-            trace_parent=trace_parent,
-            trace_state=trace_state,
-        )
+    @overload
+    async def enqueue(self, task: TaskDefinition[P, R], /, *args: P.args, **kwargs: P.kwargs) -> TypedTask[R]: ...
+    @overload
+    async def enqueue(self, command: str, /, payload: Any = None, **options: Unpack[EnqueueOptions]) -> Task: ...
+    async def enqueue(self, command: Any, /, *args: Any, **kwargs: Any) -> Task:
+        """Enqueues one task: a call of a declared function, or a command with any payload and with options. It is on
+        disk when this returns."""
+        if isinstance(command, TaskDefinition):
+            return typed(await self._enqueue(command.new_task(*args, **kwargs)), command)
+        return await self._enqueue(_untyped(command, *args, **kwargs))
+
+    async def _enqueue(self, new_task: NewTask) -> Task:
         [answer] = await self.backend.prepare_enqueue([new_task])()
         if isinstance(answer, CodeqError):
             raise answer
         return answer
 
-    async def enqueue_many(self, tasks: Sequence[NewTask]) -> list[Task | CodeqError]:
-        """Enqueues up to 1000 tasks in one call. Answers per task: the task, or why it was refused."""
+    @overload
+    async def enqueue_many(self, tasks: Sequence[NewTask], *, refusals: Literal["raise"] = "raise") -> list[Task]: ...
+    @overload
+    async def enqueue_many(
+        self, tasks: Sequence[NewTask], *, refusals: Literal["return"]
+    ) -> list[Task | CodeqError]: ...
+    async def enqueue_many(self, tasks: Sequence[NewTask], *, refusals: str = "raise") -> Any:
+        """Enqueues up to 1000 tasks in one call, and returns them. If some are refused, raises EnqueueRefused, which
+        has the answer to each; the others are enqueued. With `refusals="return"` the refusals are in the list."""
+        if refusals not in ("raise", "return"):
+            raise InvalidRequest(f"refusals is 'raise' or 'return', not {refusals!r:.80}")
         parent, state = current_trace()
         if parent is not None:
             trace = {"trace_parent": parent, "trace_state": state}
             tasks = [each if each.trace_parent is not None else replace(each, **trace) for each in tasks]
-        return list(await self.backend.prepare_enqueue(tasks)())
+        answers = list(await self.backend.prepare_enqueue(tasks)())
+        if refusals == "raise" and any(isinstance(answer, CodeqError) for answer in answers):
+            raise EnqueueRefused(answers)
+        return answers
 
     def batcher(self, *, size: int = 500, linger: Seconds = 0.005) -> AsyncBatcher:
         """Collects tasks that are enqueued one by one, and sends them as a batch once there are `size` of them, or once
@@ -119,8 +126,8 @@ class Verbs:
             worker=worker,
             commands=tuple(dict.fromkeys(commands)) or None,
             limit=limit,
-            lease_ms=None if lease is None else _lease_ms(lease),
-            wait_ms=_wait_ms(wait, CLAIM_WAIT_MS_MAX),
+            lease_ms=None if lease is None else lease_ms(lease),
+            wait_ms=wait_ms(wait, CLAIM_WAIT_MS_MAX),
         )
         return await self.backend.claim(wanted)
 
@@ -129,7 +136,7 @@ class Verbs:
 
         Raises NotOwner if the lease was lost, Cancelled if the task was cancelled: stop working on it.
         """
-        until_ms = await self.backend.heartbeat(job, None if extend is None else _lease_ms(extend), progress)
+        until_ms = await self.backend.heartbeat(job, None if extend is None else lease_ms(extend), progress)
         return datetime.fromtimestamp(until_ms / 1000, UTC)
 
     async def complete(self, job: Job, result: Any = None) -> None:
@@ -138,10 +145,10 @@ class Verbs:
 
     async def fail(self, job: Job, error: str, result: Any = None) -> None:
         """Ends the job as failed, without a retry. The files that were attached to it become visible all the same."""
-        encoded, reason, files = encode_json(result), _reason(error), job.named_artifacts()
+        encoded, text, files = encode_json(result), reason_text(error), job.named_artifacts()
         failed = Status.FAILED
         await self._end(
-            Outcome(task_id=job.id, holder=job.holder, status=failed, error=reason, result=encoded, artifacts=files)
+            Outcome(task_id=job.id, holder=job.holder, status=failed, error=text, result=encoded, artifacts=files)
         )
 
     async def complete_many(self, jobs: Sequence[Job], results: Sequence[Any] | None = None) -> list[CodeqError | None]:
@@ -159,17 +166,19 @@ class Verbs:
         """
         return await transfer.upload(self.backend, job, name, content, content_type=content_type, resume=resume)
 
-    async def artifacts(self, task_id: str) -> builtins.list[Artifact]:
+    async def artifacts(self, task: Task | str) -> builtins.list[Artifact]:
         """The files of the task's result: none before it has ended."""
-        return await self.backend.artifacts(task_id)
+        return await self.backend.artifacts(task_id_of(task))
 
-    async def read_artifact(self, task_id: str, name: str, *, most: int = READ_BYTES_MAX) -> bytes:
+    async def read_artifact(self, task: Task | str, name: str, *, most: int = READ_BYTES_MAX) -> bytes:
         """The content of a file of the task's result, if it has at most `most` bytes."""
+        task_id = task_id_of(task)
         return await transfer.read(self.backend, task_id, await self._artifact(task_id, name), most)
 
-    async def download_artifact(self, task_id: str, name: str, target: str | os.PathLike[str]) -> Path:
+    async def download_artifact(self, task: Task | str, name: str, target: str | os.PathLike[str]) -> Path:
         """Writes a file of the task's result to `target`, a file or a directory. It appears there once it is complete
         and its SHA-256 is right."""
+        task_id = task_id_of(task)
         return await transfer.download(self.backend, task_id, await self._artifact(task_id, name), target)
 
     async def _artifact(self, task_id: str, name: str) -> Artifact:
@@ -184,35 +193,57 @@ class Verbs:
         """Reports a failed try. The task is delivered again after its backoff, or after `delay`. With `dead`, or if it
         was the last attempt, the task goes to the dead-letter queue."""
         delay_ms = None if delay is None else milliseconds_from(delay, "a delay", 0, BACKOFF_MS_MAX)
-        return await self.backend.nack(job, delay_ms, _reason(reason), dead=dead)
+        return await self.backend.nack(job, delay_ms, reason_text(reason), dead=dead)
 
-    async def abandon(self, job: Job) -> ReleaseResult:
-        """Releases the job without counting an attempt; another worker may claim it at once."""
-        return await self.backend.abandon(job)
+    async def abandon(self, job: Job, *, delay: Seconds = 0) -> ReleaseResult:
+        """Releases the job without counting an attempt; another worker may claim it at once, or after `delay`."""
+        return await self.backend.abandon(job, milliseconds_from(delay, "a delay", 0, BACKOFF_MS_MAX))
 
-    async def cancel(self, task_id: str) -> Task:
-        """Cancels a task. The worker of a task in progress learns of it at its next heartbeat."""
-        return await self.backend.cancel(task_id)
+    async def cancel(self, task: Task | str) -> Task:
+        """Cancels a task. The worker of a task in progress learns of it within about a second."""
+        return await self.backend.cancel(task_id_of(task))
 
-    async def wait(self, task_id: str, timeout: Seconds = 60) -> Any:  # noqa: ASYNC109 - the server does the waiting
-        """Waits until the task has ended, and returns its result.
+    @overload
+    async def wait(self, task: TypedTask[R], timeout: Seconds = 60) -> R: ...  # noqa: ASYNC109 - the server waits
+    @overload
+    async def wait(
+        self,
+        task: Task | str,
+        timeout: Seconds = 60,  # noqa: ASYNC109 - the server waits
+        *,
+        of: TaskDefinition[Any, R],
+    ) -> R: ...
+    @overload
+    async def wait(self, task: Task | str, timeout: Seconds = 60) -> Any: ...  # noqa: ASYNC109
+    async def wait(
+        self,
+        task: Task | str,
+        timeout: Seconds = 60,  # noqa: ASYNC109 - the server waits
+        *,
+        of: TaskDefinition[Any, Any] | None = None,
+    ) -> Any:
+        """Waits until the task has ended, and returns its result: as the type that its function returns, if the task
+        was enqueued by a declared function or `of` is one.
 
         Raises TaskFailed if the task ended without success, WaitTimeout if it has not ended in time.
         """
-        details = await self._details(task_id, milliseconds(timeout))
-        if not details.task.status.is_final:
-            raise WaitTimeout(f"task {task_id} is {details.task.status} after {timeout} seconds")
-        if details.task.status is not _COMPLETED:
-            raise TaskFailed(details)
-        return details.result
+        task_id = task_id_of(task)
+        found, payload, result = await self._ended(task_id, milliseconds(timeout))
+        if not found.status.is_final:
+            raise WaitTimeout(f"task {task_id} is {found.status} after {timeout} seconds")
+        if found.status is not _COMPLETED:
+            raise TaskFailed(_details(found, payload, result))
+        definition = of if of is not None or not isinstance(task, TypedTask) else task.definition
+        return _decode(result) if definition is None else definition.signature.decode_result(result)
 
-    async def get(self, task_id: str, *, wait: Seconds = 0) -> TaskDetails:
-        """The task with its payload and result. With `wait`, waits that long for the task to end."""
-        return await self._details(task_id, milliseconds(wait))
+    async def get(self, task: Task | str, *, wait: Seconds = 0) -> TaskDetails:
+        """The task in its current state, with its payload and its result as JSON values. With `wait`, waits that long
+        for the task to end."""
+        return _details(*await self._ended(task_id_of(task), milliseconds(wait)))
 
-    async def history(self, task_id: str) -> list[Event]:
+    async def history(self, task: Task | str) -> list[Event]:
         """Every move of the task, oldest first."""
-        return await self.backend.history(task_id)
+        return await self.backend.history(task_id_of(task))
 
     async def list(
         self,
@@ -236,13 +267,15 @@ class Verbs:
         """The counts of the queue of each command."""
         return await self.backend.queues()
 
-    async def replay(self, task_id: str) -> None:
+    async def replay(self, task: Task | str) -> None:
         """Puts a dead task back into its queue, with its attempts reset."""
-        _check_changed(task_id, await self.backend.replay([task_id], limit=1, dry_run=False))
+        task_id = task_id_of(task)
+        check_changed(task_id, await self.backend.replay([task_id], limit=1, dry_run=False))
 
-    async def purge(self, task_id: str) -> None:
+    async def purge(self, task: Task | str) -> None:
         """Deletes a dead task now."""
-        _check_changed(task_id, await self.backend.purge([task_id], limit=1, dry_run=False))
+        task_id = task_id_of(task)
+        check_changed(task_id, await self.backend.purge([task_id], limit=1, dry_run=False))
 
     async def replay_dead(
         self,
@@ -254,8 +287,8 @@ class Verbs:
         dry_run: bool = False,
     ) -> BulkResult:
         """Puts dead tasks back into their queues: those of `ids`, or all that match `command` and `error`."""
-        selection = _selection(command, ids, error, limit)
-        return await self.backend.replay(selection, limit=limit, dry_run=dry_run) if selection else BulkResult(0, 0, [])
+        chosen = selection(command, ids, error, limit)
+        return await self.backend.replay(chosen, limit=limit, dry_run=dry_run) if chosen else BulkResult(0, 0, [])
 
     async def purge_dead(
         self,
@@ -267,8 +300,8 @@ class Verbs:
         dry_run: bool = False,
     ) -> BulkResult:
         """Deletes dead tasks: those of `ids`, or all that match `command` and `error`."""
-        selection = _selection(command, ids, error, limit)
-        return await self.backend.purge(selection, limit=limit, dry_run=dry_run) if selection else BulkResult(0, 0, [])
+        chosen = selection(command, ids, error, limit)
+        return await self.backend.purge(chosen, limit=limit, dry_run=dry_run) if chosen else BulkResult(0, 0, [])
 
     async def cleanup(self, *, before: datetime | None = None, limit: int = 1000) -> int:
         """Deletes up to `limit` ended tasks whose retention passes before `before` (before now, by default)."""
@@ -305,7 +338,7 @@ class Verbs:
 
     async def events(self, *, shard: int = 0, offset: int = 1, limit: int = 1000, wait: Seconds = 0) -> EventPage:
         """The events of a shard from `offset` on. With `wait`, waits that long for the first, 30 s at most."""
-        return await self.backend.events(shard, offset, limit, _wait_ms(wait, CLAIM_WAIT_MS_MAX))
+        return await self.backend.events(shard, offset, limit, wait_ms(wait, CLAIM_WAIT_MS_MAX))
 
     def as_async(self) -> "Verbs":
         """The same queue with coroutines as verbs: this object."""
@@ -315,15 +348,14 @@ class Verbs:
         """Closes the connections, or the data directory. Leaving `async with` does so too."""
         await self.backend.close()
 
-    async def _details(self, task_id: str, wait_ms: int) -> TaskDetails:
+    async def _ended(self, task_id: str, wait_ms: int) -> tuple[Task, str, bytes | None]:
         deadline_s = monotonic() + wait_ms / 1000
         while True:
             asked_s = monotonic()
             left_ms = max(0, round((deadline_s - asked_s) * 1000))
-            task, payload, result = await self.backend.get(task_id, min(left_ms, RESULT_WAIT_MS_MAX))
-            if not left_ms or task.status.is_final:
-                decode = msgspec.json.decode
-                return TaskDetails(task, decode(payload), decode(result) if result is not None else None)
+            found = await self.backend.get(task_id, min(left_ms, RESULT_WAIT_MS_MAX))
+            if not left_ms or found[0].status.is_final:
+                return found
             if monotonic() - asked_s < EARLY_S:
                 await self.backend.sleep(EARLY_S)
 
@@ -333,40 +365,18 @@ class Verbs:
             raise refusal
 
 
+def _untyped(command: str, payload: Any = None, **options: Unpack[EnqueueOptions]) -> NewTask:
+    return new_task_of(command, encode_json(payload), options)
+
+
+def _details(task: Task, payload: str, result: bytes | None) -> TaskDetails:
+    return TaskDetails(task, _decode(payload), _decode(result))
+
+
 def _completed(job: Job, result: Any) -> Outcome:
     files = job.named_artifacts() if job.attached else ()
     return Outcome(task_id=job.id, holder=job.holder, status=_COMPLETED, result=encode_json(result), artifacts=files)
 
 
-def _lease_ms(lease: Seconds) -> int:
-    return milliseconds_from(lease, "a lease", LEASE_MS_MIN, LEASE_MS_MAX)
-
-
-def _wait_ms(wait: Seconds, most_ms: int) -> int:
-    wait_ms = milliseconds(wait)
-    if wait_ms < 0:
-        raise InvalidRequest(f"a wait is not negative: {wait}")
-    return min(wait_ms, most_ms)
-
-
-def _reason(text: str) -> str:
-    """Cuts a long text and escapes broken characters, rather than refusing them: no report is lost for its message."""
-    if not isinstance(text, str):
-        raise InvalidRequest(f"a reason is text, not {text!r:.80}")
-    return text[:ERROR_CHARS_MAX].encode("utf-8", "backslashreplace").decode()[:ERROR_CHARS_MAX]
-
-
-def _selection(command: str | None, ids: Sequence[str] | None, error: str | None, limit: int) -> Selection:
-    if ids is not None and not ids:
-        return ids
-    if ids is not None and (command is not None or error is not None):
-        raise InvalidRequest("dead tasks are chosen by ids, or by command and error; not by both")
-    if not 1 <= limit <= BULK_MAX:
-        raise InvalidRequest(f"limit must be from 1 to {BULK_MAX}, not {limit}")
-    return Filter(command=command, error=error) if ids is None else ids
-
-
-def _check_changed(task_id: str, result: BulkResult) -> None:
-    if not result.changed:
-        code = result.refused.get(task_id, NotFound.code)
-        raise error_of(code, f"task {task_id} is not in the dead-letter queue")
+def _decode(text: str | bytes | None) -> Any:
+    return None if text is None else msgspec.json.decode(text)

@@ -48,6 +48,8 @@ class AppState:
     webhook_secrets: Secrets = field(init=False)
     connections: TenantSlots = field(init=False)
     long_polls: TenantSlots = field(init=False)
+    lease_watches: TenantSlots = field(init=False)
+    """Apart from the other calls that wait, so that they take no place from claims."""
     uploads: Transfers = field(init=False)
     downloads: Transfers = field(init=False)
     scraper: Scraper = field(init=False)
@@ -59,6 +61,7 @@ class AppState:
         limits = self.settings.limits.tenant
         self.connections = TenantSlots(limits.connections_max, limit="connections", what="connections")
         self.long_polls = TenantSlots(limits.long_polls_max, limit="long_polls", what="calls that wait")
+        self.lease_watches = TenantSlots(limits.long_polls_max, limit="long_polls", what="calls that watch leases")
         files = self.settings.artifacts
         self.uploads = Transfers(files.uploads_max, limits.uploads_max, what="uploads")
         self.downloads = Transfers(files.downloads_max, limits.downloads_max, what="downloads")

@@ -78,7 +78,7 @@ class ShardedStore:
         return list({key for part in await self._visit(shard.queues() for shard in self._shards) for key in part})
 
     def all_counts(self, command: str | None = None) -> AsyncIterator[Mapping[QueueKey, QueueCounts]]:
-        read = all_counts.in_memory if self._is_local else all_counts.elsewhere
+        read = all_counts.in_memory if self.is_local else all_counts.elsewhere
         return read(self, command)
 
     async def commit(self, changes: Sequence[Change]) -> list[Task | None]:

@@ -31,7 +31,7 @@ async def get(core: Core, tenant: str, task_id: str, *, wait_ms: int = 0) -> Rec
             return (await _record(core, tenant, task_id)).task.status.is_final
 
         async with core.store.peers.watch_moves():
-            await core.waiters.wait_for_end(task_id, wait_ms, has_ended)
+            await core.waiters.wait_for_end([task_id], wait_ms, has_ended)
         record = await _record(core, tenant, task_id)
     return record
 

@@ -192,20 +192,22 @@ class Waiters(Listener):
 
     # -- other waits ---------------------------------------------------------------------------------------------
 
-    async def wait_for_end(self, task_id: str, wait_ms: int, has_ended: HasEnded) -> None:
-        """Returns when the task ends, or after `wait_ms`. Asks `has_ended` once its end cannot be missed any more, and
-        whenever it may have been."""
+    async def wait_for_end(self, ids: Sequence[str], wait_ms: int, has_ended: HasEnded) -> None:
+        """Returns when one of the tasks ends, or after `wait_ms`. Asks `has_ended` once an end cannot be missed any
+        more, and whenever it may have been."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + wait_ms / 1000
         while self._may_wait:
             ended: asyncio.Future[bool] = loop.create_future()
-            self._for_end.setdefault(task_id, set()).add(ended)
+            for task_id in ids:
+                self._for_end.setdefault(task_id, set()).add(ended)
             try:
                 if await has_ended():
                     return
                 await asyncio.wait([ended], timeout=until_s - loop.time())
             finally:
-                self._leave(task_id, ended)
+                for task_id in ids:
+                    self._leave(task_id, ended)
             if not ended.done() or ended.result():
                 return
 

@@ -13,7 +13,13 @@ from msgspec import Meta, Raw
 from codeq.domain import backoff as domain
 from codeq.domain import lifecycle
 from codeq.domain.artifacts import Artifact
-from codeq.domain.limits import BATCH_TASKS_MAX, CLAIM_COMMANDS_MAX, REQUEST_ID_CHARS_MAX, TRACE_CHARS_MAX
+from codeq.domain.limits import (
+    BATCH_TASKS_MAX,
+    CLAIM_COMMANDS_MAX,
+    REQUEST_ID_CHARS_MAX,
+    TRACE_CHARS_MAX,
+    WATCHED_LEASES_MAX,
+)
 from codeq.domain.queue import Index
 from codeq.domain.task import Body, Status, Task
 from codeq.wire import times
@@ -97,6 +103,22 @@ class Heartbeat(LeaseCall, frozen=True, kw_only=True, gc=False):
     """From now on; 0 or less for the queue's own."""
     progress: Annotated[str, Meta(max_length=200)] | None = None
     """How far the work is, as text; shown with the task while it is in progress."""
+
+
+class Abandon(LeaseCall, frozen=True, kw_only=True, gc=False):
+    delay_seconds: Seconds = 0
+    """The task is delivered again after so long, without counting an attempt; 0 for the back of the queue now."""
+
+
+class WatchedLease(Request, frozen=True, kw_only=True, gc=False):
+    task_id: str
+    lease_token: Annotated[int, Meta(ge=0)] | None = None
+
+
+class WatchLeases(Request, frozen=True, kw_only=True, gc=False):
+    leases: Annotated[list[WatchedLease], Meta(min_length=1, max_length=WATCHED_LEASES_MAX)]
+    wait_seconds: float = 0
+    """At most 30; a larger value means 30."""
 
 
 class Nack(LeaseCall, frozen=True, kw_only=True, gc=False):
@@ -235,6 +257,18 @@ class SubmitAnswers(Wire, frozen=True, kw_only=True, gc=False):
 class HeartbeatAnswer(Wire, frozen=True, kw_only=True, gc=False):
     ok: bool
     lease_until: str
+
+
+class LeaseEnd(Wire, frozen=True, gc=False):
+    """A lease that its holder has lost."""
+
+    task_id: str
+    code: str
+    """`cancelled`, `not-owner`, `not-in-progress` or `not-found`: what a heartbeat would be refused with."""
+
+
+class LeaseEnds(Wire, frozen=True, kw_only=True, gc=False):
+    ended: list[LeaseEnd]
 
 
 class GiveBackAnswer(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):

@@ -70,6 +70,9 @@ ADVICE: dict[type[CodeqError], str] = {
     wire.Unexpected: "Check the proxy between client and server; `code` is what was answered.",
     public.TaskFailed: "Look at `fault.details`: the task with its error, payload and result.",
     public.WebhookInvalid: "Answer 401 and do nothing: check the secret, the clock, and that the body is as it came.",
+    public.PayloadInvalid: "Correct the arguments; the text names the one that does not fit, and the function.",
+    public.EnqueueRefused: "Look at `fault.answers`: the task or the refusal of each. The others are enqueued.",
+    public.ResultInvalid: "Compare the handler with its annotation; `get` has the result as it is.",
     public.WaitTimeout: "Wait again, or ask later with `get`. The task is not affected.",
 }
 
@@ -80,7 +83,8 @@ def page() -> str:
     groups: dict[str, list[type[CodeqError]]] = {
         "Queue and store": [kind for kind in ADVICE if kind.__module__ == domain.__name__],
         "HTTP and connection": [kind for kind in ADVICE if kind.__module__ == wire.__name__],
-        "Waiting for a result": [public.TaskFailed, public.WaitTimeout],
+        "Declared tasks and batches": [public.PayloadInvalid, public.EnqueueRefused],
+        "Waiting for a result": [public.TaskFailed, public.ResultInvalid, public.WaitTimeout],
         "Receiving webhooks": [public.WebhookInvalid],
     }
     sections = [f"## {title}\n\n{_table(kinds)}\n" for title, kinds in groups.items()]

@@ -3,7 +3,7 @@
 import enum
 import inspect
 import re
-from typing import Any
+from typing import Any, get_overloads, is_typeddict
 
 import msgspec
 
@@ -13,8 +13,10 @@ from codeq.cli.reference.markdown import field_notes, paragraphs, table
 from codeq.domain.requests import BulkResult, Page
 from codeq.sdk.batcher import AsyncBatcher, AsyncTicket, Batcher, Ticket
 from codeq.sdk.deliveries import AsyncDeliveries, Deliveries
+from codeq.sdk.new_tasks import EnqueueOptions
 from codeq.sdk.subscriptions import AsyncSubscriptions, Subscriptions
 from codeq.sdk.verbs import Verbs
+from codeq.sdk.worker.options import HandlerOptions
 from codeq.wire.deliveries import DeliveryPage, DeliveryView
 from codeq.wire.events import Event, EventPage
 from codeq.wire.subscriptions import SubscriptionView
@@ -43,11 +45,22 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
         codeq.TenantLimits,
         codeq.restore,
     ),
-    "Batches": (codeq.new_tasks, codeq.NewTask, Batcher, Ticket, AsyncBatcher, AsyncTicket),
+    "Tasks": (
+        codeq.task,
+        codeq.TaskDefinition,
+        codeq.TypedTask,
+        EnqueueOptions,
+        HandlerOptions,
+        codeq.set_default_queue,
+    ),
+    "Batches": (codeq.new_task, codeq.new_tasks, codeq.NewTask, Batcher, Ticket, AsyncBatcher, AsyncTicket),
     "Workers": (
         codeq.Worker,
         codeq.Retry,
         codeq.Fail,
+        codeq.Bury,
+        codeq.Snooze,
+        codeq.Failure,
         codeq.RunningJob,
         codeq.current_job,
         codeq.Interrupted,
@@ -73,6 +86,10 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
         codeq.EffectivePolicy,
         codeq.Backoff,
         codeq.PartialBackoff,
+        codeq.fixed,
+        codeq.linear,
+        codeq.exponential,
+        codeq.queue_policy,
         codeq.BackoffKind,
         codeq.OnExpiry,
     ),
@@ -109,6 +126,8 @@ def _thing(thing: Any) -> str:
     if issubclass(thing, enum.Enum):
         members = ", ".join(f"`{member.name}`" for member in thing)
         return f"### {thing.__name__}\n\n{_spaced(thing)}One of {members}.\n"
+    if is_typeddict(thing):
+        return "\n".join([f"### {thing.__name__}\n", _spaced(thing) + _options(thing)])
     if issubclass(thing, msgspec.Struct):
         return "\n".join([f"### {thing.__name__}\n", _spaced(thing) + _fields(thing), *_members(thing)])
     made = thing.__init__.__doc__ if "__init__" in vars(thing) else None
@@ -118,7 +137,7 @@ def _thing(thing: Any) -> str:
 
 
 def _is_made_by_users(thing: type) -> bool:
-    return thing in (codeq.Client, codeq.AsyncClient, codeq.Worker, codeq.Retry, codeq.Fail)
+    return thing in (codeq.Client, codeq.AsyncClient, codeq.Worker, codeq.Retry, codeq.Fail, codeq.Bury, codeq.Snooze)
 
 
 def _members(thing: type) -> list[str]:
@@ -134,7 +153,9 @@ def _members(thing: type) -> list[str]:
 
 
 def _entry(name: str, function: Any, level: str) -> str:
-    return f"{level} {name}\n\n{_signature(name.rpartition('.')[2], function)}\n{_docstring(function)}"
+    short = name.rpartition(".")[2]
+    shown = [_signature(short, each) for each in get_overloads(function) or [function]]
+    return f"{level} {name}\n\n{''.join(shown)}\n{_docstring(function)}"
 
 
 def _spaced(thing: Any) -> str:
@@ -169,7 +190,8 @@ def _clean(text: str) -> str:
     """The annotation without the modules of its names."""
     bare = re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z_])", "", text)
     bare = re.sub(r"<object object at \w+>", "...", bare)
-    return bare.replace("~Function", "Function")
+    bare = re.sub(r"\*<class '(\w+)'>", r"\1", bare)
+    return re.sub(r"~(?=[A-Z])", "", bare)
 
 
 def _fields(kind: Any) -> str:
@@ -180,6 +202,14 @@ def _fields(kind: Any) -> str:
         annotation = kind.__annotations__.get(field.name, field.type)
         rows.append((f"`{field.name}`", f"`{_clean(_named(annotation))}`", default, notes.get(field.name, "")))
     return table("field", "type", "default", "", rows=rows) + "\n"
+
+
+def _options(kind: Any) -> str:
+    notes = field_notes(kind)
+    rows = [
+        (f"`{name}`", f"`{_clean(_named(hint))}`", notes.get(name, "")) for name, hint in kind.__annotations__.items()
+    ]
+    return table("option", "type", "", rows=rows) + "\n"
 
 
 def _value(field: Any) -> str:

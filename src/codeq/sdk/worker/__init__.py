@@ -3,8 +3,9 @@
 Imports the rest of sdk, domain and wire.
 """
 
-from codeq.sdk.worker.execution import Fail, Interrupted, Retry
+from codeq.sdk.worker.hooks import Failure
+from codeq.sdk.worker.outcomes import Bury, Fail, Interrupted, Retry, Snooze
 from codeq.sdk.worker.running_job import RunningJob, current_job
 from codeq.sdk.worker.worker import Worker
 
-__all__ = ["Fail", "Interrupted", "Retry", "RunningJob", "Worker", "current_job"]
+__all__ = ["Bury", "Fail", "Failure", "Interrupted", "Retry", "RunningJob", "Snooze", "Worker", "current_job"]

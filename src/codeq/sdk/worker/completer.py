@@ -5,17 +5,21 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from time import monotonic
+from typing import Protocol, TypeVar
 
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound, Refused
 from codeq.domain.limits import BATCH_TASKS_MAX
 from codeq.domain.requests import Outcome
 from codeq.domain.task import Status
 from codeq.sdk.backend import Backend
-from codeq.sdk.worker.execution import JobOutcome, OutcomeKind, outcome_of_error
-from codeq.sdk.worker.health import Counts
+from codeq.sdk.worker.execution import outcome_of_error
+from codeq.sdk.worker.health import CommandCounts, Counts
 from codeq.sdk.worker.heartbeat import Heartbeater
-from codeq.sdk.worker.pool import InFlightJob
+from codeq.sdk.worker.hooks import Failure, Hook, HookRunner
+from codeq.sdk.worker.outcomes import JobOutcome, OutcomeKind
+from codeq.sdk.worker.pool import InFlightJob, InFlightJobs
+from codeq.sdk.worker.running_job import RunningJob, as_current
 from codeq.wire.errors import Forbidden, NoRoute, TooLarge, Unexpected, WrongMedia, WrongMethod
 
 log = logging.getLogger("codeq.worker")
@@ -36,6 +40,13 @@ EndedJob = tuple[InFlightJob, JobOutcome]
 T = TypeVar("T")
 
 
+class HasHooks(Protocol):
+    """A worker, as its completer sees it."""
+
+    failure_hooks: list[Hook]
+    death_hooks: list[Hook]
+
+
 class Completer:
     """Reports outcomes of jobs until the queue acknowledges them."""
 
@@ -43,28 +54,38 @@ class Completer:
         self,
         backend: Backend,
         heartbeater: Heartbeater,
-        in_flight: dict[str, InFlightJob],
-        changed: asyncio.Event,
+        in_flight: InFlightJobs,
+        reported: Callable[[], None],
+        *,
+        hooks: HookRunner,
+        worker: HasHooks,
     ) -> None:
-        """A job leaves `in_flight` when its handler has ended. `changed` is set then, and again when jobs have been
+        """A job leaves `in_flight` when its handler has ended. `reported` is called then, and again when jobs have been
         reported."""
         self._backend = backend
         self._heartbeater = heartbeater
         self._in_flight = in_flight
-        self._changed = changed
+        self._reported = reported
+        self._hooks = hooks
+        self._worker = worker
         self._ended: deque[EndedJob] = deque()
         self._has_ended = asyncio.Event()
         self._is_woken = False
         self._reporting = 0
         self._reports: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-        self.ended_jobs = 0
         self.counts = Counts()
+        self._by_command: dict[str, CommandCounts] = {}
         self.running = self._loop.create_task(self._run())
         """Ends only with an error."""
 
+    def by_command(self) -> dict[str, CommandCounts]:
+        """What happened to the jobs of each command, and how long they took."""
+        return self._by_command
+
     def ended(self, entry: InFlightJob, outcome: JobOutcome) -> None:
         """Reports the job with the next batch, unless its outcome has been decided. May be called from any thread."""
+        entry.ended_s = monotonic()
         entry.is_ended = True
         self._ended.append((entry, outcome))
         if not self._is_woken:
@@ -74,6 +95,8 @@ class Completer:
 
     def report_now(self, batch: Sequence[EndedJob]) -> None:
         """Reports jobs whose outcome has been decided, without waiting for their handlers or for the current batch."""
+        for entry, outcome in batch:
+            self._tell(entry, outcome)
         task = self._loop.create_task(self._report(batch))
         self._reports.add(task)
         task.add_done_callback(self._reports.discard)
@@ -106,17 +129,30 @@ class Completer:
         size = 0
         while self._ended and len(batch) < BATCH_TASKS_MAX and size < RESULT_BYTES_AT_ONCE:
             entry, outcome = self._ended.popleft()
-            self.ended_jobs += 1
-            self._in_flight.pop(entry.key, None)
+            self._in_flight.remove(entry.key)
             if entry.decided_s:
                 continue
             if outcome.kind is _DROP:  # nobody interrupted it
                 fault = InterruptedError("the handler interrupted itself")
                 outcome = outcome_of_error(entry.handler, entry.job, fault)
+            self._tell(entry, outcome)
             batch.append((entry, outcome))
             size += len(outcome.result or b"")
-        self._changed.set()
+        self._reported()
         return batch
+
+    def _tell(self, entry: InFlightJob, outcome: JobOutcome) -> None:
+        """Counts the outcome, and logs a failed try with its traceback, whether or not the queue can be reached."""
+        counts = self._by_command.get(entry.job.command)
+        if counts is None:
+            counts = self._by_command[entry.job.command] = CommandCounts()
+        counts.add(outcome, (entry.ended_s or monotonic()) - entry.started_s if entry.started_s else None)
+        if outcome.error is not None:
+            job = entry.job
+            with as_current(RunningJob(job)):
+                log.warning("attempt %d of %d of %s %s failed: %s", job.attempt, job.max_attempts, job.command, job.id,
+                            outcome.error)  # fmt: skip
+            self._hooks.call(self._worker.failure_hooks, _failure(entry, outcome, is_final=outcome.kind is _FAIL))
 
     async def _report(self, batch: Sequence[EndedJob]) -> None:
         """Returns once the queue has accepted or refused every outcome."""
@@ -131,7 +167,7 @@ class Completer:
         finally:
             self._reporting -= 1
             self._heartbeater.release([entry.key for entry, _ in batch])
-            self._changed.set()
+            self._reported()
 
     async def _submit(self, results: Sequence[EndedJob]) -> None:
         outcomes = [
@@ -163,9 +199,10 @@ class Completer:
 
     async def _refused(self, entry: InFlightJob, outcome: JobOutcome, refusal: CodeqError) -> None:
         if isinstance(refusal, (InvalidRequest, TooLarge)) and outcome.result is not None:
-            # The task can still be ended without the result and its files.
-            entry.job.attached = []
-            await self._submit([(entry, JobOutcome(_FAIL, None, f"the result was refused: {refusal}"))])
+            # The work may be done; its task can be replayed once the handler is mended.
+            buried = JobOutcome(_RETRY, error=f"the result was refused: {refusal}", is_last=True)
+            self._tell(entry, buried)
+            await self._release(entry, buried)
             return
         self.counts.refused += 1
         if isinstance(refusal, (Refused, NotFound)):
@@ -178,15 +215,31 @@ class Completer:
         try:
             if outcome.kind is _RETRY:
                 reason = outcome.error or ""
-                await _until_answered(lambda: backend.nack(job, outcome.delay_ms, reason, dead=outcome.is_last))
+                released = await _until_answered(
+                    lambda: backend.nack(job, outcome.delay_ms, reason, dead=outcome.is_last)
+                )
                 self.counts.retried += 1
-                log.info("a try of task %s failed: %s", job.id, reason)
+                if released.is_dead:
+                    self._died(entry, outcome)
             else:
-                await _until_answered(lambda: backend.abandon(job))
+                await _until_answered(lambda: backend.abandon(job, outcome.delay_ms or 0))
                 self.counts.abandoned += 1
         except CodeqError as refusal:
             self.counts.refused += 1
             log.warning("task %s cannot be released: %s", job.id, refusal)
+
+    def _died(self, entry: InFlightJob, outcome: JobOutcome) -> None:
+        job = entry.job
+        self._by_command[job.command].dead += 1
+        with as_current(RunningJob(job)):
+            log.error("%s %s is in the dead-letter queue after attempt %d: %s", job.command, job.id, job.attempt,
+                      (outcome.error or "").partition("\n")[0])  # fmt: skip
+        self._hooks.call(self._worker.death_hooks, _failure(entry, outcome, is_final=True))
+
+
+def _failure(entry: InFlightJob, outcome: JobOutcome, *, is_final: bool) -> Failure:
+    error, _, trace = (outcome.error or "").partition("\n")
+    return Failure(job=entry.job, error=error, traceback=trace, is_final=is_final or outcome.is_last)
 
 
 async def _until_answered(call: Callable[[], Awaitable[T]]) -> T:

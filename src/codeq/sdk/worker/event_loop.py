@@ -5,7 +5,8 @@ from collections import deque
 from functools import partial
 from time import monotonic
 
-from codeq.sdk.worker.execution import DROPPED, JobOutcome, run_handler_async
+from codeq.sdk.worker.execution import run_handler_async
+from codeq.sdk.worker.outcomes import DROPPED, JobOutcome
 from codeq.sdk.worker.pool import Attach, Ended, InFlightJob, Report
 from codeq.sdk.worker.running_job import RunningJob
 

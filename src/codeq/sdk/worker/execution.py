@@ -3,79 +3,38 @@
 import inspect
 import random
 import traceback
-from collections.abc import Callable
-from enum import StrEnum
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from msgspec import Struct
-
 from codeq.domain.errors import InvalidRequest
-from codeq.domain.limits import BACKOFF_MS_MAX, ERROR_CHARS_MAX, RESULT_BYTES_MAX
-from codeq.sdk.durations import Seconds, milliseconds
-from codeq.sdk.jobs import Job, encode_json
+from codeq.domain.limits import ERROR_CHARS_MAX, RESULT_BYTES_MAX, TRACEBACK_CHARS_MAX
+from codeq.sdk.jobs import Job
+from codeq.sdk.json_encoding import encode_json
 from codeq.sdk.tracing import job_span
 from codeq.sdk.worker.handler import Handler
+from codeq.sdk.worker.outcomes import (
+    ASKED_FOR,
+    RETURNED_NONE,
+    Bury,
+    Crash,
+    Fail,
+    Interrupted,
+    JobOutcome,
+    OutcomeKind,
+    Retry,
+    Snooze,
+)
 from codeq.sdk.worker.running_job import RunningJob, as_current
 
-
-class Retry(Exception):
-    """Raised or returned by a handler to have the task tried again: after `delay` seconds, or after its backoff."""
-
-    def __init__(self, delay: Seconds | None = None, reason: str = "") -> None:
-        super().__init__(reason or "retry requested")
-        self.delay_ms = None if delay is None else milliseconds(delay)
-        if self.delay_ms is not None and not 0 <= self.delay_ms <= BACKOFF_MS_MAX:
-            raise InvalidRequest(f"a retry is 0 s to {BACKOFF_MS_MAX // 3_600_000} h later, not {delay}")
-
-
-class Fail(Exception):
-    """Raised or returned by a handler to end the task as FAILED, without another try."""
-
-    def __init__(self, error: str, result: Any = None) -> None:
-        super().__init__(error)
-        self.result = result
-
-
-class Interrupted(BaseException):
-    """Raised inside a handler whose result is no longer needed. It is not an Exception, so that `except Exception` does
-    not catch it; clean up and let it pass."""
-
-
-class TimedOut(Exception):
-    """The handler ran longer than its timeout."""
-
-
-class OutcomeKind(StrEnum):
-    COMPLETE = "complete"
-    FAIL = "fail"
-    RETRY = "retry"
-    ABANDON = "abandon"
-    DROP = "drop"
-    """Nothing is reported: the lease was lost, so the report would be refused."""
-
-
-class JobOutcome(Struct, frozen=True, array_like=True, gc=False):
-    """How a delivery ended. Beyond the domain's `Outcome` it can be a retry or an abandon, which are not results."""
-
-    kind: OutcomeKind
-    result: bytes | None = None
-    error: str | None = None
-    delay_ms: int | None = None
-    is_last: bool = False
-    """A retry that goes to the dead-letter queue, because the handler allows no more attempts."""
-
-
-ABANDONED = JobOutcome(OutcomeKind.ABANDON)
-DROPPED = JobOutcome(OutcomeKind.DROP)
-_RETURNED_NONE = JobOutcome(OutcomeKind.COMPLETE, b"null")
+_OWN_FILES = ("codeq/sdk/worker/execution.py",)
 
 
 def run_handler(handler: Handler, running: RunningJob) -> JobOutcome:
     """Calls the handler and waits for it. Interrupted passes through; every other error is an outcome of the job."""
     try:
         with as_current(running), job_span(running.job):
-            return _outcome_of_value(handler, running.job, _call(handler, running)())
+            return outcome_of_value(handler, running.job, _call(handler, running)())
     except Interrupted:
         raise
     except BaseException as fault:  # noqa: BLE001 - the top of every handler: no error of its may end the worker
@@ -86,7 +45,7 @@ async def run_handler_async(handler: Handler, running: RunningJob) -> JobOutcome
     """As `run_handler`, for a coroutine function. The CancelledError of an interrupted job passes through."""
     try:
         with as_current(running), job_span(running.job):
-            return _outcome_of_value(handler, running.job, await _call(handler, running)())
+            return outcome_of_value(handler, running.job, await _call(handler, running)())
     except BaseException as fault:
         if running.is_cancelled or isinstance(fault, GeneratorExit):
             raise
@@ -95,38 +54,76 @@ async def run_handler_async(handler: Handler, running: RunningJob) -> JobOutcome
 
 def outcome_of_error(handler: Handler, job: Job, fault: BaseException) -> JobOutcome:
     if isinstance(fault, Fail):
-        error = _line(_text_of(fault)) or "failed"
-        try:
-            return JobOutcome(OutcomeKind.FAIL, _encoded(fault.result), error=error)
-        except InvalidRequest:
-            return JobOutcome(OutcomeKind.FAIL, error=error)
+        return _failed(_line(_text_of(fault)) or "failed", fault.result)
+    if isinstance(fault, Snooze):
+        return JobOutcome(OutcomeKind.ABANDON, delay_ms=fault.delay_ms)
+    if isinstance(fault, Bury):
+        return JobOutcome(OutcomeKind.RETRY, error=_line(_text_of(fault)) or "buried", is_last=True)
+    rules = handler.errors
+    is_asked_for = isinstance(fault, Retry)
+    error = _line(_text_of(fault)) if is_asked_for else described(fault)
+    if not is_asked_for and rules.fails(fault):
+        return _failed(error, None)
     is_last = handler.max_attempts is not None and job.attempt >= handler.max_attempts
+    if not is_asked_for and not isinstance(fault, Crash) and not rules.retries(fault):
+        is_last = True
     delay_ms = fault.delay_ms if isinstance(fault, Retry) else None
-    if delay_ms is None and handler.backoff is not None:
-        delay_ms = handler.backoff.delay_ms(job.attempt, random.random)
-    error = _line(_text_of(fault)) if isinstance(fault, Retry) else _described(fault)
+    backoff = rules.backoff(fault) or handler.backoff
+    if delay_ms is None and backoff is not None:
+        delay_ms = backoff.delay_ms(job.attempt, random.random)
     return JobOutcome(OutcomeKind.RETRY, error=error, delay_ms=delay_ms, is_last=is_last)
 
 
-def _outcome_of_value(handler: Handler, job: Job, value: Any) -> JobOutcome:
+def outcome_of_value(handler: Handler, job: Job, value: Any) -> JobOutcome:
     if value is None:
-        return _RETURNED_NONE
-    if isinstance(value, (Retry, Fail)):
+        return RETURNED_NONE
+    if isinstance(value, ASKED_FOR):
         return outcome_of_error(handler, job, value)
     try:
         return JobOutcome(OutcomeKind.COMPLETE, _encoded(value))
     except InvalidRequest as fault:
         if inspect.iscoroutine(value):
             value.close()
-        return JobOutcome(OutcomeKind.FAIL, error=_line(f"the handler's return value {fault}"))
+        # The work may be done, and its task can be replayed once the handler is mended.
+        return JobOutcome(OutcomeKind.RETRY, error=_line(f"the handler's return value {fault}"), is_last=True)
+
+
+def outcomes_of_values(handler: Handler, jobs: Sequence[Job], values: Any) -> list[JobOutcome]:
+    """Of a handler that takes many jobs at once: it returns a value for each of them, or None for all."""
+    if values is None:
+        return [RETURNED_NONE] * len(jobs)
+    if isinstance(values, ASKED_FOR):
+        return [outcome_of_error(handler, job, values) for job in jobs]
+    if not isinstance(values, (list, tuple)) or len(values) != len(jobs):
+        text = f"{len(values)} of them" if isinstance(values, (list, tuple)) else type(values).__name__
+        fault = Bury(
+            f"a handler of batches returns None, or a list with a result for each of {len(jobs)} tasks; not {text}"
+        )
+        return [outcome_of_error(handler, job, fault) for job in jobs]
+    return [outcome_of_value(handler, job, value) for job, value in zip(jobs, values, strict=True)]
 
 
 def _call(handler: Handler, running: RunningJob) -> Callable[[], Any]:
-    function, payload = handler.function, running.payload
-    call: Callable[[], Any] = partial(function, payload, running) if handler.wants_job else partial(function, payload)
+    signature = handler.signature
+    args, kwargs = signature.decode(running.job.raw)
+    if signature.job_name is not None:
+        kwargs = {**kwargs, signature.job_name: running}
+    call: Callable[[], Any] = partial(handler.function, *args, **kwargs)
+    return wrapped(handler, running, call)
+
+
+def wrapped(handler: Handler, running: RunningJob, call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call inside the middleware of the worker."""
     for middleware in reversed(handler.middleware):
         call = partial(middleware, running, call)
     return call
+
+
+def _failed(error: str, result: Any) -> JobOutcome:
+    try:
+        return JobOutcome(OutcomeKind.FAIL, _encoded(result), error=error)
+    except InvalidRequest:
+        return JobOutcome(OutcomeKind.FAIL, error=error)
 
 
 def _encoded(result: Any) -> bytes:
@@ -136,11 +133,31 @@ def _encoded(result: Any) -> bytes:
     return encoded
 
 
-def _described(fault: BaseException) -> str:
-    """The error in one line, with the place where it was raised."""
+def described(fault: BaseException) -> str:
+    """The error in one line, with the place where it was raised, followed by the end of its traceback."""
     frames = traceback.extract_tb(fault.__traceback__, limit=-1)
     place = f" (at {frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-    return _line(f"{type(fault).__name__}: {_text_of(fault)}"[: ERROR_CHARS_MAX - 500] + place)
+    text = " ".join(_text_of(fault).splitlines())
+    line = f"{type(fault).__name__}: {text}"[: ERROR_CHARS_MAX - 500] + place
+    return _line(f"{line}\n{_traceback(fault, min(TRACEBACK_CHARS_MAX, ERROR_CHARS_MAX - len(line) - 1))}".rstrip())
+
+
+def _traceback(fault: BaseException, chars_max: int) -> str:
+    """The end of the traceback, without frames of the worker: there is the place that raised the error."""
+    if not any(not frame.filename.endswith(_OWN_FILES) for frame in traceback.extract_tb(fault.__traceback__)):
+        return ""
+    try:
+        told = traceback.TracebackException.from_exception(fault)
+        told.stack = traceback.StackSummary.from_list(
+            [frame for frame in told.stack if not frame.filename.endswith(_OWN_FILES)]
+        )
+        text = "".join(told.format()).rstrip()
+    except Exception:  # noqa: BLE001 - an error that cannot be shown must not become a second error
+        return ""
+    if len(text) <= chars_max:
+        return text
+    cut = text[len(text) - chars_max + 4 :]
+    return f"...\n{cut.partition(chr(10))[2] or cut}" if chars_max > 4 else ""
 
 
 def _text_of(fault: BaseException) -> str:

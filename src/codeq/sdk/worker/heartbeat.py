@@ -11,6 +11,7 @@ from msgspec import Struct
 from codeq.domain.errors import CodeqError, NotFound, Refused
 from codeq.sdk.backend import Backend
 from codeq.sdk.jobs import Job
+from codeq.sdk.worker.lease_watch import LeaseWatch
 from codeq.wire.errors import Unauthenticated
 
 log = logging.getLogger("codeq.worker")
@@ -52,6 +53,7 @@ class _HeldLease(Struct):
     job: Job
     lease_ms: int
     due_s: float
+    since_s: float
     progress: str = ""
     sent_progress: str = ""
     sent_s: float = 0.0
@@ -71,6 +73,8 @@ class LoopHeartbeater:
         self._due: deque[str] = deque()
         self._beating: dict[str, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
+        self._watch = LeaseWatch(backend, self._held, self._refused)
+        self._watching = self._loop.create_task(self._watch.run())
         self.running = self._loop.create_task(self._tick())
 
     async def ready(self) -> None:
@@ -80,9 +84,11 @@ class LoopHeartbeater:
         """With `at_once` the first heartbeats are sent now, because it is not known when the last ones were."""
         # A claim for several commands asks for the shortest of their leases.
         first_s = 0.0 if at_once else min(self._leases_ms.values()) / 1000 / BEATS_PER_LEASE
-        due_s = self._loop.time() + first_s
+        now_s = self._loop.time()
+        due_s = now_s + first_s
         for job in jobs:
-            self._held[job.key] = _HeldLease(job, self._leases_ms[job.command], due_s)
+            self._held[job.key] = _HeldLease(job, self._leases_ms[job.command], due_s, now_s)
+        self._watch.hold()
         if at_once:
             self._send_due()
 
@@ -98,10 +104,14 @@ class LoopHeartbeater:
     async def close(self) -> None:
         self._held.clear()
         self._due.clear()
-        tasks = [self.running, *self._beating.values()]
+        tasks = [self.running, self._watching, *self._beating.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _refused(self, key: str, code: str) -> None:
+        if self._held.pop(key, None) is not None:
+            self._lost(key, code)
 
     async def _tick(self) -> None:
         while True:
@@ -133,13 +143,12 @@ class LoopHeartbeater:
             lease.sent_progress = progress
             next_s = lease_s / BEATS_PER_LEASE
         except (Refused, NotFound) as refusal:
-            if self._held.pop(key, None) is not None:
-                self._lost(key, refusal.code)
+            self._refused(key, refusal.code)
         except Unauthenticated as refusal:
             log.warning("a heartbeat was refused: %s", refusal)
             self._lost("", refusal.code)
         except (CodeqError, TimeoutError) as fault:
-            log.warning("a heartbeat failed: %s", fault or "no answer")
+            log.warning("a heartbeat failed: %s", str(fault) or "no answer")
         finally:
             del self._beating[key]
             lease.due_s = self._loop.time() + next_s

@@ -55,7 +55,16 @@ class HeartbeatProcess:
     """A `LoopHeartbeater` in a process of its own. The process is restarted, and sent all leases again, if it ends;
     until it is up, the worker sends the heartbeats itself."""
 
-    def __init__(self, backend: Backend, options: ClientOptions, leases_ms: Mapping[str, int], lost: Lost) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        options: ClientOptions,
+        leases_ms: Mapping[str, int],
+        lost: Lost,
+        *,
+        at_once: bool = True,
+    ) -> None:
+        """Without `at_once` the process is started when the first jobs need it: many a run finds none."""
         self._backend = backend
         self._options = options
         self._leases_ms = dict(leases_ms)
@@ -64,10 +73,14 @@ class HeartbeatProcess:
         self._progress: dict[str, str] = {}
         self._pipe: asyncio.StreamWriter | None = None
         self._is_up = asyncio.Event()
+        self._is_needed = asyncio.Event()
+        if at_once:
+            self._is_needed.set()
         self._stand_in: LoopHeartbeater | None = None
         self.running = asyncio.get_running_loop().create_task(self._run())
 
     async def ready(self) -> None:
+        self._is_needed.set()
         await self._is_up.wait()
 
     def hold(self, jobs: Sequence[Job]) -> None:
@@ -102,6 +115,7 @@ class HeartbeatProcess:
 
     async def _run(self) -> None:
         pause_s = 0.0
+        await self._is_needed.wait()
         while True:
             self._stand_in = LoopHeartbeater(self._backend, self._leases_ms, self._lease_lost)
             self._stand_in.hold(list(self._held.values()), at_once=True)

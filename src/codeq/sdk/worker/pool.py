@@ -1,14 +1,15 @@
 """The seam between the runner and what executes handlers: threads, child processes, or the event loop."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from msgspec import Struct
 
 from codeq.sdk.jobs import Job
-from codeq.sdk.worker.execution import JobOutcome
 from codeq.sdk.worker.handler import Handler
+from codeq.sdk.worker.outcomes import JobOutcome
 from codeq.sdk.worker.running_job import AttachedFile
 
 
@@ -26,7 +27,34 @@ class InFlightJob(Struct, gc=False, eq=False):
     handler that has not started by then is not started any more."""
     is_ended: bool = False
     """Its pool has called `Ended`."""
+    ended_s: float = 0.0
     progress: str = ""
+
+
+class InFlightJobs:
+    """The jobs that the worker holds, by key; and how many each pool holds and has ended."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, InFlightJob] = {}
+        self.held: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter()
+
+    def add(self, entry: InFlightJob) -> None:
+        self.by_key[entry.key] = entry
+        self.held[entry.handler.pool_name] += 1
+
+    def remove(self, key: str) -> None:
+        """Forgets the job, if it is there."""
+        entry = self.by_key.pop(key, None)
+        if entry is not None:
+            self.held[entry.handler.pool_name] -= 1
+            self.ended[entry.handler.pool_name] += 1
+
+    def __bool__(self) -> bool:
+        return bool(self.by_key)
+
+    def __len__(self) -> int:
+        return len(self.by_key)
 
 
 Ended = Callable[[InFlightJob, JobOutcome], None]

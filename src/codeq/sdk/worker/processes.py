@@ -6,27 +6,24 @@ import logging
 import multiprocessing
 import os
 import pickle
+import resource
 import signal
-import sys
-import tempfile
-import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from time import monotonic
-from typing import Any
 
 import msgspec
 
 from codeq.domain.errors import CodeqError, InvalidRequest
-from codeq.sdk.jobs import Job
-from codeq.sdk.worker.execution import DROPPED, Interrupted, JobOutcome, outcome_of_error, run_handler
+from codeq.sdk.worker.child_process import READY, decode_message, encode_message, pickled, run_jobs
+from codeq.sdk.worker.execution import outcome_of_error
 from codeq.sdk.worker.handler import Handler
-from codeq.sdk.worker.parent_death import die_with_parent
+from codeq.sdk.worker.outcomes import DROPPED, Crash
 from codeq.sdk.worker.pool import Attach, Ended, InFlightJob, Report
-from codeq.sdk.worker.running_job import AttachedFile, RunningJob, name_tasks_in_logs
-from codeq.wire.errors import error_of
+from codeq.sdk.worker.running_job import AttachedFile, RunningJob, as_current
+from codeq.sdk.worker.task_logs import log_forwarded, logger_levels
 
 log = logging.getLogger("codeq.worker")
 
@@ -34,31 +31,36 @@ STARTS_MAX = 5
 """After so many children in a row that end before they are ready, the pool has a fault."""
 _RESTART_S_MAX = 5.0
 _JOIN_S = 2.0
-_PIPE_BYTES = 64 * 1024
 
-ChildMessage = str | JobOutcome | dict[str, Any]
-"""What a child sends: one text when it is ready; then, for each job, progress texts, files to upload (the fields of an
-`AttachedFile`), and finally the outcome. To each file it gets an answer: nothing, or the code and text of an error."""
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode_job = msgspec.msgpack.Decoder(Job).decode
-_decode_refusal = msgspec.msgpack.Decoder(tuple[str, str] | None).decode
-_decode_message = msgspec.msgpack.Decoder(ChildMessage).decode
+MEMORY_EVERY_S = 0.5
+"""How often the memory of busy children is looked at."""
+EXIT_S = 0.2
+"""How long a child that closed its pipe may take to exit by itself: then its exit code tells why."""
 
 
-class Crash(Exception):
-    """The process that executed the handler has ended."""
+class ChildLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """After what a child process is replaced."""
+
+    tasks: int | None = None
+    megabytes: int | None = None
 
 
 class ProcessPool:
     """A `Pool` of child processes, each with one job at a time. They are started when jobs need them."""
 
     def __init__(
-        self, size: int, handlers: Mapping[str, Handler], ended: Ended, report: Report, *, attach: Attach
+        self,
+        size: int,
+        handlers: Mapping[str, Handler],
+        ended: Ended,
+        report: Report,
+        *,
+        attach: Attach,
+        limits: ChildLimits,
     ) -> None:
         """Raises InvalidRequest if a handler cannot be sent to another process."""
         try:
-            self.pickled_handlers = pickle.dumps(dict(handlers))
+            self.pickled_handlers = pickled(dict(handlers))
         except (pickle.PicklingError, AttributeError, TypeError) as fault:
             raise InvalidRequest(f"a handler for processes must be a function of a module: {fault}") from None
         self.ended = ended
@@ -67,8 +69,12 @@ class ProcessPool:
         self._waiting: deque[InFlightJob] = deque()
         self._size = size
         self._children: list[_Child] = []
+        self.limits = limits
         self.failed_starts = 0
+        self.failed_start = ""
         self.is_closing = False
+        self._loop = asyncio.get_running_loop()
+        self._watching = self._loop.call_later(MEMORY_EVERY_S, self._watch) if limits.megabytes else None
 
     def submit(self, entry: InFlightJob) -> None:
         self._waiting.append(entry)
@@ -89,10 +95,14 @@ class ProcessPool:
 
     @property
     def fault(self) -> str | None:
-        return None if self.failed_starts < STARTS_MAX else "the processes for the handlers end before they are ready"
+        if self.failed_starts < STARTS_MAX:
+            return None
+        return f"the processes for the handlers end before they are ready: {self.failed_start}"
 
     def close(self) -> None:
         self.is_closing = True
+        if self._watching is not None:
+            self._watching.cancel()
         for child in self._children:
             child.kill()
         for child in self._children:
@@ -110,6 +120,11 @@ class ProcessPool:
         starting = sum(not child.is_ready for child in self._children)
         for _ in range(min(len(self._waiting) - starting, self._size - len(self._children))):
             self._children.append(_Child(self))
+
+    def _watch(self) -> None:
+        for child in self._children:
+            child.check_memory()
+        self._watching = self._loop.call_later(MEMORY_EVERY_S, self._watch)
 
     def _next(self) -> InFlightJob | None:
         while self._waiting:
@@ -129,6 +144,9 @@ class _Child:
         self._pipe: Connection | None = None
         self._process: SpawnProcess | None = None
         self._pause_s = 0.0
+        self._tasks = 0
+        self._reason: str | None = None
+        """Why the process ends, where that is known before its exit code."""
         self.is_ready = False
         self.current: InFlightJob | None = None
         self._uploads: set[asyncio.Task[None]] = set()
@@ -143,7 +161,7 @@ class _Child:
         if self._pipe is None:
             return False
         try:
-            self._pipe.send_bytes(_encode(entry.job))
+            self._pipe.send_bytes(encode_message(entry.job))
         except OSError:  # the end of the pipe is read next
             self.is_ready = False
             return False
@@ -154,6 +172,22 @@ class _Child:
     def kill(self) -> None:
         if self._process is not None and self._process.is_alive():
             self._process.kill()
+
+    def check_memory(self) -> None:
+        """Kills a process that uses too much memory while it works."""
+        most = self._pool.limits.megabytes
+        if self.current is not None and most is not None and (used := self._megabytes()) > most:
+            self._reason = f"the handler's process was ended because it used {used} MB of memory, more than {most}"
+            self.kill()
+
+    def _megabytes(self) -> int:
+        """What the process has in memory; 0 where that cannot be read."""
+        pid = None if self._process is None else self._process.pid
+        try:
+            with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+                return int(file.read().split()[1]) * resource.getpagesize() >> 20
+        except (OSError, ValueError, IndexError):
+            return 0
 
     def join(self) -> None:
         self._close_pipe()
@@ -166,7 +200,9 @@ class _Child:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=_run_jobs, args=(theirs, self._pool.pickled_handlers, os.getpid()), daemon=True
+            target=run_jobs,
+            args=(theirs, self._pool.pickled_handlers, os.getpid(), logger_levels()),
+            daemon=True,
         )
         try:
             process.start()
@@ -183,13 +219,19 @@ class _Child:
         if self._pipe is None:
             return
         try:
-            message = _decode_message(self._pipe.recv_bytes())
+            message = decode_message(self._pipe.recv_bytes())
         except (EOFError, OSError, msgspec.DecodeError):
             self._process_ended()
             return
-        if not self.is_ready:
+        if isinstance(message, dict) and "levelno" in message:
+            log_forwarded(message)
+        elif not self.is_ready:
+            if message != READY:
+                self._reason = f"the handler's process cannot start: {message}"
+                return
             self.is_ready = True
             self._pause_s = 0.0
+            self._tasks = 0
             self._pool.failed_starts = 0
             self._pool.start_waiting()
         elif self.current is not None:
@@ -202,8 +244,23 @@ class _Child:
                 uploading.add_done_callback(self._uploads.discard)
             else:
                 entry, self.current = self.current, None
+                self._tasks += 1
+                if self._is_worn_out():
+                    self._replace()
                 self._pool.ended(entry, message)
                 self._pool.start_waiting()
+
+    def _is_worn_out(self) -> bool:
+        limits = self._pool.limits
+        has_grown = limits.megabytes is not None and self._megabytes() > limits.megabytes
+        return has_grown or (limits.tasks is not None and self._tasks >= limits.tasks)
+
+    def _replace(self) -> None:
+        """Ends the process, which is idle, and starts another in its place."""
+        self.is_ready = False
+        self.kill()
+        self.join()
+        self._loop.call_soon(self._start)
 
     async def _attach(self, entry: InFlightJob, file: AttachedFile) -> None:
         refusal = None
@@ -213,7 +270,7 @@ class _Child:
             refusal = fault.code, str(fault)
         if self._pipe is not None and self.current is entry:
             with contextlib.suppress(OSError):
-                self._pipe.send_bytes(_encode(refusal))
+                self._pipe.send_bytes(encode_message(refusal))
 
     def _process_ended(self) -> None:
         entry, self.current = self.current, None
@@ -221,11 +278,16 @@ class _Child:
         self._close_pipe()
         if self._pool.is_closing:
             return
-        self.kill()  # it may have closed the pipe and live on; one that is ending keeps its exit code
+        if self._process is not None:
+            self._process.join(EXIT_S)
+            if self._process.is_alive():
+                self._reason = self._reason or "the handler's process closed its pipe and was ended"
+                self.kill()
         self.join()
-        reason = _exit_reason(None if self._process is None else self._process.exitcode)
+        reason, self._reason = self._reason or _exit_reason(self._process), None
         if entry is not None:
-            log.warning("task %s: %s", entry.job.id, reason)
+            with as_current(RunningJob(entry.job)):
+                log.warning("task %s: %s", entry.job.id, reason)
             self._pool.ended(entry, outcome_of_error(entry.handler, entry.job, Crash(reason)))
         if was_ready:
             self._loop.call_soon(self._start)
@@ -235,6 +297,7 @@ class _Child:
     def _start_later(self, reason: str) -> None:
         """Pauses: a module that cannot be imported, or a full machine, must not turn this into a busy loop."""
         self._pool.failed_starts += 1
+        self._pool.failed_start = reason
         self._pause_s = min(self._pause_s + 0.5, _RESTART_S_MAX)
         log.warning("a process for handlers could not start, trying again in %.1f s: %s", self._pause_s, reason)
         self._loop.call_later(self._pause_s, self._start)
@@ -246,62 +309,10 @@ class _Child:
             self._pipe = None
 
 
-def _exit_reason(code: int | None) -> str:
+def _exit_reason(process: SpawnProcess | None) -> str:
+    code = None if process is None else process.exitcode
     if code is None or code >= 0:
-        return f"the handler's process ended with exit code {code}"
+        return f"the handler's process ended with exit code {code}; its output may tell why"
     name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
     hint = "; out of memory?" if name == "SIGKILL" else ""
     return f"the handler's process was ended by {name}{hint}"
-
-
-def _run_jobs(pipe: Connection, pickled_handlers: bytes, parent: int) -> None:
-    """The main function of a child: receives a job, runs its handler, sends the outcome, and so on."""
-    # The parent decides when to stop, also if the whole process group gets the signal. A handler that does nothing is,
-    # unlike SIG_IGN, not inherited by programs that are started from here.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
-    die_with_parent(parent)
-    name_tasks_in_logs()
-    handlers: dict[str, Handler] = pickle.loads(pickled_handlers)  # noqa: S301 - made by the parent
-    lock = threading.Lock()
-
-    def send(message: ChildMessage) -> None:
-        with lock:
-            pipe.send_bytes(_encode(message))
-
-    def report(_: str, text: str) -> None:
-        with contextlib.suppress(OSError):
-            send(text)
-
-    attaching = threading.Lock()
-
-    def attach(file: AttachedFile) -> None:
-        """Has the parent upload the file: it has the connection, and the lease."""
-        with attaching, _as_path(file) as passed:
-            send(msgspec.structs.asdict(passed))
-            refusal = _decode_refusal(pipe.recv_bytes())
-        if refusal is not None:
-            raise error_of(*refusal)
-
-    with contextlib.suppress(EOFError, OSError):
-        send("ready")
-        while True:
-            job = _decode_job(pipe.recv_bytes())
-            outcome = DROPPED
-            with contextlib.suppress(Interrupted):  # raised by the handler itself: the parent interrupts with SIGKILL
-                outcome = run_handler(handlers[job.command], RunningJob(job, report, attach))
-            with contextlib.suppress(AttributeError, ValueError, OSError):
-                sys.stdout.flush()
-            send(outcome)
-
-
-@contextlib.contextmanager
-def _as_path(file: AttachedFile) -> Iterator[AttachedFile]:
-    """Writes content that is too long for a pipe to a temporary file."""
-    if file.content is None or len(file.content) <= _PIPE_BYTES:
-        yield file
-        return
-    with tempfile.NamedTemporaryFile(prefix="codeq-artifact-") as passed:
-        passed.write(file.content)
-        passed.flush()
-        yield msgspec.structs.replace(file, content=None, path=passed.name)

@@ -1,4 +1,4 @@
-"""The main loop of a worker: claims jobs ahead, submits them to pools, enforces timeouts, and stops gracefully."""
+"""The main loop of a worker: submits claimed jobs to pools, enforces timeouts, and stops gracefully."""
 
 import asyncio
 import contextlib
@@ -6,30 +6,31 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from time import monotonic, sleep
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from codeq.domain.errors import CodeqError, InvalidRequest, NotOwner
-from codeq.domain.limits import BATCH_TASKS_MAX
+from codeq.domain.errors import CodeqError, NotOwner
 from codeq.domain.requests import Claim
 from codeq.sdk.artifacts import upload
 from codeq.sdk.backend import Backend
-from codeq.sdk.encoding import new_request_id
 from codeq.sdk.jobs import Job
+from codeq.sdk.worker.batches import BatchPool
+from codeq.sdk.worker.claimer import Claimer, ClaimState
 from codeq.sdk.worker.completer import Completer, EndedJob
 from codeq.sdk.worker.event_loop import EventLoopPool
-from codeq.sdk.worker.execution import ABANDONED, DROPPED, TimedOut, outcome_of_error
-from codeq.sdk.worker.handler import PoolKind
+from codeq.sdk.worker.execution import outcome_of_error
+from codeq.sdk.worker.handler import Handler, PoolKind
 from codeq.sdk.worker.health import serve_health
 from codeq.sdk.worker.heartbeat import Heartbeater, LoopHeartbeater
 from codeq.sdk.worker.heartbeat_process import HeartbeatProcess
-from codeq.sdk.worker.pool import InFlightJob, Pool
+from codeq.sdk.worker.hooks import HookRunner
+from codeq.sdk.worker.outcomes import ABANDONED, DROPPED, TimedOut
+from codeq.sdk.worker.pool import InFlightJob, InFlightJobs, Pool
 from codeq.sdk.worker.processes import ProcessPool
-from codeq.sdk.worker.running_job import AttachedFile, name_tasks_in_logs
+from codeq.sdk.worker.running_job import AttachedFile, RunningJob, as_current, name_tasks_in_logs
 from codeq.sdk.worker.threads import ThreadPool
-from codeq.wire.errors import Forbidden, Unauthenticated
 
 if TYPE_CHECKING:
     from codeq.sdk.worker.worker import Worker
@@ -38,9 +39,6 @@ log = logging.getLogger("codeq.worker")
 
 CLAIM_WAIT_MS = 20_000
 TICK_S = 0.1
-AHEAD_S = 0.1
-"""How much work is claimed ahead: enough to fill batches when tasks are short, next to nothing when they are long."""
-YIELD_LOCK_S = 1e-5
 ANSWER_S, ANSWER_LOCAL_S = 0.5, 0.2
 """A claim this young may be about to return jobs, so a worker that stops waits for it that long (less for a queue in
 the same process); an older one is waiting for new tasks."""
@@ -64,21 +62,20 @@ class Runner:
         self._backend = backend
         self._until_idle = until_idle
         self._loop = asyncio.get_running_loop()
-        self._in_flight: dict[str, InFlightJob] = {}
-        self._changed = asyncio.Event()
-        """Set whenever there may be room for more jobs."""
-        self._is_stopping = asyncio.Event()
+        self._in_flight = InFlightJobs()
         self._is_hurried = asyncio.Event()
-        self._rate = 0.0
-        self._claim_began_s = 0.0
-        """When the claim that is under way was sent; 0 while there is none."""
-        self._answered_s = monotonic()
-        self._was_answered = False
         self._heartbeater = self._make_heartbeater()
-        self._completer = Completer(backend, self._heartbeater, self._in_flight, self._changed)
-        self._pools: dict[PoolKind, Pool] = {}
+        self._claims = ClaimState(backend, self._heartbeater, self._in_flight)
+        self._hooks = HookRunner()
+        self._completer = Completer(
+            backend, self._heartbeater, self._in_flight, self._reported, hooks=self._hooks, worker=worker
+        )
+        self._claims.is_all_done = lambda: not self._in_flight and self._completer.is_idle
+        self._pools: dict[str, Pool] = {}
         self._progress: dict[str, str] = {}
         """What handlers have reported since the last tick."""
+        self._warned: set[str] = set()
+        """Commands whose handler allows more attempts than its tasks."""
 
     async def run(self, *, signals: bool) -> None:
         """Works until it is stopped by a signal or a cancellation, or until idle. Raises the error that ended it."""
@@ -87,14 +84,15 @@ class Runner:
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._heartbeater.close)
             stack.push_async_callback(self._completer.close)
+            stack.push_async_callback(self._hooks.close)
             if self._worker.health:
                 server = await serve_health(self._worker.health, self._state)
                 stack.callback(server.close)
             self._start_pools(stack)
-            claiming = self._loop.create_task(self._claim_jobs())
+            claiming = [self._loop.create_task(claimer.run()) for claimer in self._claims.claimers]
             ticking = self._loop.create_task(self._tick())
-            loops += [claiming, ticking]
-            stack.push_async_callback(_cancel, claiming, ticking)
+            loops += [*claiming, ticking]
+            stack.push_async_callback(_cancel, *claiming, ticking)
             stack.enter_context(self._signals() if signals else contextlib.nullcontext())
             was_cancelled = await self._until_stopped(loops)
             await self._stop(claiming)
@@ -112,107 +110,75 @@ class Runner:
         options = self._backend.client_options
         # Handlers in child processes alone cannot stop this process from sending heartbeats.
         only_children = all(handler.pool is PoolKind.PROCESS for handler in handlers)
-        if options is not None and not only_children and not self._until_idle:
-            return HeartbeatProcess(self._backend, options, leases_ms, self._lease_lost)
+        if options is not None and not only_children:
+            return HeartbeatProcess(self._backend, options, leases_ms, self._lease_lost, at_once=not self._until_idle)
         return LoopHeartbeater(self._backend, leases_ms, self._lease_lost)
 
     def _start_pools(self, stack: contextlib.AsyncExitStack) -> None:
-        handlers, size, ended = self._worker.handlers, self._worker.concurrency, self._completer.ended
-        kinds = {handler.pool for handler in handlers.values()}
-        if PoolKind.PROCESS in kinds:
-            theirs = {command: handler for command, handler in handlers.items() if handler.pool is PoolKind.PROCESS}
-            self._pools[PoolKind.PROCESS] = ProcessPool(size, theirs, ended, self._report, attach=self._attach)
-        if PoolKind.THREAD in kinds:
-            self._pools[PoolKind.THREAD] = ThreadPool(size, ended, self._report, self._attach)
-        if PoolKind.LOOP in kinds:
-            self._pools[PoolKind.LOOP] = EventLoopPool(size, ended, self._report, self._attach)
-        for pool in self._pools.values():
-            stack.callback(pool.close)
-
-    # Claiming and dispatching.
-
-    async def _claim_jobs(self) -> None:
-        name, commands = self._worker.name, self._worker.commands
-        lease_ms = min(handler.lease_ms for handler in self._worker.handlers.values())
+        groups: dict[str, dict[str, Handler]] = {}
+        for command, handler in self._worker.handlers.items():
+            handler.signature.check()
+            groups.setdefault(handler.pool_name, {})[command] = handler
         # Several claims fit into the silence after which the worker counts as unhealthy.
         wait_ms = 0 if self._until_idle else min(CLAIM_WAIT_MS, round(self._worker.silence_s * 1000 / 3))
-        pause_s = 0.0
-        request_id: str | None = None
-        while not self._is_stopping.is_set():
-            await self._heartbeater.ready()
-            room = await self._room()
-            was_idle = self._is_idle()  # what is reported while the claim is under way may put a task back
-            self._claim_began_s = monotonic()
-            try:
-                if not pause_s:  # else the answer to the last claim was lost, with the jobs it may have had
-                    request_id = new_request_id() if self._backend.client_options is not None else None
-                wanted = Claim(
-                    worker=name,
-                    commands=commands,
-                    limit=room,
-                    lease_ms=lease_ms,
-                    wait_ms=wait_ms,
-                    request_id=request_id,
-                )
-                jobs = await self._backend.claim(wanted)
-            except CodeqError as fault:
-                if self._is_permanent(fault):
-                    raise
-                pause_s = min(pause_s + 0.5, 5.0)
-                log.warning("cannot claim, trying again in %.1f s: %s", pause_s, fault)
-                self._claim_began_s = 0.0
-                await asyncio.sleep(pause_s)
-                continue
-            self._claim_began_s = pause_s = 0.0
-            self._answered_s, self._was_answered = monotonic(), True
-            if jobs:
-                await self._heartbeater.ready()
-                self._dispatch(jobs)
-                if len(jobs) < room and PoolKind.THREAD in self._pools:
-                    # The next claim will have to wait, so the handlers need the interpreter lock more.
-                    sleep(YIELD_LOCK_S)  # noqa: ASYNC251 - blocks the loop on purpose, or it would keep the lock
-            elif self._until_idle:
-                if was_idle:
-                    return
-                if not self._is_idle():
-                    self._changed.clear()
-                    await self._changed.wait()
+        for name, handlers in groups.items():
+            pool = self._pools[name] = self._make_pool(handlers)
+            stack.callback(pool.close)
+            [first, *_] = handlers.values()
+            wanted = Claim(
+                worker=self._worker.name,
+                commands=tuple(handlers),
+                lease_ms=min(handler.lease_ms for handler in handlers.values()),
+                wait_ms=wait_ms,
+            )
+            size, prefetch = self._worker.slots(first.pool), self._worker.prefetch
+            if isinstance(pool, BatchPool):
+                size, prefetch = pool.size, pool.prefetch
+            Claimer(
+                self._claims, name, pool, wanted=wanted, size=size, prefetch=prefetch, dispatch=self._dispatch,
+                until_idle=self._until_idle,
+            )  # fmt: skip
 
-    def _is_idle(self) -> bool:
-        return not self._in_flight and self._completer.is_idle
+    def _make_pool(self, handlers: dict[str, Handler]) -> Pool:
+        ended, [first, *_] = self._completer.ended, handlers.values()
+        size = self._worker.slots(first.pool)
+        if first.batching is not None:
+            return BatchPool(first, ended, hurried=self._until_idle)
+        if first.pool is PoolKind.PROCESS:
+            limits = self._worker.child_limits
+            return ProcessPool(size, handlers, ended, self._report, attach=self._attach, limits=limits)
+        if first.pool is PoolKind.THREAD:
+            return ThreadPool(size, ended, self._report, self._attach)
+        return EventLoopPool(size, ended, self._report, self._attach)
 
-    def _is_permanent(self, fault: CodeqError) -> bool:
-        """Whether only another program can help, or another token instead of one that never worked."""
-        return isinstance(fault, InvalidRequest) or (
-            isinstance(fault, (Unauthenticated, Forbidden)) and not self._was_answered
-        )
-
-    async def _room(self) -> int:
-        """How many jobs to claim, once that is worth a call: always while a handler could start at once."""
-        while True:
-            target = self._target()
-            room = target - len(self._in_flight)
-            if room > 0 and (len(self._in_flight) < self._worker.concurrency or room >= target // 2):
-                return min(room, BATCH_TASKS_MAX)
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _target(self) -> int:
-        """How many jobs the worker should hold."""
-        if self._worker.prefetch is not None:
-            return self._worker.prefetch
-        return max(self._worker.concurrency, min(round(self._rate * AHEAD_S), BATCH_TASKS_MAX))
+    # Dispatching.
 
     def _dispatch(self, jobs: Sequence[Job]) -> None:
         self._heartbeater.hold(jobs)
         for job in jobs:
             handler = self._worker.handlers[job.command]
-            key = job.key
-            entry = self._in_flight[key] = InFlightJob(job, handler, key)
-            if self._is_stopping.is_set():
+            entry = InFlightJob(job, handler, job.key)
+            self._in_flight.add(entry)
+            if handler.max_attempts is not None and handler.max_attempts > job.max_attempts:
+                self._warn_of_attempts(handler, job)
+            if self._claims.is_stopping.is_set():
                 self._completer.ended(entry, ABANDONED)
             else:
-                self._pools[handler.pool].submit(entry)
+                self._pools[handler.pool_name].submit(entry)
+
+    def _warn_of_attempts(self, handler: Handler, job: Job) -> None:
+        if handler.command not in self._warned:
+            self._warned.add(handler.command)
+            log.warning(
+                "the handler of %s says max_attempts=%d, but task %s was enqueued with %d, and the smaller one counts: "
+                "enqueue with max_attempts, or set the policy of the queue",
+                handler.command, handler.max_attempts, job.id, job.max_attempts,
+            )  # fmt: skip
+
+    def _reported(self) -> None:
+        """Called when jobs have ended, and when they have been reported."""
+        self._claims.turn += 1
+        self._claims.changed.set()
 
     def _report(self, key: str, text: str) -> None:
         """Notes the progress of a handler. Handlers call it from any thread, and as often as they like."""
@@ -227,27 +193,29 @@ class Runner:
 
     def _send_progress(self) -> None:
         progress = {key: self._progress.pop(key) for key in list(self._progress)}
-        for key in progress.keys() & self._in_flight.keys():
-            self._in_flight[key].progress = progress[key]
+        for key in progress.keys() & self._in_flight.by_key.keys():
+            self._in_flight.by_key[key].progress = progress[key]
         if progress:
             self._heartbeater.report(progress)
 
     # Outcomes that are decided without the handler.
 
     def _lease_lost(self, key: str, code: str) -> None:
-        entry = self._in_flight.get(key)
+        entry = self._in_flight.by_key.get(key)
         if entry is not None and not entry.decided_s:
-            log.warning("the lease of task %s was lost: %s", entry.job.id, code)
+            with as_current(RunningJob(entry.job)):
+                log.warning("the lease of task %s was lost: %s", entry.job.id, code)
             self._completer.counts.lost += 1
             self._decide([(entry, DROPPED)])
 
     async def _tick(self) -> None:
         while True:
-            before_s, before = monotonic(), self._completer.ended_jobs
+            before_s = monotonic()
             await asyncio.sleep(TICK_S)
             now_s = monotonic()
-            self._rate = 0.5 * self._rate + 0.5 * (self._completer.ended_jobs - before) / (now_s - before_s)
-            self._changed.set()
+            for claimer in self._claims.claimers:
+                claimer.tick(now_s - before_s)
+            self._claims.changed.set()
             self._check_times(now_s)
             self._send_progress()
             for pool in self._pools.values():
@@ -256,13 +224,13 @@ class Runner:
 
     def _check_times(self, now_s: float) -> None:
         late: list[EndedJob] = []
-        for entry in [entry for entry in self._in_flight.values() if entry.started_s and not entry.is_ended]:
+        for entry in [entry for entry in self._in_flight.by_key.values() if entry.started_s and not entry.is_ended]:
             timeout_s = entry.handler.timeout_s
             if entry.decided_s:
                 if now_s - entry.decided_s > INTERRUPT_S:
                     log.error("the handler of task %s ignores its interruption and is discarded", entry.job.id)
-                    del self._in_flight[entry.key]
-                    self._pools[entry.handler.pool].discard(entry)
+                    self._in_flight.remove(entry.key)
+                    self._pools[entry.handler.pool_name].discard(entry)
             elif timeout_s is not None and now_s - entry.started_s > timeout_s:
                 fault = TimedOut(f"it took longer than {timeout_s:g} s")
                 late.append((entry, outcome_of_error(entry.handler, entry.job, fault)))
@@ -277,13 +245,13 @@ class Runner:
             entry.decided_s = monotonic()
         self._completer.report_now(decided)
         for entry, _ in decided:
-            self._pools[entry.handler.pool].interrupt(entry)
+            self._pools[entry.handler.pool_name].interrupt(entry)
 
     # Stopping.
 
     async def _until_stopped(self, loops: "list[asyncio.Task[None]]") -> bool:
         """Returns once it is time to stop; True if that is because this was cancelled."""
-        stopping = self._loop.create_task(self._is_stopping.wait())
+        stopping = self._loop.create_task(self._claims.is_stopping.wait())
         try:
             await asyncio.wait([stopping, *loops], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -292,18 +260,21 @@ class Runner:
             stopping.cancel()
         return False
 
-    async def _stop(self, claiming: "asyncio.Task[None]") -> None:
+    async def _stop(self, claiming: "Sequence[asyncio.Task[None]]") -> None:
         """Abandons jobs that have not started, lets the others finish within the grace, and reports all outcomes."""
-        self._is_stopping.set()
+        self._claims.is_stopping.set()
         for pool in self._pools.values():
             for entry in pool.drain():
                 self._completer.ended(entry, ABANDONED)
-        if self._claim_began_s:
+        began_s = max([claimer.began_s for claimer in self._claims.claimers], default=0.0)
+        if began_s:
             answer_s = ANSWER_LOCAL_S if self._backend.client_options is None else ANSWER_S
-            await _wait_until(claiming.done, self._claim_began_s + answer_s - monotonic(), unless=self._is_hurried)
-        claiming.cancel()
+            is_done = lambda: all(task.done() for task in claiming)  # noqa: E731 - as short as a comparison
+            await _wait_until(is_done, began_s + answer_s - monotonic(), unless=self._is_hurried)
+        for task in claiming:
+            task.cancel()
         await _wait_until(lambda: not self._in_flight, self._worker.grace_s, unless=self._is_hurried)
-        self._decide([(entry, ABANDONED) for entry in self._in_flight.values()])
+        self._decide([(entry, ABANDONED) for entry in self._in_flight.by_key.values()])
         await _wait_until(lambda: not self._in_flight, INTERRUPT_S)
         await _wait_until(lambda: self._completer.is_idle, LAST_REPORTS_S)
 
@@ -324,28 +295,29 @@ class Runner:
                     signal.signal(number, handler)
 
     def _signalled(self) -> None:
-        if self._is_stopping.is_set():
+        if self._claims.is_stopping.is_set():
             log.warning("signalled again: stopping at once")
             self._is_hurried.set()
         else:
             log.info("stopping: %d jobs are held, %.0f s to finish", len(self._in_flight), self._worker.grace_s)
-            self._is_stopping.set()
+            self._claims.is_stopping.set()
 
     # The page for probes.
 
     def _state(self) -> tuple[bool, dict[str, Any]]:
-        silent_s = monotonic() - self._answered_s
-        is_full = len(self._in_flight) >= self._target()
-        is_stopping = self._is_stopping.is_set()
+        silent_s = monotonic() - self._claims.answered_s
+        is_full = all(claimer.held >= claimer.target for claimer in self._claims.claimers)
+        is_stopping = self._claims.is_stopping.is_set()
         is_good = not is_stopping and (silent_s < self._worker.silence_s or is_full)
         return is_good, {
             "status": "ok" if is_good else "stopping" if is_stopping else "no word from the queue",
             "held": len(self._in_flight),
-            "rate": round(self._rate, 1),
+            "rate": round(sum(claimer.rate for claimer in self._claims.claimers), 1),
             "silent_seconds": round(silent_s, 1),
             **msgspec.structs.asdict(self._completer.counts),
             "commands": list(self._worker.commands),
-            "progress": {entry.job.id: entry.progress for entry in self._in_flight.values() if entry.progress},
+            "progress": {entry.job.id: entry.progress for entry in self._in_flight.by_key.values() if entry.progress},
+            "by_command": self._completer.by_command(),
         }
 
 

@@ -9,7 +9,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
 
-from codeq.sdk.worker.execution import DROPPED, Interrupted, run_handler
+from codeq.sdk.worker.execution import run_handler
+from codeq.sdk.worker.outcomes import DROPPED, Interrupted
 from codeq.sdk.worker.pool import Attach, Ended, InFlightJob, Report, attach_blocking
 from codeq.sdk.worker.running_job import AttachedFile, RunningJob
 

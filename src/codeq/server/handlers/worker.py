@@ -28,6 +28,7 @@ from codeq.usecases.heartbeat import heartbeat as extend_lease
 from codeq.usecases.nack import nack as nack_task
 from codeq.usecases.submit import Submitted, submit
 from codeq.usecases.traces import trace_parents
+from codeq.usecases.watch_leases import watch_leases as find_lost_leases
 from codeq.wire import tasks as wire
 from codeq.wire import times
 from codeq.wire.artifacts import artifact_input
@@ -36,8 +37,9 @@ from codeq.wire.errors import Forbidden
 CLAIM = Parser(wire.Claim)
 CLAIM_MANY = Parser(wire.ClaimBatch)
 HEARTBEAT = Parser(wire.Heartbeat)
-LEASE_CALL = Parser(wire.LeaseCall)
+ABANDON = Parser(wire.Abandon)
 NACK = Parser(wire.Nack)
+WATCH = Parser(wire.WatchLeases)
 SUBMIT_CONTENT = Content("result", attrgetter("result"), validation.result)
 SUBMIT = Parser(wire.Submit, wire.PackedSubmit, content=SUBMIT_CONTENT)
 SUBMIT_MANY = BatchParser(
@@ -82,9 +84,26 @@ async def heartbeat(state: AppState, request: HttpRequest) -> HttpResponse:
     return request.respond(200, wire.HeartbeatAnswer(ok=True, lease_until=times.text(task.lease_until_ms)))
 
 
+async def watch_leases(state: AppState, request: HttpRequest) -> HttpResponse:
+    message = request.parse(WATCH)
+    leases = [(lease.task_id, Holder(request.principal.subject, lease.lease_token)) for lease in message.leases]
+    await check_commands(state, request, [task_id for task_id, _ in leases])
+    wait_ms = state.wait_ms(min(_ms(message.wait_seconds), CLAIM_WAIT_MS_MAX))
+    with state.lease_watches.held(request.tenant) if wait_ms else nullcontext():
+        lost = await request.unless_disconnected(
+            lambda ms: find_lost_leases(state.core, request.tenant, leases, wait_ms=ms), wait_ms
+        )
+    return request.respond(200, wire.LeaseEnds(ended=[wire.LeaseEnd(*each) for each in lost]))
+
+
 async def abandon(state: AppState, request: HttpRequest) -> HttpResponse:
-    task = await _on_lease(state, request, request.parse(LEASE_CALL), abandon_task)
-    return request.respond(200, wire.GiveBackAnswer(status=_new_place(task)))
+    message = request.parse(ABANDON)
+    delay_ms = min(_ms(message.delay_seconds), BACKOFF_MS_MAX)
+    task = await _on_lease(state, request, message, abandon_task, delay_ms=delay_ms)
+    waits_ms = task.visible_ms - task.updated_ms if task.visible_ms else 0
+    return request.respond(
+        200, wire.GiveBackAnswer(status=_new_place(task), delay_seconds=waits_ms / 1000 if waits_ms else None)
+    )
 
 
 async def nack(state: AppState, request: HttpRequest) -> HttpResponse:
