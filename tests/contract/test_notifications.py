@@ -152,13 +152,13 @@ async def test_of_several_processes_one_announces_that_a_queue_is_resumed(worlds
         await process.store.peers.is_sweeper(0)  # starts to hear of the others
     for number in range(3):
         await pause(processes[number], paused=True)
-        while not all(process.core.policy(*queue).paused for process in processes):
+        while not all(process.core.policy(*queue).paused for process in processes):  # noqa: ASYNC110 - as below
             await asyncio.sleep(0.01)
         await processes[0].enqueue()
         for process, ready in looks:
             assert await told(process, ready) == []
         await pause(processes[number], paused=False)
-        while any(process.core.policy(*queue).paused for process in processes):
+        while any(process.core.policy(*queue).paused for process in processes):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
         found = [await told(process, ready) for process, ready in looks]
         assert sorted(map(len, found)) == [0, 0, 1]
