@@ -19,6 +19,18 @@ def test_a_delivery_is_listed_shown_and_replayed(tenant: Tenant) -> None:
     assert done["matched"] == 0
 
 
+def test_a_delivery_does_not_exist_for_workers(tenant: Tenant) -> None:
+    tenant.ended(webhook=NOWHERE)
+    [delivery] = answered(tenant.admin.get(paths.DELIVERIES), 200)["deliveries"]
+    limited = tenant.worker_named("limited", commands=["other"])
+    unknown = "01a1edb9-1e46-7001-861c-1e37de8b0000"
+    for worker in (tenant.worker, limited):
+        for path in (paths.HEARTBEAT, paths.ABANDON, paths.NACK, paths.RESULT):
+            body = {"status": "COMPLETED"} if path == paths.RESULT else {}
+            told = [refused(worker.post(at(path, each), body), 404, "not-found") for each in (delivery["id"], unknown)]
+            assert told[0]["error"].replace(delivery["id"], unknown) == told[1]["error"]
+
+
 def test_a_test_is_accepted_if_its_url_is_public(tenant: Tenant) -> None:
     made = answered(tenant.admin.post(paths.WEBHOOK_TEST, {"url": NOWHERE}), 202)
     assert made["command"] == "codeq.test"
