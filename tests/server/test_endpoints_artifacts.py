@@ -184,6 +184,8 @@ def test_only_the_holder_of_the_lease_uploads(tenant: Tenant, server: Server) ->
 def test_a_worker_uploads_for_the_commands_of_its_token_only(tenant: Tenant) -> None:
     task = tenant.held()
     narrow = tenant.worker_named(f"{tenant.name}-worker", commands=["other"])
+    for query in ("", f"?leaseToken={task['leaseToken']}"):
+        answered(narrow.request("GET", path(task, "x") + query), 404)
     assert answered(put(tenant, task, "x", b"1", caller=narrow), 403)["code"] == "forbidden"
     without = tenant.worker_named(f"{tenant.name}-worker", scopes=["codeq:claim"])
     answered(put(tenant, task, "x", b"1", caller=without), 403)
@@ -265,7 +267,7 @@ def test_a_download_cannot_act_as_a_page(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../x", "..", ".", "a/b", "a\\b", "/etc/passwd", "a\0b", "a\nb", "x" * 201, "CON", "con.txt", "a.", "a ", " a",
+    ["../x", "..", ".", "a/b", "a\\b", "/etc/passwd", "a\0b", "a\nb", "x" * 201, "CON", "con.txt", "CONIN$", "conout$.txt", "a.", "a ", " a",
      "e\u0301", "a\u202eb", "a:b", "a*b", "\ufeffa", "\u200ba", ""],
 )  # fmt: skip
 def test_a_hostile_name_is_refused_and_nothing_is_written(name: str, tenant: Tenant) -> None:

@@ -36,6 +36,8 @@ def test_a_test_is_accepted_if_its_url_is_public(tenant: Tenant) -> None:
     assert made["command"] == "codeq.test"
     refused(tenant.admin.post(paths.WEBHOOK_TEST, {"url": "http://127.0.0.1/"}), 400, "webhook-refused")
     refused(tenant.admin.post(paths.WEBHOOK_TEST, {"url": "nowhere"}), 400, "invalid")
+    for spelling in ("http://0x7f.1/", "http://2130706433/", "http://127.1/"):
+        refused(tenant.admin.post(paths.WEBHOOK_TEST, {"url": spelling}), 400, "webhook-refused")
 
 
 def test_without_a_secret_nothing_is_signed(tenant: Tenant) -> None:

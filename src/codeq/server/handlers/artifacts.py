@@ -146,6 +146,7 @@ async def delete_artifact(state: AppState, request: HttpRequest) -> HttpResponse
 async def _upload_state(state: AppState, request: HttpRequest) -> HttpResponse:
     """Answers the worker that uploads how far it is, so that it can continue there."""
     name, task_id = request.params["name"], request.params["id"]
+    await visible_record(state, request, 0)
     progress = await upload_progress(state.core, request.tenant, task_id, _holder(request), name=name)
     if progress.complete is not None:
         return _upload_response(request, 200, _complete_view(progress.complete))
