@@ -14,6 +14,7 @@ import codeq
 from codeq.sdk.new_tasks import new_tasks
 
 BATCH = 1000
+DEV_TENANT = "dev"
 _BANNER = re.compile(r"at (http://[^ ]*:\d+), data in")
 
 
@@ -45,6 +46,17 @@ def add_events(url: str, events: int) -> None:
             client.complete_many(jobs, [{"ok": True}] * len(jobs))
 
 
+def enqueue_waiting(data: Path, tasks: int) -> None:
+    """The same without a server, which must not run: so many tasks that wait in the queue of `add_events`."""
+    asyncio.run(_enqueue_waiting(data, tasks))
+
+
+async def _enqueue_waiting(data: Path, tasks: int) -> None:
+    async with await codeq.open_async(data, tenant=DEV_TENANT, durability="process", sweeping=False) as queue:
+        for start in range(0, tasks, BATCH):
+            await queue.enqueue_many(new_tasks("more", ({"n": start + n, "to": "x" * 40} for n in range(BATCH))))
+
+
 def add_waiting(url: str, tasks: int) -> None:
     """So many tasks that wait in the queue from which `add_events` claims, the oldest first."""
     with codeq.Client(url, "dev-token") as client:
@@ -70,6 +82,25 @@ def cpu_s(pid: int) -> float:
     """Processor time that the process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def tree_cpu_s(root: int, *, without: int) -> float:
+    """Processor time that a process and its descendants have used, without one of them and those below it."""
+    parents, used_s = {}, {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended meanwhile
+            parents[int(folder.name)] = int(fields[1])
+            used_s[int(folder.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    total, found = 0.0, [root]
+    while found:
+        pid = found.pop()
+        total += used_s.get(pid, 0)
+        found += [child for child, parent in parents.items() if parent == pid and child != without]
+    return total
 
 
 def _address(process: "subprocess.Popen[bytes]", out: Path) -> str:

@@ -2,8 +2,8 @@
 
 Reads N events into Parquet through `codeq-events` and from Parquet files with the same rows, builds a whole lake,
 enqueues M tasks through the sink, works on them, and measures a run with few new events after a short and after a long
-history, and beside tasks that wait (`--waiting`). Server and Spark share the cores. `--events 1000000` and
-`--events 5000000` are the sizes that we publish.
+history, and beside tasks that wait (`--waiting`; `--only open` measures CPU seconds, which a busy machine changes
+less). Server and Spark share the cores. `--events 1000000` and `--events 5000000` are the sizes that we publish.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.pop(0)  # http.py lies beside this file, and would hide Python's own
@@ -25,9 +26,11 @@ from rich.table import Table
 
 from codeq.pipeline import event_schema, last_write_summary, make_session, work
 from codeq.pipeline.client import ServerOptions
-from codeq.pipeline.lake.run import RunSummary, run_once
+from codeq.pipeline.lake.run import RunSummary, ingest, run_once, update_gold, update_silver
 from codeq.pipeline.lake.table import Lake
 
+OPEN_NEW_EVENTS = 100_000
+"""New events of a run that is measured beside tasks that wait."""
 NEW_EVENTS = 30_000
 """New events of a run that is measured after a history."""
 TURNS = 2
@@ -107,6 +110,41 @@ class Bench:
         self.row(f"a run beside {history}", NEW_EVENTS, min(took_s))
         return min(took_s)
 
+    def beside_open(self, waiting: int, lake: Path) -> dict[str, float]:
+        """Measures the CPU seconds of a run with new events beside tasks that wait, by layer. The best turn counts."""
+        tables = Lake(lake)
+        self.cpu_by_layer(tables)
+        turns = []
+        for _ in range(TURNS + 1):
+            event_log.add_events(self.options["endpoint"], OPEN_NEW_EVENTS)
+            turns.append(self.cpu_by_layer(tables))
+        best = {layer: min(turn[layer] for turn in turns) for layer in turns[0]}
+        for layer, cpu_s in best.items():
+            self.table.add_row(f"{waiting:,} open: {layer}", f"{OPEN_NEW_EVENTS:,}", "", "", f"{cpu_s:.2f}")
+        print(
+            f"{waiting:,} open: CPU s by layer: { {layer: round(cpu_s, 2) for layer, cpu_s in best.items()} }",
+            flush=True,
+        )
+        return best
+
+    def cpu_by_layer(self, tables: Lake) -> dict[str, float]:
+        """Brings the lake up to date. Returns the CPU seconds of Spark, its Python processes and this one."""
+        steps: dict[str, Callable[[], None]] = {
+            "bronze": partial(self.ingest_all, tables),
+            "silver": partial(update_silver, self.spark, tables),
+            "gold": partial(update_gold, self.spark, tables),
+        }
+        spent = {}
+        for layer, step in steps.items():
+            before_s = event_log.tree_cpu_s(os.getpid(), without=self.pid)
+            step()
+            spent[layer] = event_log.tree_cpu_s(os.getpid(), without=self.pid) - before_s
+        return spent
+
+    def ingest_all(self, tables: Lake) -> None:
+        while ingest(self.spark, tables, self.server):
+            pass
+
     def row(self, what: str, rows: int, seconds: float) -> None:
         self.table.add_row(what, f"{rows:,}", f"{seconds:.1f}", f"{rows / max(seconds, 0.001) / 1000:.0f}", "")
 
@@ -135,7 +173,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=200_000)
     parser.add_argument("--tasks", type=int, default=20_000)
     parser.add_argument("--waiting", type=int, nargs="*", default=[], help="measure runs beside so many open tasks")
-    parser.add_argument("--only", choices=["reading", "lake", "tasks", "growth"], help="only this part")
+    parser.add_argument("--only", choices=["reading", "lake", "tasks", "growth", "open"], help="only this part")
     asked = parser.parse_args()
     os.environ["CODEQ_TOKEN"] = "dev-token"
     console = Console(width=110)
@@ -147,6 +185,9 @@ def main() -> None:
         if asked.only in (None, "growth"):
             tables.append(growth(spark, folder / "short", asked.events // 10))
         total = event_log.make_log(folder / "data", asked.events)
+        if asked.only == "open":
+            console.print(beside_open(spark, folder, asked.waiting or [0]))
+            return
         with event_log.serving(folder) as (url, pid):
             bench = Bench(spark, url, folder, pid)
             if asked.only in (None, "reading"):
@@ -169,6 +210,21 @@ def main() -> None:
     for table in tables:
         console.print(table)
     console.print(f"calibration {before_s:.2f} s before, {after_s:.2f} s after (0.27 is quiet)")
+
+
+def beside_open(spark: SparkSession, folder: Path, waiting: list[int]) -> Table:
+    """Measures runs beside more and more tasks that wait. They are enqueued while no server runs, which is quicker."""
+    known, table = 0, None
+    for wanted in sorted(waiting):
+        if wanted > known:
+            event_log.enqueue_waiting(folder / "data", wanted - known)
+            known = wanted
+        with event_log.serving(folder) as (url, pid):
+            bench = Bench(spark, url, folder, pid)
+            bench.table = table = table or bench.table
+            bench.beside_open(wanted, folder / "lake-open")
+    assert table is not None
+    return table
 
 
 def _whole_s(summary: RunSummary) -> float:

@@ -19,9 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from codeq.pipeline.lake import silver, update
-from codeq.pipeline.lake.data_file import EVENTS, decode_new_file
+from codeq.pipeline.lake.data_file import EVENTS
 from codeq.pipeline.lake.parquet import write_stream
 from codeq.pipeline.lake.table import Lake, LakeTable
+from codeq.pipeline.lake.verdicts import Auditor, verdicts_of
 from codeq.wire import events as wire
 
 START_MS = 1_767_225_480_000
@@ -109,9 +110,9 @@ class Bench:
         bronze, starts = self.lake.bronze, {0: table.offsets.get(0, 0)}
         files = [file for file in bronze.files(part=EVENTS) if file.overlaps(starts, bronze.offsets)]
         events = update.NewEvents(bronze, files, starts, bronze.offsets)
-        plan, work = update.plan_step(table, function, events, parallelism=self.parallelism)
-        added = [decode_new_file(text) for share in plan.shares for text in work(share)]
-        table.commit(added, batch=table.batch + 1, removed=plan.removed, offsets=events.ends)
+        auditor = Auditor(self.lake) if table is self.lake.tasks else None
+        plan, work = update.plan_step(table, function, events, parallelism=self.parallelism, auditor=auditor)
+        update.commit_step(table, plan, events, [work.result(share) for share in plan.shares], auditor=auditor)
         return len(plan.removed)
 
 
@@ -132,6 +133,7 @@ def main() -> None:
                 bench.work(asked.events)
                 costs.append(bench.step())
             cpu_s, leaves = min(costs)
+            assert all(not verdict.violations for verdict in verdicts_of(bench.lake)), verdicts_of(bench.lake)
             peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             print(
                 f"{waiting:>10,} open, {asked.events:,} events, {asked.parallelism} at once: {cpu_s:.2f} CPU s, "

@@ -29,6 +29,15 @@ def sample() -> data.ReportData:
             deliveries=round(total["enqueued"] * 1.07), payload_bytes=total["enqueued"] * 412,
         ),
         audit=_audit(total["enqueued"] * 3),
+        freshness=data.Freshness(
+            events_behind=1204,
+            size_bytes={"bronze": 412_000_000, "silver": 230_000_000, "gold": 3_100_000},
+            runs=[
+                data.Run(at=START + timedelta(days=1, minutes=-i), events=98_304, size_bytes=7_200_000,
+                         seconds={"bronze": 1.1, "silver": 2.5, "gold": 3.25})
+                for i in range(5)
+            ],
+        ),
         timeline=timeline,
         latency_over_time=[_latency(dice, at=START + timedelta(hours=hour)) for hour in range(24)],
         latency=[_latency(dice, command=command) for command in COMMANDS],

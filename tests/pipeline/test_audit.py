@@ -14,6 +14,7 @@ from tests.pipeline.table_comparison import in_parallel
 
 from codeq.domain import lifecycle
 from codeq.pipeline import audit
+from codeq.pipeline.audit import rules
 from codeq.pipeline.audit.rules import LEGAL
 
 pytestmark = pytest.mark.spark
@@ -87,8 +88,9 @@ def test_the_legal_transitions_are_those_of_the_lifecycle() -> None:
     assert expected == {move: set(statuses) for move, statuses in LEGAL.items()}
 
 
-def test_every_rule_finds_the_fault_it_is_for(spark: SparkSession) -> None:
+def test_every_rule_finds_the_fault_it_is_for(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each fault is planted in a copy of a real log with a shard and tenant of its own; one copy is unchanged."""
+    monkeypatch.setattr(rules, "BUCKET_EVENTS", 64)  # so that each log is sorted in several parts
     base = churn(5, 200)
     events: list[Row] = []
     listing: list[Row] = []

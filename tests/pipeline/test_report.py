@@ -75,6 +75,23 @@ def test_every_plot_has_a_table_with_the_same_values() -> None:
             assert all(f">{value}</td>" in behind for value in one["values"])
 
 
+def test_the_page_says_how_new_the_lake_is_and_what_its_runs_took() -> None:
+    read = Reader(report.render(sample()))
+    shown = " ".join(read.texts)
+    assert "4 min from the newest event to this report" in shown
+    assert "1,204 events in the server's log that the lake does not have" in shown
+    assert "bronze 412 MB, silver 230 MB, gold 3.1 MB" in shown
+    assert {"98,304", "7.2 MB", "1.1 s", "2.5 s", "3.25 s"} <= set(read.texts)
+
+
+@pytest.mark.parametrize(("seconds", "labels"), [(30, "12:00:05"), (86_400, "16:00"), (30 * 86_400, "15 Jan")])
+def test_times_are_labelled_as_the_span_needs(seconds: int, labels: str) -> None:
+    times = [NOW + timedelta(seconds=seconds * i / 180) for i in range(181)]
+    assert labels in re.findall(
+        r"<span[^>]*>([^<]*)</span>", time_plot("p", times, [Series("s", [1] * 181, "blue")], show=str)
+    )
+
+
 def test_text_from_outside_is_shown_and_not_obeyed() -> None:
     page = report.render(broken())
     read = Reader(page)
@@ -154,11 +171,17 @@ def test_axes_hold_every_value_between_round_numbers() -> None:
 def test_the_report_of_a_real_history_adds_up(spark: SparkSession, gold_sample: GoldSample) -> None:
     tables = {of.table.name: spark.createDataFrame(gold_sample.rows[of.table.name], of.table.schema) for of in gold.ALL}
     verdicts = audit.audit(gold_sample.whole.events)
-    data = report.collect(tables, made_at=NOW, title="a real one", verdicts=verdicts)
+    data = report.collect(
+        tables, made_at=NOW, title="a real one", verdicts=verdicts, detail=lambda _, __: gold_sample.whole
+    )
     assert_adds_up(data, gold_sample.events)
     page = report.render(data)
     assert "All 9 rules hold" in page  # the tenth needs the store's listing
     Reader(page)
+    by_minute = report.collect(tables, made_at=NOW, live=(70, 7))
+    assert by_minute.step_seconds == 60 > data.step_seconds
+    assert sum(moment.completed for moment in by_minute.timeline) == sum(moment.completed for moment in data.timeline)
+    assert (by_minute.timeline[-1].backlog, by_minute.timeline[-1].running) == (70, 7)
     nothing = {of.table.name: empty(spark, of.table.schema) for of in gold.ALL}
     Reader(report.render(report.collect(nothing, made_at=NOW)))
 
@@ -185,13 +208,17 @@ def assert_adds_up(data: ReportData, events: list[Row]) -> None:
     )
     assert [moment.at for moment in data.timeline] == sorted({moment.at for moment in data.timeline})
     assert data.first_at is not None
-    assert data.timeline[0].at == data.first_at == min(event["at"] for event in events).replace(second=0, microsecond=0)
+    assert data.first_at == min(event["at"] for event in events)
+    assert 0 <= (data.first_at - data.timeline[0].at).total_seconds() < data.step_seconds < 60
+    assert len(data.timeline) > 20
+    assert len(data.latency_over_time) > 5
+    assert {of.command for of in data.outcomes} == {event["command"] for event in events}
     for of in data.outcomes:
         assert of.enqueued == of.completed + of.failed + of.dead + of.cancelled + of.live
     ended = len(of_all)
     assert sum(of.deliveries for of in data.workers) == sum(of.deliveries for of in data.retries) == ended
     assert sum(of.run.number for of in data.latency) == sum(of.run.number for of in data.latency_over_time) == ended
-    assert data.last_at == max(event["at"] for event in events).replace(second=0, microsecond=0) + timedelta(minutes=1)
+    assert data.last_at == max(event["at"] for event in events)
     deaths = sum(e["status_after"] == "FAILED" and e["move"] in ("nack", "expire", "abandon") for e in events)
     assert sum(letter.deaths for letter in data.dead_letters) == sum(of.deaths for of in data.retries) == deaths > 0
     assert data.totals.dead == deaths - moves.count("replay") < deaths

@@ -86,7 +86,6 @@ def test_a_backup_contains_the_files_of_results(elsewhere: bool, tmp_path: Path)
         target = (disk if elsewhere else tmp_path) / "backup"
         with codeq.open(tmp_path / "data", sweeping=False) as queue:
             queue.backup(target)
-            queue.purge(task_id)
         shutil.rmtree(tmp_path / "data")
         codeq.restore(target, tmp_path / "restored")
     with codeq.open(tmp_path / "restored") as queue:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="The data pipeline: events on Spark, and the lake made from them.")
 
 MAINTENANCE_EVERY_S = 3600
+REPORT_DAYS = 30
+"""Days that a report shows by default, so that it costs the same after any history."""
 _TOKEN = "CODEQ_PIPELINE_TOKEN"  # noqa: S105 - the name of a variable
 
 LakeFolder = Annotated[Path, typer.Option("--lake", help="Folder of the lake.")]
@@ -46,7 +48,9 @@ def run(
     ] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this tenant's events; for admins of the platform.")] = None,
     keep: Keep = None,
-    and_audit: Annotated[bool, typer.Option("--audit", help="Then audit the lake; fails if a rule is broken.")] = False,
+    and_audit: Annotated[
+        bool, typer.Option("--audit", help="Then show the verdicts on all events so far; fails if a rule is broken.")
+    ] = False,
     and_report: Annotated[Path | None, typer.Option("--report", help="Then write the HTML report here.")] = None,
     master: Master = "local[*]",
 ) -> None:
@@ -96,7 +100,7 @@ def _run(
     result: dict[str, Any] = {"events": summary.events, "batches": summary.batches, "seconds": seconds}
     if not out.is_json:
         print(f"{summary.events:,} events ingested; " + ", ".join(f"{name} {s} s" for name, s in seconds.items()))
-    is_clean = _audit_and_report(spark, tables, out, result, audit=and_audit, report_to=and_report)
+    is_clean = _audit_and_report(spark, tables, server, result, out=out, audit=and_audit, report_to=and_report)
     if out.is_json:
         out.line(result)
     if not is_clean:
@@ -104,16 +108,27 @@ def _run(
 
 
 def _audit_and_report(
-    spark: "SparkSession", tables: "Lake", out: Output, result: dict[str, Any], *, audit: bool, report_to: Path | None
+    spark: "SparkSession",
+    tables: "Lake",
+    server: "ServerOptions",
+    result: dict[str, Any],
+    *,
+    out: Output,
+    audit: bool,
+    report_to: Path | None,
 ) -> bool:
     """Audits and reports after a run, if the options ask for it. Returns whether no rule was broken."""
     if not audit and report_to is None:
         return True
     from codeq.pipeline.audit import is_clean, to_text
+    from codeq.pipeline.lake.verdicts import verdicts_of
 
-    verdicts = _run_audit(spark, tables)
+    verdicts = verdicts_of(tables)
     if report_to is not None:
-        _write_report(spark, tables, verdicts, to=report_to, title="codeQ")
+        from codeq.pipeline.lake_report import collect_lake
+        from codeq.pipeline.report import render
+
+        report_to.write_text(render(collect_lake(spark, tables, server, days=REPORT_DAYS)))
         result["report"] = str(report_to)
     if audit:
         result["audit"] = {verdict.rule: verdict.label for verdict in verdicts}
@@ -131,12 +146,15 @@ def audit(
     ] = False,
     master: Master = "local[*]",
 ) -> None:
-    """Check the guarantees of the queue over the whole history. Fails if one was broken, and shows the events."""
+    """Check the guarantees of the queue over the whole history. Fails if one was broken, and shows the events.
+
+    Every run judges its new events already; `run --audit` shows these verdicts without reading history again.
+    """
     spark, server, tables = _start(client, lake, master, must_exist=True)
     from codeq.pipeline.audit import is_clean, to_json, to_text
-    from codeq.pipeline.live_audit import all_tasks, audit_live
+    from codeq.pipeline.live_audit import all_tasks, audit_lake, audit_live
 
-    verdicts = audit_live(spark, tables, server, lambda: all_tasks(client)) if live else _run_audit(spark, tables)
+    verdicts = audit_live(spark, tables, server, lambda: all_tasks(client)) if live else audit_lake(spark, tables)
     print(to_json(verdicts).decode() if out.is_json else to_text(verdicts), end="")
     if not is_clean(verdicts):
         raise typer.Exit(ExitCode.REFUSED)
@@ -148,31 +166,20 @@ def report(
     lake: LakeFolder = Path("./lake"),
     to: Annotated[Path, typer.Option(help="The file to write.")] = Path("codeq-report.html"),
     title: Annotated[str, typer.Option(help="Title of the report.")] = "codeQ",
+    days: Annotated[int, typer.Option(min=1, help="How many days, up to the newest event.")] = REPORT_DAYS,
     master: Master = "local[*]",
 ) -> None:
     """Write an HTML report of the lake: throughput, latency, failures, tenants, workers, capacity, and the audit."""
-    spark, _, tables = _start(client, lake, master, must_exist=True)
-    from codeq.pipeline.report import to_json
+    spark, server, tables = _start(client, lake, master, must_exist=True)
+    from codeq.pipeline.lake_report import collect_lake
+    from codeq.pipeline.report import render, to_json
 
-    verdicts = _run_audit(spark, tables)
+    data = collect_lake(spark, tables, server, days=days, title=title)
     if out.is_json:
-        print(to_json(_collected(spark, tables, verdicts, title)).decode())
+        print(to_json(data).decode())
         return
-    _write_report(spark, tables, verdicts, to=to, title=title)
+    to.write_text(render(data))
     print(f"wrote {to}")
-
-
-def _collected(spark: "SparkSession", tables: "Lake", verdicts: list[Any], title: str) -> Any:
-    from codeq.pipeline.report import collect
-
-    rows = {definition.table.name: table.read(spark) for definition, table in tables.gold}
-    return collect(rows, made_at=datetime.now(UTC), title=title, verdicts=verdicts)
-
-
-def _write_report(spark: "SparkSession", tables: "Lake", verdicts: list[Any], *, to: Path, title: str) -> None:
-    from codeq.pipeline.report import render
-
-    to.write_text(render(_collected(spark, tables, verdicts, title)))
 
 
 def rebuild(client: "Client", out: Output, lake: LakeFolder = Path("./lake"), master: Master = "local[*]") -> None:
@@ -278,12 +285,6 @@ def _start(
     file = source.file if isinstance(source, FileToken) and master.startswith("local") else None
     tokens = {"token_file": str(file)} if file else {"token_env": _TOKEN}
     return spark, ServerOptions(endpoint=client.url, ca_file=client.options["ca_file"], **tokens), lake
-
-
-def _run_audit(spark: "SparkSession", tables: "Lake") -> list[Any]:
-    from codeq.pipeline import audit
-
-    return audit.audit(tables.bronze.read(spark))
 
 
 remote(app, "run", example="codeq pipeline run --lake ./lake --every 1m")(run)

@@ -74,7 +74,7 @@ def to_text(verdicts: Sequence[Verdict]) -> str:
     for verdict in verdicts:
         if verdict.violations:
             lines += ["", f"{verdict.rule}: {verdict.violations:,} violations"]
-            lines += [f"  {e['tenant']} {e['task_id']} shard {e['shard']} event {e['seq']}: {e['detail']}"
+            lines += [f"  {e['tenant'] or '-'} {e['task_id'] or '-'} shard {e['shard']} event {e['seq']}: {e['detail']}"
                       for e in verdict.examples]  # fmt: skip
             if verdict.violations > len(verdict.examples):
                 lines.append(f"  and {verdict.violations - len(verdict.examples):,} more")

@@ -1,4 +1,4 @@
-"""The rules of the audit, as SQL conditions over four views of the log.
+"""The rules of the audit, as conditions over four views of the log.
 
 `task_steps` joins every event with the event before it of the same task; `shard_sequence`, with the number before it in
 its shard; `ready_periods` has one row per period in which a task was ready in its queue; `last_states` joins the last
@@ -8,12 +8,15 @@ A log may have been trimmed. Rules that compare with an earlier event skip the f
 is broken by a correct log, whole or trimmed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
+
+from codeq.pipeline.audit.columns import SPARK, Columns
 
 LEGAL: Mapping[str, frozenset[tuple[str | None, str]]] = {
     "enqueue": frozenset({(None, "PENDING")}),
@@ -31,8 +34,8 @@ LEGAL: Mapping[str, frozenset[tuple[str | None, str]]] = {
 """The statuses before and after each move, as drawn in `domain/lifecycle.py`."""
 
 
-NUMBERS_PER_BUCKET = 1_000_000
-"""Events of a shard whose numbers are compared by one Spark task."""
+BUCKET_EVENTS = 1_000_000
+"""Events of a shard that one Spark task sorts by number."""
 
 
 class LogView(StrEnum):
@@ -42,41 +45,57 @@ class LogView(StrEnum):
     LAST_STATES = "last_states"
 
 
+Expression = Callable[[Columns], Any]
+"""Computes a column from the columns of a view."""
+
+
 @dataclass(frozen=True)
 class Rule:
     name: str
     text: str
     view: LogView
-    applies: str
-    """Whether a row is checked, in SQL."""
-    broken: str
-    """Whether a row breaks the rule, in SQL."""
-    detail: str
-    """Describes what is wrong with the row, in SQL."""
+    applies: Expression
+    """Whether a row is checked."""
+    broken: Expression
+    """Whether a row breaks the rule."""
+    detail: Expression
+    """Describes what is wrong with the row."""
 
     def violations(self) -> Column:
-        return f.count_if(f.expr(f"({self.applies}) and coalesce({self.broken}, false)"))
+        return f.count_if(self.applies(SPARK) & f.coalesce(self.broken(SPARK), f.lit(False)))
 
     def checked(self) -> Column:
-        return f.count_if(f.expr(self.applies))
+        return f.count_if(self.applies(SPARK))
 
     def offending(self, rows: DataFrame) -> DataFrame:
         """Returns the rows that break the rule: rule, tenant, task_id, shard, seq, detail."""
-        found = rows.where(f"({self.applies}) and ({self.broken})")
-        return found.select(
-            f.lit(self.name).alias("rule"), "tenant", "task_id", "shard", "seq", f.expr(self.detail).alias("detail")
+        return rows.where(self.applies(SPARK) & self.broken(SPARK)).select(
+            f.lit(self.name).alias("rule"), "tenant", "task_id", "shard", "seq", self.detail(SPARK).alias("detail")
         )
 
 
-def _legal() -> str:
-    cases = [
-        (move, "is null" if before is None else f"= '{before}'", after)
-        for move, statuses in LEGAL.items()
-        for before, after in sorted(statuses, key=str)
-    ]
-    return " or ".join(
-        f"(move = '{move}' and status_before {before} and status_after = '{after}')" for move, before, after in cases
-    )
+_LEGAL = [f"{move}/{before or ''}/{after}" for move, statuses in LEGAL.items() for before, after in statuses]
+
+
+def _is_illegal(e: Columns) -> Any:
+    is_known = e.text(e.move, "/", e.status_before, "/", e.status_after).isin(_LEGAL)
+    starts_late = e.is_first & e.is_whole & (e.move != "enqueue")
+    starts_elsewhere = e.either(e.status_before, "") != e.either(e.status_after_before, "")
+    goes_on = (e.move == "enqueue") | (e.move_before == "purge") | starts_elsewhere
+    replays_no_dead = (e.move == "replay") & ~e.move_before.isin(["nack", "expire", "abandon"])
+    return ~is_known | starts_late | (~e.is_first & (goes_on | replays_no_dead))
+
+
+def _is_miscounted(e: Columns) -> Any:
+    starts_anew, counts = e.move.isin(["enqueue", "replay"]), e.move.isin(["nack", "expire"])
+    attempts = e.if_else(counts, e.attempts_before + 1, e.attempts_before)
+    deliveries = e.if_else(e.move == "claim", e.deliveries_before + 1, e.deliveries_before)
+    return (e.attempts != e.if_else(starts_anew, 0, attempts)) | (e.deliveries != e.if_else(starts_anew, 0, deliveries))
+
+
+def _due(e: Columns) -> Any:
+    """When a delayed task is due. The delay of a task that was just promoted is in the event before that."""
+    return e.if_else(e.move_before == "promote", e.visible_at_second_before, e.visible_at_before)
 
 
 RULES = (
@@ -84,101 +103,123 @@ RULES = (
         "accounted",
         "Every acknowledged task has ended, or has the status in the store that its last event has.",
         LogView.LAST_STATES,
-        "is_settled",
-        "(move is null and is_whole) or (move = 'purge') <> (listed is null) or listed <> status_after",
-        "case when move is null then 'listed, and there is no event for it'"
-        " when move = 'purge' then 'purged, and still listed'"
-        " when listed is null then concat('lost: its last event is ', move, ', and the store does not know it')"
-        " else concat('listed as ', listed, ', and ', status_after, ' by its events') end",
+        lambda e: e.is_settled,
+        lambda e: (
+            (e.is_null(e.move) & e.is_whole)
+            | ((e.move == "purge") != e.is_null(e.listed))
+            | (e.listed != e.status_after)
+        ),
+        lambda e: e.if_else(
+            e.is_null(e.move),
+            e.text("listed, and there is no event for it"),
+            e.if_else(
+                e.move == "purge",
+                e.text("purged, and still listed"),
+                e.if_else(
+                    e.is_null(e.listed),
+                    e.text("lost: its last event is ", e.move, ", and the store does not know it"),
+                    e.text("listed as ", e.listed, ", and ", e.status_after, " by its events"),
+                ),
+            ),
+        ),
     ),
     Rule(
         "one_result",
         "A result of a task is accepted at most once, and once more after each replay.",
         LogView.TASK_STEPS,
-        "move in ('complete', 'fail')",
-        "last_result > coalesce(last_replay, 0)",
-        "concat(move, ' although event ', last_result, ' was a result already')",
+        lambda e: e.move.isin(["complete", "fail"]),
+        lambda e: e.last_result > e.either(e.last_replay, 0),
+        lambda e: e.text(e.move, " although event ", e.last_result, " was a result already"),
     ),
     Rule(
         "lease_tokens",
         "Every claim has a higher lease token than any before, and no other move changes it.",
         LogView.TASK_STEPS,
-        "not is_first",
-        "if(move = 'claim', lease_token <= highest_token, lease_token <> lease_token_before)",
-        "concat(move, ' under token ', lease_token, ' after token ', lease_token_before)",
+        lambda e: ~e.is_first,
+        lambda e: e.if_else(
+            e.move == "claim", e.lease_token <= e.highest_token, e.lease_token != e.lease_token_before
+        ),
+        lambda e: e.text(e.move, " under token ", e.lease_token, " after token ", e.lease_token_before),
     ),
     Rule(
         "one_lease",
         "A task is not delivered while the delivery before has not ended.",
         LogView.TASK_STEPS,
-        "move = 'claim'",
-        "status_after_before = 'IN_PROGRESS'",
-        "concat('claimed by ', worker_id, ' while held by ', coalesce(worker_id_before, 'another'))",
+        lambda e: e.move == "claim",
+        lambda e: e.status_after_before == "IN_PROGRESS",
+        lambda e: e.text("claimed by ", e.worker_id, " while held by ", e.either(e.worker_id_before, "another")),
     ),
     Rule(
         "fifo",
         "Within one tenant, command, priority and shard, tasks are delivered in the order in which they became ready.",
         LogView.READY_PERIODS,
-        "true",
-        "passed_by > seq",
-        "concat('ready since event ', seq, ', but one that was ready later, at event ', passed_by,"
-        " ', was claimed before it')",
+        lambda e: e.always(),
+        lambda e: e.passed_by > e.seq,
+        lambda e: e.text(
+            "ready since event ", e.seq, ", but one that was ready later, at event ", e.passed_by,
+            ", was claimed before it",
+        ),
     ),
     Rule(
         "not_early",
         "Nothing is delivered before its visible time.",
         LogView.TASK_STEPS,
-        "move in ('claim', 'promote')",
-        "at < if(move_before = 'promote', visible_at_second_before, visible_at_before)",
-        "concat(move, ' at ', at, ', but not visible before ',"
-        " if(move_before = 'promote', visible_at_second_before, visible_at_before))",
+        lambda e: e.move.isin(["claim", "promote"]),
+        lambda e: e.at < _due(e),
+        lambda e: e.text(e.move, " at ", e.at, ", but not visible before ", _due(e)),
     ),
     Rule(
         "attempts_limit",
         "A task that may still be delivered has attempts left, and none has more attempts than its limit.",
         LogView.TASK_STEPS,
-        "true",
-        "attempts > max_attempts or (status_after in ('PENDING', 'IN_PROGRESS') and attempts >= max_attempts)",
-        "concat(attempts, ' of ', max_attempts, ' attempts and ', status_after)",
+        lambda e: e.always(),
+        lambda e: (
+            (e.attempts > e.max_attempts)
+            | (e.status_after.isin(["PENDING", "IN_PROGRESS"]) & (e.attempts >= e.max_attempts))
+        ),
+        lambda e: e.text(e.attempts, " of ", e.max_attempts, " attempts and ", e.status_after),
     ),
     Rule(
         "attempts_count",
         "A nack and an expiry count one attempt, a claim one delivery, enqueue and replay start both from none.",
         LogView.TASK_STEPS,
-        "not is_first or move = 'enqueue'",
-        "attempts <> case when move in ('enqueue', 'replay') then 0"
-        " when move in ('nack', 'expire') then attempts_before + 1 else attempts_before end"
-        " or deliveries <> case when move in ('enqueue', 'replay') then 0"
-        " when move = 'claim' then deliveries_before + 1 else deliveries_before end",
-        "concat(move, ': attempts ', coalesce(attempts_before, 0), ' to ', attempts, ', deliveries ',"
-        " coalesce(deliveries_before, 0), ' to ', deliveries)",
+        lambda e: ~e.is_first | (e.move == "enqueue"),
+        _is_miscounted,
+        lambda e: e.text(
+            e.move, ": attempts ", e.either(e.attempts_before, 0), " to ", e.attempts, ", deliveries ",
+            e.either(e.deliveries_before, 0), " to ", e.deliveries,
+        ),
     ),
     Rule(
         "transitions",
         "Every move starts where the one before it ended, and is one of those that a task can make.",
         LogView.TASK_STEPS,
-        "true",
-        f"not ({_legal()}) or (is_first and is_whole and move <> 'enqueue')"
-        " or (not is_first and (move = 'enqueue' or move_before = 'purge'"
-        " or not status_before <=> status_after_before))"
-        " or (move = 'replay' and move_before not in ('nack', 'expire', 'abandon'))",
-        "concat(move, ' from ', coalesce(status_before, 'nothing'), ' to ', status_after, ' after ',"
-        " coalesce(move_before, 'nothing'))",
+        lambda e: e.always(),
+        _is_illegal,
+        lambda e: e.text(
+            e.move, " from ", e.either(e.status_before, "nothing"), " to ", e.status_after, " after ",
+            e.either(e.move_before, "nothing"),
+        ),
     ),
     Rule(
         "gapless",
         "The events of a shard are numbered without gaps and without repeats.",
         LogView.SHARD_SEQUENCE,
-        "true",
-        "seq <> seq_before + 1",
-        "if(seq = seq_before, concat('event ', seq, ' is there twice'),"
-        " concat('events ', seq_before + 1, ' to ', seq - 1, ' are missing'))",
+        lambda e: e.always(),
+        lambda e: e.seq != e.seq_before + 1,
+        lambda e: e.if_else(
+            e.seq == e.seq_before,
+            e.text("event ", e.seq, " is there twice"),
+            e.text("events ", e.seq_before + 1, " to ", e.seq - 1, " are missing"),
+        ),
     ),
-)
+)  # fmt: skip
 
 
 # -- views -------------------------------------------------------------------------------------------------------------
 
+_NEVER = 1 << 61
+"""Above the number of every event."""
 _PREVIOUS = ("move", "status_after", "lease_token", "worker_id", "visible_at", "attempts", "deliveries", "seq")
 
 
@@ -200,10 +241,10 @@ def task_steps(events: DataFrame) -> DataFrame:
 
 
 def shard_sequence(events: DataFrame) -> DataFrame:
-    """Joins every event with the number before its own in the shard. A Spark task sorts NUMBERS_PER_BUCKET of them; the
+    """Joins every event with the number before its own in the shard. A Spark task sorts BUCKET_EVENTS of them; the
     first of these is compared with the last of those before, of which there are few.
     """
-    bucket = f.floor(f.col("seq") / NUMBERS_PER_BUCKET).alias("bucket")
+    bucket = f.floor(f.col("seq") / BUCKET_EVENTS).alias("bucket")
     rows = events.select("shard", "seq", "tenant", "task_id", bucket)
     ends = rows.groupBy("shard", "bucket").agg(f.max("seq").alias("last"))
     earlier = f.lag("last").over(Window.partitionBy("shard").orderBy("bucket"))
@@ -229,9 +270,18 @@ def ready_periods(events: DataFrame) -> DataFrame:
         f.lead("seq").over(by_task).alias("left"),
         f.lead("move").over(by_task).alias("left_by"),
     ).where("is_entry")  # fmt: skip
-    by_leaving = Window.partitionBy("tenant", "command", "priority", "shard").orderBy(f.col("left").asc_nulls_last())
+    # Tasks that have not left come after all others, in any order: none of them was claimed.
+    periods = periods.withColumn("bucket", f.expr(f"coalesce(left, {_NEVER} + seq) div {BUCKET_EVENTS}"))
     claimed = f.expr("if(left_by = 'claim', seq, null)")
-    return periods.withColumn("passed_by", f.max(claimed).over(by_leaving.rowsBetween(Window.unboundedPreceding, -1)))
+    queue = ("tenant", "command", "priority", "shard")
+    # The highest entry of the buckets before, of which there are few; then in order inside the bucket.
+    before = Window.partitionBy(*queue).orderBy("bucket").rowsBetween(Window.unboundedPreceding, -1)
+    of_buckets = periods.groupBy(*queue, "bucket").agg(f.max(claimed).alias("highest"))
+    of_buckets = of_buckets.select(*queue, "bucket", f.max("highest").over(before).alias("passed_earlier"))
+    inside = Window.partitionBy(*queue, "bucket").orderBy(f.col("left").asc_nulls_last())
+    passed = f.max(claimed).over(inside.rowsBetween(Window.unboundedPreceding, -1))
+    periods = periods.withColumn("passed_inside", passed).join(of_buckets, [*queue, "bucket"])
+    return periods.withColumn("passed_by", f.greatest("passed_earlier", "passed_inside"))
 
 
 def last_states(events: DataFrame, listing: DataFrame, settled: Mapping[int, int] | None = None) -> DataFrame:

@@ -1,10 +1,11 @@
-"""Brings gold up to silver: merges the figures of new rows into the files of the days that they belong to.
+"""Brings gold up to silver: merges the figures of new rows into the files of the days and hours that they belong to.
 
 A gold table records how far it has taken in the events of bronze, and the closed rows of either silver table. Silver
 stands at one offset in both of its tables before gold follows, so that gold counts an end and the event of it in the
 same commit, and no day is touched that the new events and the closed rows do not name.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import partial
@@ -22,8 +23,8 @@ from codeq.pipeline.parallel import in_parallel
 ROWS_PER_FILE = 500_000
 
 GoldPair = tuple[gold.GoldTable, LakeTable]
-Days = frozenset[str] | None
-"""None for all days."""
+FileKeys = frozenset[str] | None
+"""Days such as 2026-03-12 and hours such as 2026-03-12T17, by which files are split. None for all."""
 
 
 def update_gold(spark: SparkSession, lake: Lake, *, log: Log = lambda _: None) -> None:
@@ -52,25 +53,29 @@ def _update(
         attempts=lake.attempts.read(spark, attempts),
         tasks=lake.tasks.read(spark, tasks),
     )
-    # A task is completed or failed by the end of an attempt, so the days of closed tasks are among these.
-    days = days_of([*events, *attempts])
+    # A task is completed or failed by the end of an attempt, so the hours of closed tasks are among these.
+    keys = file_keys([*events, *attempts])
     partials = [definition.partials(new) for definition, _ in pairs]
     with new.cached():
         in_parallel([
-            partial(_merge, spark, pair, partials=rows, days=days, goal=goal, log=log)
+            partial(_merge, spark, pair, partials=rows, keys=keys, goal=goal, log=log)
             for pair, rows in zip(pairs, partials, strict=True)
         ])  # fmt: skip
 
 
-def _merge(spark: SparkSession, pair: GoldPair, *, partials: DataFrame, days: Days, goal: Position, log: Log) -> None:
+def _merge(
+    spark: SparkSession, pair: GoldPair, *, partials: DataFrame, keys: FileKeys, goal: Position, log: Log
+) -> None:
     (definition, table), batch = pair, pair[1].batch + 1
+    started_s = time.monotonic()
     files = table.files(part=DAYS)
     is_current = table.epoch == goal.epoch
-    replaced = [file for file in files if not is_current or days is None or file.day in days]
+    replaced = [file for file in files if not is_current or keys is None or file.day in keys]
     rows = definition.merged(table.read(spark, replaced if is_current else []), partials)
-    # There are few rows, so one file for each day is enough.
+    newest_day = max([*(keys or ()), *(file.day or "" for file in files if is_current)], default="")[:10]
+    # There are few rows, so one file for each day or hour is enough.
     file_count = 1 + sum(file.rows for file in replaced) // ROWS_PER_FILE
-    added = table.write(rows.coalesce(file_count), part=DAYS, batch=batch, by_day=True)
+    added = table.write(rows.coalesce(file_count), part=DAYS, batch=batch, by=definition.file_key(newest_day))
     table.commit(
         added,
         batch=batch,
@@ -78,25 +83,27 @@ def _merge(spark: SparkSession, pair: GoldPair, *, partials: DataFrame, days: Da
         offsets=dict(goal.offsets),
         epoch=goal.epoch,
         marks={ATTEMPTS: goal.attempts, TASKS: goal.tasks},
+        seconds=time.monotonic() - started_s,
     )
     log(f"{table.folder.name}: batch {batch}")
 
 
-def days_of(files: Iterable[DataFile]) -> Days:
-    """Returns the days of the rows of these files; None if one of them does not tell."""
-    days: set[str] = set()
+def file_keys(files: Iterable[DataFile]) -> FileKeys:
+    """Returns the days and hours of the rows of these files; None if one of them does not tell."""
+    keys: set[str] = set()
     for file in files:
         if file.first_at is None or file.last_at is None:
             return None
-        days.update(_days_between(file.first_at, file.last_at))
-    return frozenset(days)
+        keys.update(_keys_between(file.first_at, file.last_at))
+    return frozenset(keys)
 
 
-def _days_between(first: datetime, last: datetime) -> Iterator[str]:
-    day = first.date()
-    while day <= last.date():
-        yield day.isoformat()
-        day += timedelta(days=1)
+def _keys_between(first: datetime, last: datetime) -> Iterator[str]:
+    hour = first.replace(minute=0, second=0, microsecond=0)
+    while hour <= last:
+        yield hour.strftime("%Y-%m-%d")
+        yield hour.strftime("%Y-%m-%dT%H")
+        hour += timedelta(hours=1)
 
 
 def _rows_between(

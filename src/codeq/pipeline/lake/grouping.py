@@ -5,6 +5,7 @@ numbers, and only then are texts and times looked up, once for each group instea
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,8 @@ Mask = npt.NDArray[np.bool_]
 NO_ROW = -1
 """The row number of a group that has no such row."""
 
+_VALUE_BITS = 40
+"""Enough for lease tokens, and leaves room for the numbers of eight million groups."""
 _IDS = frozenset({"task_id", "trace_id"})
 
 
@@ -101,10 +104,42 @@ class Groups:
         np.maximum.at(found, self.of_rows, values)
         return found
 
+    def latest_before(self, where: Mask) -> Numbers:
+        """For each row, the latest row before it of the same group that is in the mask, or NO_ROW."""
+        places = np.where(where[self._order], np.arange(len(self._order)), NO_ROW)
+        latest = _shifted(np.maximum.accumulate(places))
+        found = np.full(len(latest), NO_ROW)
+        found[self._order] = np.where(latest >= self._starts, self._order[latest], NO_ROW)
+        return found
+
+    def highest_before(self, values: Numbers) -> Numbers:
+        """For each row, the highest value of the rows before it of the same group, or NO_ROW. Values are at least 0."""
+        base = self.of_rows[self._order] << _VALUE_BITS
+        highest = _shifted(np.maximum.accumulate(base + np.minimum(values[self._order], (1 << _VALUE_BITS) - 1)))
+        found = np.full(len(highest), NO_ROW)
+        found[self._order] = np.where(np.arange(len(highest)) > self._starts, highest - base, NO_ROW)
+        return found
+
+    @cached_property
+    def _order(self) -> Numbers:
+        """The rows, group by group."""
+        return np.argsort(self.of_rows, kind="stable")
+
+    @cached_property
+    def _starts(self) -> Numbers:
+        """For each place in that order, the place at which its group starts."""
+        groups = self.of_rows[self._order]
+        is_start = np.append(True, groups[1:] != groups[:-1])[: len(groups)]
+        return np.maximum.accumulate(np.where(is_start, np.arange(len(groups)), 0))
+
     def _last_of(self, rows: Numbers) -> Numbers:
         found = np.full(self.count, NO_ROW)
         found[self.of_rows[rows]] = rows  # NumPy keeps the last of several values for the same group
         return found
+
+
+def _shifted(values: Numbers) -> Numbers:
+    return np.append(NO_ROW, values)[: len(values)]
 
 
 def take(column: pa.Array, rows: Numbers) -> pa.Array:

@@ -4,14 +4,18 @@ The open rows of a table are in *leaves*: files that each have a range of task i
 thousand rows at most. A step rewrites the leaves whose tasks have new events, and reads no other: with work that is
 first in, first out these are the oldest and the newest, however many tasks wait in between.
 
-Only footers are read here, and the ids of row groups that span several leaves.
+Only footers are read for that, and the ids of row groups that span several leaves: here if they are few, and on
+executors if they are many.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import groupby, pairwise
+from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 from msgspec import Struct
@@ -27,7 +31,16 @@ SHARE_ROWS_MAX = 250_000
 """Open rows and events that a Spark task holds at once: see ADR 19 for its memory."""
 SHARE_ROWS_MIN = 50_000
 """A Spark task with fewer rows takes longer to start than to run."""
-_FOOTERS_AT_ONCE = 8
+_FILES_AT_ONCE = 8
+
+Run = Callable[[Callable[[Any], list[str]], Sequence[Any]], list[str]]
+"""Calls a function for each piece, somewhere, and returns all values."""
+
+
+def run_here(work: Callable[[Any], list[str]], pieces: Sequence[Any]) -> list[str]:
+    """Runs in threads of this process."""
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        return [value for values in pool.map(work, pieces) for value in values]
 
 
 class RowGroup(Struct, frozen=True):
@@ -66,10 +79,12 @@ class _Leaf(Struct):
         return sum(file.rows for file in self.files)
 
 
-def plan(open_files: Sequence[DataFile], groups: Sequence[RowGroup], *, parallelism: int, folder: str) -> Plan:
+def plan(
+    open_files: Sequence[DataFile], groups: Sequence[RowGroup], *, parallelism: int, folder: str, run: Run = run_here
+) -> Plan:
     """Plans the step that brings these events to these open rows. `folder` is that of the table."""
     leaves = _leaves(open_files)
-    _count_events(leaves, groups)
+    _count_events(leaves, groups, run)
     touched = _with_small_neighbours(leaves)
     rows_max = _share_rows(sum(leaf.rows + leaf.events for leaf in touched), parallelism)
     ranges = [
@@ -82,13 +97,12 @@ def plan(open_files: Sequence[DataFile], groups: Sequence[RowGroup], *, parallel
     return Plan(shares, [file for leaf in touched for file in leaf.files])
 
 
-def row_groups(paths: Iterable[str], folder: str = "") -> list[RowGroup]:
+def row_groups(paths: Sequence[str], run: Run = run_here) -> list[RowGroup]:
     """Reads the ranges of task ids from the footers of files of events."""
-    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
-        return [group for found in pool.map(_groups_of, [f"{folder}{path}" for path in paths]) for group in found]
+    return [msgspec.json.decode(text, type=RowGroup) for text in run(_groups_of, paths)]
 
 
-def _groups_of(path: str) -> list[RowGroup]:
+def _groups_of(path: str) -> list[str]:
     footer = pq.read_metadata(path)
     column = footer.schema.to_arrow_schema().names.index("task_id")
     found = []
@@ -97,7 +111,7 @@ def _groups_of(path: str) -> list[RowGroup]:
         bounds = group.column(column).statistics
         has_bounds = bounds is not None and bounds.has_min_max
         ids = (bounds.min, bounds.max) if has_bounds else ("", "\U0010ffff")
-        found.append(RowGroup(path, number, group.num_rows, *ids))
+        found.append(msgspec.json.encode(RowGroup(path, number, group.num_rows, *ids)).decode())
     return found
 
 
@@ -115,7 +129,7 @@ def _leaves(files: Sequence[DataFile]) -> list[_Leaf]:
     return leaves or [_Leaf("", [])]
 
 
-def _count_events(leaves: Sequence[_Leaf], groups: Sequence[RowGroup]) -> None:
+def _count_events(leaves: Sequence[_Leaf], groups: Sequence[RowGroup], run: Run) -> None:
     """Counts the events of each leaf. A row group between two leaves may have events of neither, so its ids are read:
     otherwise events of the oldest and of the newest task side by side would touch all leaves in between.
     """
@@ -127,13 +141,19 @@ def _count_events(leaves: Sequence[_Leaf], groups: Sequence[RowGroup]) -> None:
             leaves[first].events += group.rows
         else:
             spanning.append(group)
-    for path, of_file in groupby(spanning, key=lambda group: group.path):
-        file = pq.ParquetFile(path)
-        for group in of_file:
-            ids = file.read_row_group(group.number, columns=["task_id"])["task_id"].to_pylist()
-            places = np.searchsorted(np.array(lows), np.array(ids), side="right") - 1
-            for place, count in zip(*np.unique(places, return_counts=True), strict=True):
-                leaves[int(place)].events += int(count)
+    pieces = [(path, [group.number for group in of_file]) for path, of_file in groupby(spanning, lambda one: one.path)]
+    for text in run(partial(_count_ids, lows), pieces):
+        for place, count in msgspec.json.decode(text, type=dict[int, int]).items():
+            leaves[place].events += count
+
+
+def _count_ids(lows: Sequence[str], piece: tuple[str, list[int]]) -> list[str]:
+    """Counts the ids in some row groups of a file, by the range that they belong to."""
+    path, numbers = piece
+    ids = pq.ParquetFile(path).read_row_groups(numbers, columns=["task_id"])["task_id"]
+    places = np.searchsorted(np.array(lows), np.array(ids.to_pylist()), side="right") - 1
+    counts = zip(*(found.tolist() for found in np.unique(places, return_counts=True)), strict=True)
+    return [msgspec.json.encode(dict(counts)).decode()]
 
 
 def _with_small_neighbours(leaves: Sequence[_Leaf]) -> list[_Leaf]:

@@ -7,15 +7,19 @@ compacted.
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime
+from functools import partial
 from itertools import groupby, takewhile
 
 from msgspec import Struct
 from pyspark.sql import SparkSession
 
 from codeq.domain.errors import CodeqError
+from codeq.pipeline.lake.data_file import DAY
 from codeq.pipeline.lake.partitions import ParquetFiles
 from codeq.pipeline.lake.position import position_of
 from codeq.pipeline.lake.table import CLOSED, DAYS, EVENTS, UNUSED_HOURS, DataFile, Lake, LakeTable
+from codeq.pipeline.parallel import in_parallel
+from codeq.pipeline.session import parallelism_of
 
 SMALL_BYTES = 32 << 20
 LARGE_BYTES = 256 << 20
@@ -55,7 +59,7 @@ def maintain(
     if delete_gold_before is not None:
         summary.deleted_rows += _delete_gold(lake, delete_gold_before)
     summary.compacted_files = compact(spark, lake, files_max=1, log=log)
-    for table in lake.all:
+    for table in (*lake.all, *lake.of_audit):
         summary.vacuumed_files += table.vacuum(unused_hours)
     log(f"removed: {summary.vacuumed_files:,} files")
     return summary
@@ -65,20 +69,51 @@ def compact(spark: SparkSession, lake: Lake, *, files_max: int = FILES_MAX, log:
     """Replaces small files by larger ones, in tables with more than `files_max` small files. Returns the number of
     files replaced.
     """
-    replaced = 0
-    for table, part, files in _append_only(lake):
-        small = [file for file in files if file.size_bytes < SMALL_BYTES]
-        if len(small) <= files_max:
-            continue
-        groups = list(_groups(small))
-        pieces = [(table.parquet_files(group), max(file.batch for file in group)) for group in groups]
-        added = table.write_files(spark, ParquetFiles.batches, pieces, part=part)
-        removed = [file for group in groups for file in group]
-        if removed:
-            table.commit(added, batch=None, removed=removed)
-        replaced += len(removed)
-        log(f"{table.folder.name}: {len(removed):,} small files compacted")
-    return replaced
+    works = [
+        partial(_compact, spark, table, part, files, files_max=files_max, log=log)
+        for table, part, files in _append_only(lake)
+    ]
+    works += [partial(_compact_days, spark, table, log=log) for _, table in lake.gold]
+    replaced: list[int] = []
+    in_parallel([partial(_append_result, replaced, work) for work in works])
+    return sum(replaced)
+
+
+def _append_result(results: list[int], work: Callable[[], int]) -> None:
+    results.append(work())
+
+
+def _compact(
+    spark: SparkSession, table: LakeTable, part: str, files: Sequence[DataFile], *, files_max: int, log: Log
+) -> int:
+    small = [file for file in files if file.size_bytes < SMALL_BYTES]
+    if len(small) <= files_max:
+        return 0
+    # Every core of a cluster gets a group, unless they would be small again.
+    each = max(2 * SMALL_BYTES, sum(file.size_bytes for file in small) // parallelism_of(spark))
+    groups = list(_groups(small, min(LARGE_BYTES, each)))
+    pieces = [(table.parquet_files(group), max(file.batch for file in group)) for group in groups]
+    added = table.write_files(spark, ParquetFiles.batches, pieces, part=part)
+    removed = [file for group in groups for file in group]
+    if removed:
+        table.commit(added, batch=None, removed=removed)
+    log(f"{table.folder.name}: {len(removed):,} small files compacted")
+    return len(removed)
+
+
+def _compact_days(spark: SparkSession, table: LakeTable, *, log: Log) -> int:
+    """Puts the files of past hours together, a file for each day that is over."""
+    files = sorted(table.files(part=DAYS), key=lambda file: file.day or "")
+    by_day = {day: list(of_day) for day, of_day in groupby(files, key=lambda file: (file.day or "")[:10])}
+    past = {day: of_day for day, of_day in list(by_day.items())[:-1] if day and len(of_day) > 1}
+    for day, of_day in past.items():
+        piece = (table.parquet_files(of_day), max(file.batch for file in of_day))
+        added = table.write_files(spark, ParquetFiles.batches, [piece], part=f"{DAYS}/{DAY}={day}")
+        table.commit(added, batch=None, removed=of_day)
+    compacted = sum(len(of_day) for of_day in past.values())
+    if compacted:
+        log(f"{table.folder.name}: {compacted:,} files of hours compacted")
+    return compacted
 
 
 def check_complete(lake: Lake) -> None:
@@ -103,18 +138,19 @@ def _append_only(lake: Lake) -> list[tuple[LakeTable, str, list[DataFile]]]:
         if file.shard is not None and file.last_seq < common.get(file.shard, 0)
     ]
     return [
+        (lake.violations, EVENTS, lake.violations.files()),
         (lake.bronze, EVENTS, events),
         (lake.attempts, CLOSED, lake.attempts.files(part=CLOSED, up_to_batch=attempts)),
         (lake.tasks, CLOSED, lake.tasks.files(part=CLOSED, up_to_batch=tasks)),
     ]
 
 
-def _groups(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
-    """Groups the files in order, up to LARGE_BYTES each and of one shard, and skips groups of one."""
+def _groups(files: Sequence[DataFile], bytes_max: int) -> Iterator[list[DataFile]]:
+    """Groups the files in order, up to so many bytes each and of one shard, and skips groups of one."""
     group: list[DataFile] = []
     size_bytes = 0
     for file in files:
-        if group and (size_bytes + file.size_bytes > LARGE_BYTES or file.shard != group[-1].shard):
+        if group and (size_bytes + file.size_bytes > bytes_max or file.shard != group[-1].shard):
             if len(group) > 1:
                 yield group
             group, size_bytes = [], 0

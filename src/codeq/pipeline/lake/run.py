@@ -23,6 +23,7 @@ from codeq.pipeline.lake.gold_update import update_gold as update_gold  # noqa: 
 from codeq.pipeline.lake.maintenance import Log, check_complete, compact
 from codeq.pipeline.lake.table import EVENTS, Lake, LakeTable
 from codeq.pipeline.lake.upgrade import upgrade
+from codeq.pipeline.lake.verdicts import SCOPE, Auditor, cleared_marks
 from codeq.pipeline.parallel import in_parallel
 from codeq.pipeline.session import parallelism_of
 
@@ -33,8 +34,8 @@ EVENTS_PER_FILE_MIN = 25_000
 SILVER_EVENTS = 5_000_000
 """Events in one commit of silver. Spark tasks hold a fixed number of them, however many these are."""
 
-LOG_ID, SCOPE = "codeq.logId", "codeq.scope"
-"""Properties of bronze: whose log it was made from, and whose events it has."""
+LOG_ID = "codeq.logId"
+"""The property of bronze that tells whose log it was made from; that named SCOPE tells whose events it has."""
 RETRY_S = 30
 
 
@@ -115,10 +116,10 @@ def ingest(
     ranges = split(
         _offsets(starts), _offsets(ends), partitions_min=parallelism_of(spark), events_min=EVENTS_PER_FILE_MIN
     )
-    batch = lake.bronze.batch + 1
+    batch, started_s = lake.bronze.batch + 1, time.monotonic()
     read = _reader(server, tenant, server_log[0])
     files = lake.bronze.write_pieces(spark, read, ranges, part=EVENTS, batch=batch)
-    lake.bronze.commit(files, batch=batch, offsets=ends)
+    lake.bronze.commit(files, batch=batch, offsets=ends, seconds=time.monotonic() - started_s)
     return covered
 
 
@@ -173,12 +174,17 @@ def update_silver(spark: SparkSession, lake: Lake, *, log: Log = lambda _: None)
     epoch = max(table.epoch for table in lake.silver)
     for table in lake.silver:
         if table.epoch < epoch:  # a rebuild died before it came to this table
-            table.begin_epoch(epoch)
-    updates: list[tuple[LakeTable, update.Update]] = [(lake.attempts, silver.attempts), (lake.tasks, silver.tasks)]
-    in_parallel([partial(_update_silver, spark, lake, table, step=step, log=log) for table, step in updates])
+            table.begin_epoch(epoch, cleared_marks(table))
+    auditor = Auditor(lake)
+    in_parallel([
+        partial(_update_silver, spark, lake, lake.attempts, step=silver.attempts, auditor=None, log=log),
+        partial(_update_silver, spark, lake, lake.tasks, step=silver.tasks, auditor=auditor, log=log),
+    ])  # fmt: skip
 
 
-def _update_silver(spark: SparkSession, lake: Lake, table: LakeTable, *, step: update.Update, log: Log) -> None:
+def _update_silver(
+    spark: SparkSession, lake: Lake, table: LakeTable, *, step: update.Update, auditor: Auditor | None, log: Log
+) -> None:
     goal = lake.bronze.offsets
     files = lake.bronze.files(part=EVENTS)
     while (starts := table.offsets) != goal:
@@ -187,7 +193,7 @@ def _update_silver(spark: SparkSession, lake: Lake, table: LakeTable, *, step: u
         begun = {shard: max(offset, min(first.get(shard, goal[shard]), goal[shard])) for shard, offset in full.items()}
         ends = {int(shard): end for shard, end in capped(_offsets(begun), _offsets(goal), SILVER_EVENTS).items()}
         events = update.NewEvents(lake.bronze, [file for file in files if file.overlaps(full, ends)], full, ends)
-        update.update_table(spark, table, step, events)
+        update.update_table(spark, table, step, events, auditor=auditor)
         log(f"{table.folder.name}: batch {table.batch}")
 
 
@@ -200,7 +206,7 @@ def rebuild(spark: SparkSession, lake: Lake, *, log: Log = lambda _: None) -> No
     upgrade(spark, lake, log=log)
     epoch = max(table.epoch for table in lake.silver) + 1
     for table in lake.silver:
-        table.begin_epoch(epoch)
+        table.begin_epoch(epoch, cleared_marks(table))
     update_silver(spark, lake, log=log)
     update_gold(spark, lake, log=log)
 

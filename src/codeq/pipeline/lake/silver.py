@@ -159,6 +159,7 @@ _COUNTED = {"nacks": Move.NACK, "expiries": Move.EXPIRE, "abandons": Move.ABANDO
 _TASK_CONSTANT = (*_CONSTANT, "payload_bytes", "trace_id")
 _LAST = {
     "status": "status_after", "last_move": "move", "last_at": "at", "deliveries": "lease_token", "attempts": "attempts",
+    "current_deliveries": "deliveries",
     "visible_at": "visible_at", "last_error": "error", "last_worker": "worker_id", "last_seq": "seq",
     "artifacts": "artifacts", "artifact_bytes": "artifact_bytes",
 }  # fmt: skip

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -53,6 +53,8 @@ UNUSED_HOURS = 24
 read it.
 """
 _FOOTERS_AT_ONCE = 8
+_ROWS, _BYTES, _SECONDS = "codeq.rows", "codeq.bytes", "codeq.seconds"
+"""Metadata of a commit: what it wrote, and how long that took."""
 
 ReadPiece = Callable[[Any], Iterator[pa.RecordBatch]]
 """Reads the rows of one piece, on an executor."""
@@ -68,6 +70,15 @@ class LakeUnavailable(CodeqError):
     """The storage of the lake refused a commit, and no other run was the reason."""
 
     code = "lake-unavailable"
+
+
+class WrittenCommit(NamedTuple):
+    """What a commit of rows tells about itself."""
+
+    at_ms: int
+    rows: int
+    size_bytes: int
+    seconds: float
 
 
 class LakeTable:
@@ -148,11 +159,13 @@ class LakeTable:
         """Names files to be read by Python on executors."""
         return ParquetFiles(tuple(map(self.path, files)), self.arrow_schema)
 
-    def write(self, rows: DataFrame, *, part: str, batch: int, by_day: bool = False) -> list[NewFile]:
-        """Writes the rows with Spark. The files are not in the table before a commit adds them."""
+    def write(self, rows: DataFrame, *, part: str, batch: int, by: Column | None = None) -> list[NewFile]:
+        """Writes the rows with Spark, into a file for each value of `by`: a day, or a day and hour. The files are not
+        in the table before a commit adds them.
+        """
         folder = self.folder / self.new_folder(batch)
         chosen = rows.select(*self.schema.fieldNames())
-        writer = chosen.withColumn(DAY, chosen["day"]).write.partitionBy(DAY) if by_day else chosen.write
+        writer = chosen.withColumn(DAY, by).write.partitionBy(DAY) if by is not None else chosen.write
         writer.mode("error").options(**parquet.SPARK_OPTIONS).parquet(str(folder / f"{PART}={part}"))
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
             return list(pool.map(self._written, sorted(folder.rglob("*.parquet"))))
@@ -195,10 +208,12 @@ class LakeTable:
         offsets: Mapping[int, int] | None = None,
         epoch: int | None = None,
         marks: Mapping[str, int] | None = None,
+        seconds: float | None = None,
         deletes_rows: bool = False,
     ) -> None:
         """Adds and removes files in one transaction. `batch` is None if the rows stay the same or are deleted; then the
-        table stays at its batch. `deletes_rows` records that rows were deleted because of their age.
+        table stays at its batch. `seconds` is how long it took to write the files, for those who look at the history.
+        `deletes_rows` records that rows were deleted because of their age.
 
         Raises LakeConflict if another run has committed to the table: then nothing has changed.
         """
@@ -227,6 +242,7 @@ class LakeTable:
                 self._delta_schema(),
                 commit_properties=CommitProperties(
                     app_transactions=[Transaction(name, number) for name, number in recorded.items()],
+                    custom_metadata=_metadata(added, seconds) if seconds is not None else None,
                     max_commit_retries=0,
                 ),
             )
@@ -245,10 +261,19 @@ class LakeTable:
             delta.alter.add_columns(missing)
             delta.update_incremental()
 
-    def begin_epoch(self, epoch: int) -> None:
+    def history(self, limit: int) -> list[WrittenCommit]:
+        """Returns the last commits that wrote rows, the newest first, out of the last `limit` of any kind."""
+        found = self._delta.history(limit) if self._delta is not None else []
+        return [
+            WrittenCommit(info["timestamp"], int(info[_ROWS]), int(info[_BYTES]), float(info[_SECONDS]))
+            for info in found
+            if _SECONDS in info
+        ]
+
+    def begin_epoch(self, epoch: int, marks: Mapping[str, int] | None = None) -> None:
         """Empties the table, so that it takes in every event again."""
         offsets = dict.fromkeys(self.offsets, 0)
-        self.commit([], batch=self.batch + 1, removed=self.files(), offsets=offsets, epoch=epoch)
+        self.commit([], batch=self.batch + 1, removed=self.files(), offsets=offsets, epoch=epoch, marks=marks)
 
     @property
     def has_deleted_rows(self) -> bool:
@@ -304,6 +329,8 @@ class Lake:
         self.bronze = self.table(tables.BRONZE_EVENTS, "at", "shard", "seq", "task_id")
         self.attempts = self.table(tables.SILVER_ATTEMPTS, "ended_at", "task_id")
         self.tasks = self.table(tables.SILVER_TASKS, "ended_at", "task_id")
+        self.violations = self.table(tables.AUDIT_VIOLATIONS)
+        self.queues = self.table(tables.AUDIT_QUEUES)
         self.gold = [(definition, self.table(definition.table)) for definition in gold.ALL]
 
     def table(self, table: tables.Table, *bounded: str) -> LakeTable:
@@ -314,8 +341,18 @@ class Lake:
         return self.attempts, self.tasks
 
     @property
+    def of_audit(self) -> tuple[LakeTable, LakeTable]:
+        """What silver_tasks records for the audit. Both follow its batches."""
+        return self.violations, self.queues
+
+    @property
     def all(self) -> list[LakeTable]:
         return [self.bronze, *self.silver, *[table for _, table in self.gold]]
+
+
+def _metadata(added: Sequence[NewFile], seconds: float) -> dict[str, str]:
+    rows, size_bytes = sum(file.rows for file in added), sum(file.size_bytes for file in added)
+    return {_ROWS: str(rows), _BYTES: str(size_bytes), _SECONDS: f"{seconds:.3f}"}
 
 
 def _shard_mark(shard: int) -> str:

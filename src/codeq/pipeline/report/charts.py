@@ -75,7 +75,8 @@ def time_plot(
     ys = "".join(
         f'<span style="top:{100 - 100 * axis.fraction(tick):.2f}%">{escape(show(tick))}</span>' for tick in axis.ticks
     )
-    labels = [formatting.day_and_time(at) for at in times]
+    with_seconds = any(at.second for at in times)
+    labels = [formatting.day_and_time(at, with_seconds=with_seconds) for at in times]
     tooltips = [
         {"name": one.name, "colour": one.colour, "values": [show(v) for v in one.values],
          "heights": [None if v is None else round(100 * axis.fraction(v), 2) for v in one.values]}
@@ -206,7 +207,28 @@ def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
     return [run for run in found if run]
 
 
-_TICK_EVERY_S = (60, 300, 600, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400, 172_800, 604_800, 2_592_000)
+_TICK_EVERY_S = (
+    1,
+    2,
+    5,
+    10,
+    15,
+    30,
+    60,
+    120,
+    300,
+    600,
+    1800,
+    3600,
+    7200,
+    14_400,
+    21_600,
+    43_200,
+    86_400,
+    172_800,
+    604_800,
+    2_592_000,
+)
 
 
 def _xs(times: Sequence[datetime]) -> str:
@@ -215,7 +237,7 @@ def _xs(times: Sequence[datetime]) -> str:
     span = (times[-1] - times[0]).total_seconds()
     every = next((step for step in _TICK_EVERY_S if span / step <= 7), _TICK_EVERY_S[-1])
     shown = [i for i, at in enumerate(times) if at.timestamp() % every == 0] or [0]
-    pattern = "%H:%M" if span <= 86_400 else "%d %b %H:%M" if every < 86_400 else "%d %b"
+    pattern = "%H:%M:%S" if every < 60 else "%H:%M" if span <= 86_400 else "%d %b %H:%M" if every < 86_400 else "%d %b"
     return "".join(
         f'<span{_edge(i / last)} style="left:{100 * i / last:.2f}%">{times[i].strftime(pattern)}</span>' for i in shown
     )

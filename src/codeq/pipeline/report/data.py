@@ -149,6 +149,27 @@ class RuleResult(Struct, frozen=True, kw_only=True):
     examples: list[dict[str, str | int | None]] = []
 
 
+class Run(Struct, frozen=True, kw_only=True):
+    """What one run of the pipeline wrote."""
+
+    at: datetime
+    events: int
+    size_bytes: int
+    seconds: dict[str, float]
+    """By layer."""
+
+
+class Freshness(Struct, frozen=True, kw_only=True):
+    """How new the lake is, and what it costs to keep it so."""
+
+    events_behind: int | None = None
+    """Events of the server's log that the lake does not have yet; None if the server was not asked."""
+    size_bytes: dict[str, int] = {}
+    """Of the files of the tables, by layer."""
+    runs: list[Run] = []
+    """The newest first."""
+
+
 class ReportData(Struct, frozen=True, kw_only=True):
     title: str
     made_at: datetime
@@ -157,6 +178,7 @@ class ReportData(Struct, frozen=True, kw_only=True):
     step_seconds: int
     totals: Totals
     audit: list[RuleResult] = []
+    freshness: Freshness = Freshness()
     timeline: list[TimelinePoint] = []
     latency_over_time: list[Latency] = []
     latency: list[Latency] = []

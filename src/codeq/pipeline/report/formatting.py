@@ -48,13 +48,13 @@ def percent(share: float | None, digits: int = 1) -> str:
     return f"{shown} %"
 
 
-def day_and_time(at: datetime) -> str:
-    return at.strftime("%Y-%m-%d %H:%M")
+def day_and_time(at: datetime, *, with_seconds: bool = False) -> str:
+    return at.strftime("%Y-%m-%d %H:%M:%S" if with_seconds else "%Y-%m-%d %H:%M")
 
 
 def period(seconds: int) -> str:
-    for each, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
+    for each, unit in ((86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
         if seconds >= each:
             number = seconds // each
             return unit if number == 1 else f"{number} {unit}s"
-    return f"{seconds} seconds"
+    raise ValueError("a period is a second at least")

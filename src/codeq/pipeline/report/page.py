@@ -34,6 +34,7 @@ def render(data: ReportData) -> str:
         ("workers", "Workers", _workers(data)),
         ("capacity", "Capacity", _capacity(data)),
         ("audit", "Audit", _audit(data)),
+        ("pipeline", "Pipeline", _pipeline(data)),
     ]
     links = "".join(f'<a href="#{name}">{title}</a>' for name, title, _ in sections)
     body = "".join(
@@ -57,7 +58,9 @@ def render(data: ReportData) -> str:
 def _header(data: ReportData) -> str:
     span = "no events yet"
     if data.first_at and data.last_at:
-        span = f"{formatting.day_and_time(data.first_at)} to {formatting.day_and_time(data.last_at)} UTC"
+        is_short = data.step_seconds < 60
+        first, last = (formatting.day_and_time(at, with_seconds=is_short) for at in (data.first_at, data.last_at))
+        span = f"{first} to {last} UTC"
     name = f'<div><h1>{escape(data.title)}</h1><p class="span">{span}</p></div>'
     return f'<header><div class="head">{name}{_verdict(data)}</div>{_tiles(data)}</header>'
 
@@ -284,7 +287,10 @@ def _audit(data: ReportData) -> str:
     shown = table(["Verdict", "Rule", "What must hold", "Checked", "Violations"], rows, numbers_from=3)
     names = ("tenant", "task_id", "shard", "seq", "detail")
     evidence = [
-        [f"<code>{escape(rule.rule)}</code>", *(escape(str(row.get(name))) for name in names)]
+        [
+            f"<code>{escape(rule.rule)}</code>",
+            *(UNKNOWN if row.get(name) is None else escape(str(row[name])) for name in names),
+        ]
         for rule in data.audit
         for row in rule.examples
     ]
@@ -292,6 +298,30 @@ def _audit(data: ReportData) -> str:
         heads = ["Rule", "Tenant", "Task", "Shard", "Event", "What is wrong"]
         shown += "<h3>Evidence</h3>" + table(heads, evidence, numbers_from=len(heads))
     return shown
+
+
+def _pipeline(data: ReportData) -> str:
+    """How new the lake is, and what its last runs took."""
+    freshness = data.freshness
+    newest = UNKNOWN if data.last_at is None else duration((data.made_at - data.last_at).total_seconds() * 1000)
+    behind = UNKNOWN if freshness.events_behind is None else f"{exact(freshness.events_behind)} events"
+    sizes = ", ".join(f"{layer} {formatting.size(size)}" for layer, size in freshness.size_bytes.items()) or UNKNOWN
+    facts = [
+        ("Freshness", f"{newest} from the newest event to this report"),
+        ("Lag", f"{behind} in the server's log that the lake does not have"),
+        ("Size", sizes),
+    ]
+    listed = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in facts)
+    if not freshness.runs:
+        return f'<dl class="facts">{listed}</dl>' + _nothing("No run has left its figures yet.")
+    layers = list(dict.fromkeys(layer for run in freshness.runs for layer in run.seconds))
+    rows = []
+    for run in freshness.runs:
+        took = [duration(run.seconds[layer] * 1000) if layer in run.seconds else UNKNOWN for layer in layers]
+        at = formatting.day_and_time(run.at, with_seconds=True)
+        rows.append([at, exact(run.events), formatting.size(run.size_bytes), *took])
+    heads = ["Events ingested at", "Events", "Written", *(layer.capitalize() for layer in layers)]
+    return f'<dl class="facts">{listed}</dl>' + table(heads, rows, caption="The last runs, and how long they took")
 
 
 _KINDS = {"ok": "good", "FAIL": "bad"}

@@ -1,10 +1,10 @@
 """Queries the gold tables for a report: Spark computes the sums, and a few hundred rows are collected."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
@@ -17,9 +17,17 @@ from codeq.pipeline.report import data
 
 STEPS_MAX = 180
 """Points in a plot: as many as a screen can show apart, and enough for a day in steps of ten minutes."""
+DETAIL_S = 1800
+"""A history up to this long is shown by the second. The steps of gold, minutes and hours, would be too few points."""
 WORKERS_MAX = 50
 SIGNATURES_MAX = 50
-_STEPS_S = (60, 300, 600, 900, 1800, 3600, 10_800, 21_600, 43_200, 86_400, 604_800, 2_592_000)
+_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 10_800, 21_600, 43_200, 86_400, 604_800, 2_592_000)
+
+
+class Detail(Protocol):
+    """Reads the rows of a short time, from which its steps of seconds are computed."""
+
+    def __call__(self, first: datetime, last: datetime) -> gold.GoldBatch: ...
 
 
 def collect(
@@ -29,14 +37,28 @@ def collect(
     title: str = "codeQ",
     verdicts: Sequence[Verdict] = (),
     goals: Goals | None = None,
+    live: tuple[int, int] | None = None,
+    detail: Detail | None = None,
+    freshness: data.Freshness | None = None,
 ) -> data.ReportData:
-    """Queries the gold tables, given by name. All times are in UTC."""
+    """Queries the gold tables, given by name. All times are in UTC.
+
+    `live` are the tasks that are live now, and those of them in progress: the backlog of a part of the history is
+    counted back from them. `detail` shows a short history by the second.
+    """
     rows = {table.table.name: tables[table.table.name] for table in gold.ALL}
-    flow = rows[gold.THROUGHPUT.table.name]
+    flow, latency = rows[gold.THROUGHPUT.table.name], rows[gold.LATENCY.table.name]
     first, last = _time_range(flow)
-    step_s = _step_s(first, last)
     commands = _collect_by(gold.THROUGHPUT, flow, "command")
-    timeline, backlog = _timeline(flow.where(~f.col("command").startswith(SYSTEM_PREFIX)), step_s)
+    fine_flow, fine_latency = flow, latency
+    if detail is not None and first and last and (last - first).total_seconds() <= DETAIL_S:
+        batch = detail(first, last)
+        first, last = _event_range(batch.events) or (first, last)
+        step_s = _step_s(first, last)
+        batch = replace(batch, minute_s=step_s, hour_s=_latency_step_s(first, last))
+        fine_flow, fine_latency = (table.partials(batch) for table in (gold.THROUGHPUT, gold.LATENCY))
+    step_s = _step_s(first, last, least=60 if fine_flow is flow else 1)
+    timeline, backlog = _timeline(fine_flow.where(~f.col("command").startswith(SYSTEM_PREFIX)), step_s, live)
     return data.ReportData(
         title=title,
         made_at=made_at,
@@ -45,9 +67,10 @@ def collect(
         step_seconds=step_s,
         totals=_totals(commands, backlog),
         audit=[data.RuleResult(**asdict(verdict), label=verdict.label) for verdict in verdicts],
+        freshness=freshness or data.Freshness(),
         timeline=timeline,
-        latency_over_time=_latency_over_time(rows[gold.LATENCY.table.name], first, last),
-        latency=_latency_by_command(rows[gold.LATENCY.table.name]),
+        latency_over_time=_latency_over_time(fine_latency, first, last),
+        latency=_latency_by_command(latency),
         outcomes=sorted((_outcomes(row) for row in commands), key=lambda of: -of.enqueued),
         dead_letters=_dead_letters(rows[gold.DEAD_LETTERS.table.name]),
         tenants=_tenants(rows[gold.USAGE.table.name]),
@@ -73,12 +96,27 @@ def _time_range(flow: DataFrame) -> tuple[datetime | None, datetime | None]:
     return _utc(found["first"]), _utc(found["last"] + 60)
 
 
-def _step_s(first: datetime | None, last: datetime | None) -> int:
+def _event_range(events: DataFrame) -> tuple[datetime, datetime] | None:
+    found = events.agg(f.unix_millis(f.min("at")).alias("first"), f.unix_millis(f.max("at")).alias("last")).first()
+    if found is None or found["first"] is None:
+        return None
+    return _utc(found["first"] / 1000), _utc(found["last"] / 1000)
+
+
+def _step_s(first: datetime | None, last: datetime | None, *, least: int = 1) -> int:
     seconds = (last - first).total_seconds() if first and last else 0
-    return next((step for step in _STEPS_S if seconds / step <= STEPS_MAX), _STEPS_S[-1])
+    return next((step for step in _STEPS_S if step >= least and seconds / step <= STEPS_MAX), _STEPS_S[-1])
 
 
-def _timeline(flow: DataFrame, step_s: int) -> tuple[list[data.TimelinePoint], tuple[int, int]]:
+def _latency_step_s(first: datetime, last: datetime) -> int:
+    """Percentiles need some tasks in each step, so there are fewer steps."""
+    seconds = (last - first).total_seconds()
+    return next((step for step in _STEPS_S if seconds / step <= STEPS_MAX / 6), _STEPS_S[-1])
+
+
+def _timeline(
+    flow: DataFrame, step_s: int, live_now: tuple[int, int] | None
+) -> tuple[list[data.TimelinePoint], tuple[int, int]]:
     step = f.expr(f"unix_seconds(minute) div {step_s} * {step_s}").alias("step")
     names = ["enqueues", "completes", "fails", "deaths", "entered", "left", "began", "stopped"]
     sums = flow.groupBy(step).agg(*(f.sum(name).alias(name) for name in names)).collect()
@@ -87,8 +125,9 @@ def _timeline(flow: DataFrame, step_s: int) -> tuple[list[data.TimelinePoint], t
         return [], (0, 0)
     steps = range(min(found), max(found) + step_s, step_s)
     counts = [{name: found[at][name] if at in found else 0 for name in names} for at in steps]
-    live = _levels([row["entered"] - row["left"] for row in counts])
-    running = _levels([row["began"] - row["stopped"] for row in counts])
+    now, running_now = live_now or (None, None)
+    live = _levels([row["entered"] - row["left"] for row in counts], now)
+    running = _levels([row["began"] - row["stopped"] for row in counts], running_now)
     moments = [
         data.TimelinePoint(
             at=_utc(at), enqueued=row["enqueues"], completed=row["completes"], failed=row["fails"],
@@ -99,12 +138,13 @@ def _timeline(flow: DataFrame, step_s: int) -> tuple[list[data.TimelinePoint], t
     return moments, (live[-1], running[-1])
 
 
-def _levels(changes: Iterable[int]) -> list[int]:
-    """Returns the running sum of the changes. A trimmed log may start below the true level, so it is raised until no
-    level is negative.
+def _levels(changes: Iterable[int], now: int | None) -> list[int]:
+    """Returns the running sum of the changes, up to the level of now. If that is not known, a trimmed log may start
+    below the true level, so it is raised until no level is negative.
     """
     levels = list(accumulate(changes))
-    return [level - min(0, *levels) for level in levels]
+    start = now - levels[-1] if now is not None else -min(0, *levels)
+    return [start + level for level in levels]
 
 
 def _totals(commands: Sequence[Row], backlog: tuple[int, int]) -> data.Totals:

@@ -55,6 +55,10 @@ class GoldBatch:
     attempts: DataFrame
     tasks: DataFrame
     goals: Goals = field(default_factory=Goals)
+    minute_s: int = 60
+    """Seconds of a `minute` of throughput: a report of a short time has less."""
+    hour_s: int = 3600
+    """Seconds of an `hour` of latency."""
 
     @property
     def closed_attempts(self) -> DataFrame:
@@ -69,7 +73,7 @@ class GoldBatch:
     def move_sums(self) -> DataFrame:
         """Events by minute and move."""
         kind = ("tenant", "command", "priority", "move", "status_before", "status_after")
-        sums = self.events.groupBy(*kind, start_of("at", 60).alias("minute")).agg(
+        sums = self.events.groupBy(*kind, start_of("at", self.minute_s).alias("minute")).agg(
             f.count("*").alias("number"),
             f.sum("payload_bytes").alias("payload_bytes"),
             f.sum("artifacts").alias("artifacts"),

@@ -11,7 +11,7 @@ _MEASURES = {"waits": "wait", "runs": "run", "ends": "end_to_end"}
 
 
 def _latency(batch: GoldBatch) -> DataFrame:
-    attempts, tasks = (_per_hour(rows) for rows in (batch.closed_attempts, batch.finished_tasks))
+    attempts, tasks = (_per_hour(rows, batch.hour_s) for rows in (batch.closed_attempts, batch.finished_tasks))
     delivered = attempts.agg(*_measured("waits", "wait"), *_measured("runs", "run"))
     hours = delivered.unionByName(tasks.agg(*_measured("ends", "end_to_end")), allowMissingColumns=True)
     # The sketch of a day is merged from those of its hours, which is far cheaper than sketching every row twice.
@@ -23,8 +23,8 @@ def _latency(batch: GoldBatch) -> DataFrame:
     return hours.withColumn("grain", f.lit("hour")).unionByName(days.withColumn("grain", f.lit("day")))
 
 
-def _per_hour(rows: DataFrame) -> GroupedData:
-    start, day = start_of("ended_at", 3600).alias("start"), day_of("ended_at").alias("day")
+def _per_hour(rows: DataFrame, seconds: int) -> GroupedData:
+    start, day = start_of("ended_at", seconds).alias("start"), day_of("ended_at").alias("day")
     return rows.groupBy("tenant", "command", "priority", start, day)
 
 

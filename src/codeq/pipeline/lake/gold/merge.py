@@ -25,6 +25,19 @@ class GoldTable:
     derive: Callable[[DataFrame, Goals], DataFrame] = _unchanged
     """Adds the columns that are computed from merged columns."""
 
+    def file_key(self, newest_day: str) -> Column:
+        """Returns the file that a row belongs to: its day; or, in tables that are split by the hour, its hour if that
+        is of the newest day. A run every minute then rewrites an hour instead of a day.
+        """
+        day = f.col("day").cast("string")
+        if self.table.partition != "hour":
+            return day
+        start = f.col("minute" if "minute" in self.table.keys else "start")
+        number = f.floor(f.unix_seconds(start) / 3600) % 24
+        hour = f.concat(day, f.lit("T"), f.lpad(number.cast("string"), 2, "0"))
+        is_hourly = f.col("grain") == "hour" if "grain" in self.table.keys else f.lit(True)
+        return f.when(is_hourly & (day >= newest_day), hour).otherwise(day)
+
     def merged(self, existing: DataFrame, partials: DataFrame, goals: Goals | None = None) -> DataFrame:
         """Merges partial rows into existing rows, to one row per key. The order and grouping of merges do not matter,
         except for sketches of quantiles, which agree within their error.

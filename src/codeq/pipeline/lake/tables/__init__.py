@@ -3,7 +3,13 @@
 Imports the wire and the types of PySpark alone.
 """
 
-from codeq.pipeline.lake.tables.bronze_silver import BRONZE_EVENTS, SILVER_ATTEMPTS, SILVER_TASKS
+from codeq.pipeline.lake.tables.bronze_silver import (
+    AUDIT_QUEUES,
+    AUDIT_VIOLATIONS,
+    BRONZE_EVENTS,
+    SILVER_ATTEMPTS,
+    SILVER_TASKS,
+)
 from codeq.pipeline.lake.tables.gold import (
     GOLD,
     GOLD_CAPACITY,
@@ -18,12 +24,13 @@ from codeq.pipeline.lake.tables.gold import (
 from codeq.pipeline.lake.tables.table import Column, Merge, Table
 
 __all__ = [
-    "ALL", "BRONZE_EVENTS", "GOLD", "GOLD_CAPACITY", "GOLD_DEAD_LETTERS", "GOLD_LATENCY", "GOLD_RETRIES",
+    "ALL", "AUDIT_QUEUES", "AUDIT_VIOLATIONS", "BRONZE_EVENTS", "GOLD", "GOLD_CAPACITY", "GOLD_DEAD_LETTERS",
+    "GOLD_LATENCY", "GOLD_RETRIES",
     "GOLD_SERVICE_LEVELS", "GOLD_THROUGHPUT", "GOLD_USAGE", "GOLD_WORKERS", "SILVER_ATTEMPTS",
     "SILVER_TASKS", "Column", "Merge", "Table", "reference",
 ]  # fmt: skip
 
-ALL: tuple[Table, ...] = (BRONZE_EVENTS, SILVER_ATTEMPTS, SILVER_TASKS, *GOLD)
+ALL: tuple[Table, ...] = (BRONZE_EVENTS, SILVER_ATTEMPTS, SILVER_TASKS, AUDIT_VIOLATIONS, AUDIT_QUEUES, *GOLD)
 
 _HEAD = """# Tables of the lake
 
@@ -41,7 +48,8 @@ def reference() -> str:
 
 def _section(table: Table) -> str:
     keys = ", ".join(f"`{key}`" for key in table.keys)
-    split = f" Files are split by `{table.partition}`." if table.partition else ""
+    by = "day, those of the newest day by hour" if table.partition == "hour" else f"`{table.partition}`"
+    split = f" Files are split by {by}." if table.partition else ""
     adds_up = any(column.merge for column in table.columns)
     lines = [f"\n## {table.name}\n", f"{table.text}", f"One row per {keys}.{split}\n"]
     lines.append("| column | type | meaning |" + (" adds up by |" if adds_up else ""))

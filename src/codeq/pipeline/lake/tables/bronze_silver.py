@@ -97,6 +97,7 @@ SILVER_TASKS = Table(
         Column("is_dead", BOOL, "Whether it is, or was when it was purged, in the dead-letter queue."),
         Column("deliveries", LONG, "Deliveries over its whole life."),
         Column("attempts", INT, "Failed deliveries since it was enqueued or replayed."),
+        Column("current_deliveries", INT, "Deliveries since it was enqueued or replayed."),
         Column("nacks", LONG, "Deliveries that a worker nacked."),
         Column("expiries", LONG, "Deliveries whose lease ran out."),
         Column("abandons", LONG, "Deliveries returned without counting an attempt."),
@@ -115,5 +116,37 @@ SILVER_TASKS = Table(
         Column("is_open", BOOL, "Whether it is live, or dead and not purged."),
         Column("artifacts", INT, "Files of its result, links included."),
         Column("artifact_bytes", LONG, "Their bytes together."),
+    ),
+)
+
+AUDIT_VIOLATIONS = Table(
+    "audit_violations",
+    "Events that broke a rule of the audit when silver took them in: up to a hundred per rule and batch. The table is "
+    "there once a rule was broken. A run that died may have left a row twice.",
+    ("rule", "shard", "seq"),
+    None,
+    (
+        Column("rule", STRING, "The rule that was broken."),
+        Column("tenant", STRING, "Whose task it is; null if the rule is about a shard."),
+        Column("task_id", STRING, "The task; null if the rule is about a shard."),
+        Column("shard", INT, "The shard."),
+        Column("seq", LONG, "The event."),
+        Column("detail", STRING, "What is wrong."),
+    ),
+)
+
+AUDIT_QUEUES = Table(
+    "audit_queues",
+    "How far each queue was claimed, by which the audit tells whether a task was overtaken. Rows of the batch that "
+    "silver_tasks is at have the token that its commit names; others are of the batch before, or of a run that died.",
+    ("tenant", "command", "priority", "shard", "token"),
+    None,
+    (
+        Column("tenant", STRING, "Whose tasks they are."),
+        Column("command", STRING, "The routing key of the tasks."),
+        Column("priority", INT, "0 to 9, 9 first."),
+        Column("shard", INT, "The shard."),
+        Column("highest", LONG, "Of the events that made claimed tasks ready, the last."),
+        Column("token", LONG, "The commit that the row belongs to."),
     ),
 )

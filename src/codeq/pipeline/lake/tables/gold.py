@@ -14,7 +14,7 @@ from codeq.pipeline.lake.tables.table import (
     Table,
 )
 
-_DAY = Column("day", DATE, "The day, in UTC, by which the files are split.")
+_DAY = Column("day", DATE, "The day, in UTC.")
 _TENANT = Column("tenant", STRING, "Whose tasks they are.")
 _COMMAND = Column("command", STRING, "The routing key of the tasks.")
 _PRIORITY = Column("priority", INT, "0 to 9, 9 first.")
@@ -33,7 +33,7 @@ GOLD_THROUGHPUT = Table(
     "gold_throughput",
     "What happened in each minute: how often each move was made. `entered` minus `left` adds up to the backlog.",
     ("tenant", "command", "priority", "minute"),
-    "day",
+    "hour",
     (
         _DAY,
         _TENANT,
@@ -65,7 +65,7 @@ GOLD_LATENCY = Table(
     "How long deliveries waited and ran, and tasks took from end to end, by the time at which they ended. The sketches "
     "are KLL sketches of doubles (Apache DataSketches): exact up to about 200 values, then within 1.4 % of rank.",
     ("grain", "start", "tenant", "command", "priority"),
-    "day",
+    "hour",
     (
         _DAY,
         Column("grain", STRING, "hour or day."),

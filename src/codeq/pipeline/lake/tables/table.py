@@ -35,7 +35,9 @@ class Table:
     keys: tuple[str, ...]
     """The columns that identify a row."""
     partition: str | None
-    """The column by which files are split. The files contain it too."""
+    """The column by which files are split, which they contain too; or `hour`: those of the newest day are split by
+    hour, others by day.
+    """
     columns: tuple[Column, ...]
 
     @property
