@@ -267,7 +267,8 @@ def test_a_download_cannot_act_as_a_page(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../x", "..", ".", "a/b", "a\\b", "/etc/passwd", "a\0b", "a\nb", "x" * 201, "CON", "con.txt", "CONIN$", "conout$.txt", "a.", "a ", " a",
+    ["../x", "..", ".", "a/b", "a\\b", "/etc/passwd", "a\0b", "a\nb", "x" * 201, "CON", "con.txt",
+     "CONIN$", "conout$.txt", "a.", "a ", " a",
      "e\u0301", "a\u202eb", "a:b", "a*b", "\ufeffa", "\u200ba", ""],
 )  # fmt: skip
 def test_a_hostile_name_is_refused_and_nothing_is_written(name: str, tenant: Tenant) -> None:
