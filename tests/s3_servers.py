@@ -52,7 +52,8 @@ def start_rclone(folder: Path) -> Iterator[dict[str, str]]:
     (root / BUCKET).mkdir(parents=True)
     command = [
         str(Path(sys.executable).with_name("rclone")), "serve", "s3", "--addr", "127.0.0.1:0",
-        "--auth-key", f"key,{SECRET}", "--config", "", "--vfs-cache-mode", "writes", "--vfs-write-back", "0s", "-v",
+        "--auth-key", f"key,{SECRET}", "--config", "", "--vfs-cache-mode", "writes", "--vfs-write-back", "0s",
+        "--dir-cache-time", "100ms", "-v",
         str(root),
     ]  # fmt: skip
     with _started(command, folder / "rclone.log") as listens:

@@ -13,6 +13,7 @@ from codeq.domain.errors import (
     ArtifactTooLarge,
     Cancelled,
     CodeqError,
+    InvalidRequest,
     NotOwner,
     QuotaExceeded,
     StoreUnavailable,
@@ -24,7 +25,7 @@ from codeq.domain.task import Holder, Status, Task
 from codeq.store.objects import Content
 from codeq.usecases import artifact_sweep, artifacts, purge
 from codeq.usecases.artifact_storage import ArtifactStorage
-from codeq.usecases.artifact_upload import begin_upload, upload_progress
+from codeq.usecases.artifact_upload import begin_upload, delete_upload, upload_progress
 from codeq.usecases.submit import Submitted, submit
 
 pytestmark = on_every_engine
@@ -218,6 +219,36 @@ async def test_limits_hold_per_artifact_task_and_tenant(world: World) -> None:
     await world.nack(task)
     await artifact_sweep.walk(world.core)
     await upload(world, await held(world), "x", b"1")
+
+
+async def test_a_delivery_uploads_no_more_files_than_a_result_may_name(world: World) -> None:
+    storage(world).limits = ArtifactLimits(task_artifacts=3, task_bytes=PART)
+    task = await held(world)
+    for number in range(5):  # nothing of them is stored
+        (await begin_upload(world.core, TENANT, task.id, holder(task), name=f"empty-handed{number}")).close()
+    begun = await begin_upload(world.core, TENANT, task.id, holder(task), name="under way")
+    for name in ("a", "b", "a"):
+        await upload(world, task, name, b"")
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="at most 3 artifacts"):
+            await upload(world, task, "c", b"")
+    await begun.finish()
+    begun.close()
+    await delete_upload(world.core, TENANT, task.id, holder(task), name="b")
+    await upload(world, task, "c", b"")
+    with pytest.raises(InvalidRequest, match="at most 3 artifacts"):
+        await upload(world, task, "b", b"")
+
+
+async def test_earlier_uploads_of_a_name_count(world: World) -> None:
+    storage(world).limits = ArtifactLimits(task_artifacts=3, task_bytes=PART)
+    task = await held(world)
+    for number in range(6):
+        await upload(world, task, "a", b"%d" % number)
+    with pytest.raises(ArtifactTooLarge, match="delete some"):
+        await upload(world, task, "a", b"more")
+    await delete_upload(world.core, TENANT, task.id, holder(task), name="a")
+    await upload(world, task, "a", b"more")
 
 
 async def test_a_failing_object_store_refuses_the_result_and_the_next_try_succeeds(world: World) -> None:

@@ -10,10 +10,12 @@ from tests.contract.world import LEASE_MS, TENANT, World, Worlds
 
 from codeq.domain.errors import InvalidRequest, NotFound, QuotaExceeded
 from codeq.domain.limits import SUBSCRIPTIONS_MAX
+from codeq.domain.queue import QueueKey
 from codeq.domain.subscriptions import DeliveryMode, Subscription
 from codeq.store.interface import Registration
 from codeq.usecases import subscriptions
 from codeq.usecases.notify import ANNOUNCED_MS, Notification, ReadyQueues, notifications
+from codeq.usecases.policies import set_paused
 
 
 async def subscribe(world: World, **options: Any) -> Subscription:
@@ -107,6 +109,60 @@ async def test_a_queue_that_a_cancellation_emptied_is_announced_again(world: Wor
     await world.cancel(task)
     await world.enqueue()
     assert await told(world, ready) == [subscription.id], "also if nobody has looked meanwhile"
+
+
+async def pause(world: World, *, paused: bool) -> None:
+    await set_paused(world.core, QueueKey(TENANT, "work"), paused=paused)
+
+
+async def test_a_paused_queue_is_announced_when_it_is_resumed(world: World) -> None:
+    subscription = await subscribe(world)
+    ready = await listening(world)
+    await pause(world, paused=True)
+    await world.enqueue()
+    assert await told(world, ready) == []
+    await pause(world, paused=False)
+    assert await told(world, ready) == [subscription.id]
+    await pause(world, paused=True)
+    assert await told(world, ready) == []
+    await world.enqueue()
+    await pause(world, paused=False)
+    assert await told(world, ready) == [subscription.id], "it was announced before, and is claimable again"
+    await world.enqueue()
+    assert await told(world, ready) == []
+    await pause(world, paused=True)
+    await world.set_policy("work", None)
+    assert await told(world, ready) == [], "nobody has seen it paused"
+    await world.drain()
+    await pause(world, paused=True)
+    assert await told(world, ready) == []
+    await pause(world, paused=False)
+    assert await told(world, ready) == [], "it is empty"
+    await world.enqueue()
+    assert await told(world, ready) == [subscription.id]
+
+
+@pytest.mark.parametrize("engine", ["redis", "redis-3-shards"], indirect=True)
+async def test_of_several_processes_one_announces_that_a_queue_is_resumed(worlds: Worlds) -> None:
+    processes = [worlds.open() for _ in range(3)]
+    subscription = await subscribe(processes[0])
+    looks = [(process, await listening(process)) for process in processes]
+    queue = QueueKey(TENANT, "work")
+    for process in processes:
+        await process.store.peers.is_sweeper(0)  # starts to hear of the others
+    for number in range(3):
+        await pause(processes[number], paused=True)
+        while not all(process.core.policy(*queue).paused for process in processes):  # noqa: ASYNC110 - as below
+            await asyncio.sleep(0.01)
+        await processes[0].enqueue()
+        for process, ready in looks:
+            assert await told(process, ready) == []
+        await pause(processes[number], paused=False)
+        while any(process.core.policy(*queue).paused for process in processes):  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0.01)
+        found = [await told(process, ready) for process, ready in looks]
+        assert sorted(map(len, found)) == [0, 0, 1]
+        assert [subscription.id] in found
 
 
 async def test_only_those_who_subscribed_to_the_command_and_the_tenant_are_told(world: World) -> None:

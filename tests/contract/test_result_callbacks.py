@@ -6,22 +6,25 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.contract.world import BACKOFF_MS, LEASE_MS, TENANT, World, holder_of
 
 from codeq.domain import lifecycle
-from codeq.domain.artifacts import Artifact, join_result
-from codeq.domain.errors import CodeqError
+from codeq.domain.artifacts import Artifact, ArtifactInput, join_result
+from codeq.domain.errors import CodeqError, NotFound
 from codeq.domain.ids import shard_of
 from codeq.domain.queue import WEBHOOKS, QueueKey, QueuePolicy
-from codeq.domain.requests import Filter
-from codeq.domain.task import Move, Status, Task
+from codeq.domain.requests import Filter, Outcome
+from codeq.domain.task import Holder, Move, Status, Task
 from codeq.server.metrics import Metrics
 from codeq.server.scrape import Scraper
 from codeq.store.interface import ClaimRequest
-from codeq.usecases import abandon, deliver
+from codeq.usecases import abandon, deliver, heartbeat, nack, submit
+from codeq.usecases.artifact_upload import held_task
 from codeq.usecases.result_callbacks import with_deliveries
 
 URL = "https://example.com/done"
+OUTCOME = b'{"forged":1}'
 
 
 async def deliveries(world: World) -> list[dict[str, Any]]:
@@ -274,3 +277,33 @@ async def test_deliveries_that_die_without_their_sender_are_counted_with_their_c
             f'codeq_webhook_deliveries_total{{command="{command}",kind="task_result",outcome="failure"}} 1.0'
             for command in ("lost", "handed.back")
         }, "whoever sends counts the one that was refused"
+
+
+async def test_a_delivery_is_unknown_to_workers_also_to_one_that_is_called_as_its_sender(world: World) -> None:
+    await _complete(world)
+
+    async def forge(task: Task, token: int | None) -> None:
+        holder = Holder(task.worker or "sender", token)
+        refusals: list[CodeqError] = []
+        for verb in (heartbeat.heartbeat, nack.nack, abandon.abandon, held_task):
+            with pytest.raises(NotFound) as refused:
+                await verb(world.core, TENANT, task.id, holder)
+            refusals.append(refused.value)
+        for status in (Status.COMPLETED, Status.FAILED):
+            wrong = [ArtifactInput(name="/")]
+            outcome = Outcome(task_id=task.id, holder=holder, status=status, result=OUTCOME, artifacts=wrong)
+            [answer] = await submit.submit(world.core, TENANT, [outcome])
+            assert isinstance(answer, NotFound)
+            refusals.append(answer)
+        assert {str(refusal) for refusal in refusals} == {f"there is no task {task.id!r}"}
+
+    for is_last in (False, True):
+        [taken] = await deliver.take(world.core, TENANT, worker="sender", limit=1, lease_ms=LEASE_MS)
+        for token in (None, taken.task.lease_token):
+            await forge(taken.task, token)
+        if is_last:
+            ended = await deliver.delivered(world.core, taken, status=200, ms=1)
+        else:
+            ended = await deliver.hand_back(world.core, taken)
+        assert isinstance(ended, Task)
+        await forge(replace(ended, worker="sender"), taken.task.lease_token)

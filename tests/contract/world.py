@@ -13,7 +13,7 @@ from codeq.domain.backoff import Backoff, BackoffKind
 from codeq.domain.errors import CodeqError
 from codeq.domain.ids import shard_of
 from codeq.domain.limits import RESTART_GRACE_MS
-from codeq.domain.queue import QueueCounts, QueueKey, QueuePolicy
+from codeq.domain.queue import QueueCounts, QueueKey, QueuePolicy, is_system
 from codeq.domain.requests import Claim, Filter, NewTask, Outcome, Record
 from codeq.domain.task import Holder, Status, Task
 from codeq.embedded import AsyncQueue
@@ -274,7 +274,7 @@ def accepted(answer: Answer | CodeqError) -> Answer:
 
 
 def holder_of(task: Task) -> Holder:
-    return Holder(task.worker or "", task.lease_token)
+    return Holder(task.worker or "", task.lease_token, is_server=is_system(task.command))
 
 
 def ids(tasks: Sequence[Task]) -> list[str]:

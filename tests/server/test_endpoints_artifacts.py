@@ -112,6 +112,24 @@ def test_an_upload_continues_where_its_last_part_ended(tenant: Tenant) -> None:
     assert tenant.producer.get(path(task, "b")).content == BIG
 
 
+def test_content_range_says_which_bytes_of_a_file_arrive(tenant: Tenant) -> None:
+    task, size = tenant.held(), len(BIG)
+    tail = {"content-range": f"bytes {PART}-{size - 1}/{size}"}
+    assert answered(put(tenant, task, "b", BIG[PART:], headers=tail), 409)["offset"] == 0
+    answered(put(tenant, task, "b", BIG[:PART], headers={"content-range": f"bytes 0-{PART - 1}/{size}"}), 202)
+    for wrong in (
+        "bytes 5-7/10", "bytes 0-2/2", "bytes 2-0/10", "bytes */10", "bytes 0-0", "items 0-0/1", f"bytes 0-{10**20}/*",
+        "bytes 0-0/1, bytes 0-0/1", "0-0/1",
+    ):  # fmt: skip
+        assert "content-range" in answered(put(tenant, task, "b", b"1", headers={"content-range": wrong}), 400)["error"]
+    for contradiction in ({"upload-offset": "0"}, {"upload-length": "7"}, {"upload-complete": "?0"}):
+        answered(put(tenant, task, "b", BIG[PART:], headers=tail | contradiction), 400)
+    answered(put(tenant, task, "b", iter([BIG[PART:]]), headers=tail), 400)  # chunked: nothing says where it ends
+    assert answered(put(tenant, task, "b", BIG[PART:], headers=tail), 201)["sha256"] == sha256(BIG)
+    answered(submit(tenant, task, {"name": "b"}), 200)
+    assert tenant.producer.get(path(task, "b")).content == BIG
+
+
 def test_the_last_upload_of_a_name_counts_and_a_hash_chooses_another(tenant: Tenant) -> None:
     first, second = tenant.held(), None
     answered(put(tenant, first, "x", b"old"), 201)
@@ -166,6 +184,8 @@ def test_only_the_holder_of_the_lease_uploads(tenant: Tenant, server: Server) ->
 def test_a_worker_uploads_for_the_commands_of_its_token_only(tenant: Tenant) -> None:
     task = tenant.held()
     narrow = tenant.worker_named(f"{tenant.name}-worker", commands=["other"])
+    for query in ("", f"?leaseToken={task['leaseToken']}"):
+        answered(narrow.request("GET", path(task, "x") + query), 404)
     assert answered(put(tenant, task, "x", b"1", caller=narrow), 403)["code"] == "forbidden"
     without = tenant.worker_named(f"{tenant.name}-worker", scopes=["codeq:claim"])
     answered(put(tenant, task, "x", b"1", caller=without), 403)
@@ -247,7 +267,8 @@ def test_a_download_cannot_act_as_a_page(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../x", "..", ".", "a/b", "a\\b", "/etc/passwd", "a\0b", "a\nb", "x" * 201, "CON", "con.txt", "a.", "a ", " a",
+    ["../x", "..", ".", "a/b", "a\\b", "/etc/passwd", "a\0b", "a\nb", "x" * 201, "CON", "con.txt",
+     "CONIN$", "conout$.txt", "a.", "a ", " a",
      "e\u0301", "a\u202eb", "a:b", "a*b", "\ufeffa", "\u200ba", ""],
 )  # fmt: skip
 def test_a_hostile_name_is_refused_and_nothing_is_written(name: str, tenant: Tenant) -> None:
@@ -304,7 +325,8 @@ def test_bad_headers_of_an_upload_are_refused(tenant: Tenant) -> None:
     task = tenant.held()
     for headers in (
         {"upload-offset": "-1"}, {"upload-offset": "x"}, {"upload-length": "1e9"}, {"content-encoding": "gzip"},
-        {"content-type": "nonsense"}, {"upload-offset": "9" * 30},
+        {"content-type": "nonsense"}, {"upload-offset": "9" * 30}, {"upload-complete": "?2"}, {"upload-complete": "1"},
+        {"repr-digest": "junk"}, {"repr-digest": "sha-256"}, {"repr-digest": "md5=x, sha-256=:AAAA:"},
     ):  # fmt: skip
         assert put(tenant, task, "x", b"1", headers=headers).status_code in (400, 415), headers
     answered(put(tenant, task, "x", b"1", token="x"), 400)

@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import os
 import random
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import httpx
 import psutil  # type: ignore[import-untyped]
 import pytest
-from tests.server.artifact_calls import path, put, sha256, submit
+from tests.server.artifact_calls import inline, path, put, sha256, submit
 from tests.server.server_process import Server, Tenant, answered, eventually, start_server
 
 from codeq.domain.limits import ARTIFACT_PART_BYTES as PART
@@ -220,3 +221,34 @@ def test_a_file_over_the_limit_is_refused_before_and_while_it_arrives(small: Ser
     with contextlib.suppress(httpx.WriteError):  # if the server had closed the connection before all was sent
         answered(put(tenant, task, "y", endless()), 413)
     assert "upload" in answered(submit(tenant, task, {"name": "y"}), 400)["error"]
+
+
+def test_a_directory_that_somebody_removes_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "mounted" / "files"
+    settings = {"artifacts": {"url": f"file://{folder}", "sweep_interval_seconds": 0.2}}
+    with start_server(tmp_path / "server", settings=settings) as server:
+        tenant = server.tenant("acme")
+        task = tenant.held()
+        eventually((folder / "codeq-owner").exists, 10)
+        shutil.rmtree(folder)
+        eventually((folder / "codeq-owner").exists, 10)  # the sweep goes on
+        shutil.rmtree(folder)
+        answered(put(tenant, task, "up", b"1"), 201)
+        shutil.rmtree(folder)
+        answered(submit(tenant, task, inline("in", b"2")), 200)
+        assert tenant.producer.request("GET", path(task, "in")).content == b"2"
+
+
+def test_a_directory_that_cannot_be_made_refuses_files_only(tmp_path: Path) -> None:
+    folder = tmp_path / "mounted" / "files"
+    settings = {"artifacts": {"url": f"file://{folder}", "sweep_interval_seconds": 0.2}}
+    with start_server(tmp_path / "server", settings=settings) as server:
+        tenant = server.tenant("acme")
+        task = tenant.held()
+        eventually((folder / "codeq-owner").exists, 10)
+        shutil.rmtree(folder.parent)
+        folder.parent.write_bytes(b"not a directory")
+        eventually(lambda: "cannot be swept" in server.log_text(), 10)
+        for refused in (put(tenant, task, "x", b"1"), submit(tenant, task, inline("x", b"1"))):
+            assert answered(refused, 503)["code"] == "store-unavailable"
+        answered(submit(tenant, task), 200)

@@ -118,3 +118,17 @@ def test_a_bucket_that_does_not_answer_refuses_results_with_files_only(tmp_path:
         assert refused["code"] == "store-unavailable"
         assert "127.0.0.1" not in refused["error"]
         answered(submit(tenant, task), 200)
+
+
+def test_a_missing_bucket_is_waited_for(bucket: Bucket, tmp_path: Path) -> None:
+    settings = {"artifacts": {"url": "s3://later/codeq", "sweep_interval_seconds": 1}}
+    with start_server(tmp_path / "server", settings=settings, env=bucket.environment) as server:
+        tenant = server.tenant("acme")
+        task = tenant.held()
+        eventually(lambda: "cannot be swept" in server.log_text(), 30)
+        for refused in (put(tenant, task, "x", b"1"), submit(tenant, task, inline("x", b"1"))):
+            assert answered(refused, 503)["code"] == "store-unavailable"
+        (bucket.folder.parent / "later").mkdir()
+        eventually(lambda: put(tenant, task, "x", b"1").status_code == 201, 30)
+        answered(submit(tenant, task, {"name": "x"}), 200)
+        assert tenant.producer.request("GET", path(task, "x")).content == b"1"

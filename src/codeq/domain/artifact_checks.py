@@ -10,7 +10,7 @@ from codeq.domain.errors import InvalidRequest
 
 _NOT_IN_NAMES = frozenset('/\\<>:"|?*\ufffd')
 """Separators, what Windows does not allow, and what bytes that are not UTF-8 were replaced by."""
-_RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(?:\.|\Z)", re.IGNORECASE)
+_RESERVED = re.compile(r"(?:con|conin\$|conout\$|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(?:\.|\Z)", re.IGNORECASE)
 _WORD = r"[A-Za-z0-9!#$&^_.+\-]{1,64}"
 _CONTENT_TYPE = re.compile(rf'{_WORD}/{_WORD}(?: *; *{_WORD}=(?:{_WORD}|"[ !#-\[\]-~]{{0,64}}"))*')
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -25,8 +25,17 @@ from typing import Final
 from msgspec.structs import replace
 
 from codeq.domain.artifacts import Artifact, join_result
-from codeq.domain.errors import AlreadyFinal, Cancelled, NotDead, NotFinal, NotInProgress, NotOwner, StaleTask
-from codeq.domain.queue import EffectivePolicy, Index
+from codeq.domain.errors import (
+    AlreadyFinal,
+    Cancelled,
+    NotDead,
+    NotFinal,
+    NotFound,
+    NotInProgress,
+    NotOwner,
+    StaleTask,
+)
+from codeq.domain.queue import EffectivePolicy, Index, is_system
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Body, Change, Holder, Move, Status, Task
 
@@ -298,8 +307,15 @@ def _extended(task: Task, until_ms: int, progress: str | None) -> Task:
     return replace(task, lease_until_ms=until_ms, progress=progress)
 
 
+def check_known(task: Task, holder: Holder) -> None:
+    """Refuses workers at tasks of the system's queues, as if there were none: who may read them is not for workers."""
+    if is_system(task.command) and not holder.is_server:
+        raise NotFound(f"there is no task {task.id!r}")
+
+
 def check_held(task: Task, holder: Holder) -> None:
     """Refuses whoever does not hold the lease of the task."""
+    check_known(task, holder)
     if task.status is _IN_PROGRESS:
         if not _is_holder(task, holder):
             raise NotOwner(f"task {task.id} is leased to another worker or under a newer token")
@@ -317,10 +333,12 @@ def _check_dead(task: Task) -> None:
 
 
 def _is_holder(task: Task, holder: Holder) -> bool:
-    return task.worker == holder.worker and (holder.token is None or holder.token == task.lease_token)
+    is_named = task.worker == holder.worker and (holder.token is None or holder.token == task.lease_token)
+    return is_named and (holder.is_server or not is_system(task.command))
 
 
 def _was_last_holder(task: Task, holder: Holder) -> bool:
     """Returns whether the last delivery was this holder's. A pending task has no worker, so only the token tells."""
     has_token = bool(holder.token) and holder.token == task.lease_token
-    return has_token and (task.worker is None or task.worker == holder.worker)
+    may_hold = holder.is_server or not is_system(task.command)
+    return has_token and may_hold and (task.worker is None or task.worker == holder.worker)

@@ -135,3 +135,5 @@ class Holder(Struct, frozen=True, gc=False):
 
     worker: str
     token: int | None = None
+    is_server: bool = False
+    """The server itself, which alone holds tasks of the system's queues: a name can be anybody's."""

@@ -136,7 +136,7 @@ def _host(bracketed: str | None, plain: str | None, what: str) -> tuple[str, str
             address = str(IPv4Address(name))
             return address, address
     except ValueError:
-        raise InvalidRequest(f"{what} has a host that is no usual form of an address, such as 192.0.2.1") from None
+        raise WebhookRefused(f"{what} has a host that is no usual form of an address, such as 192.0.2.1") from None
     if not _NAME.fullmatch(name):
         raise InvalidRequest(f"{what} has a host that is not a name")
     return name, None

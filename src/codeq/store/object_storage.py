@@ -28,6 +28,8 @@ _UNFINISHED = re.compile(r"#[0-9]+\Z")
 """Ends the name of a file that the library is writing. It does not list them."""
 _NO_RANGES = "Received non-partial response"
 _NO_ROOM = ("os error 28", "os error 122", "EntityTooLarge", "QuotaExceeded")
+_NO_BUCKET = ("NoSuchBucket", "bucket does not exist", "ContainerNotFound")
+"""What S3, Google Cloud Storage and Azure say of a missing bucket, with the status of a missing object."""
 
 
 def open_objects(url: str) -> "BucketObjects":
@@ -77,6 +79,10 @@ class BucketObjects:
                 # Some servers that speak S3 answer with the whole object, which has 8 MB at most.
                 whole = await (await obstore.get_async(self._store, key)).bytes_async()
                 found = whole[start:end]
+            except FileNotFoundError as fault:
+                if any(sign in str(fault) for sign in _NO_BUCKET):
+                    raise
+                raise ObjectMissing(_first_line(fault)) from None
             content: bytes = found.to_bytes()
             return content
 
@@ -106,17 +112,16 @@ class BucketObjects:
 
     @contextlib.contextmanager
     def _faults(self) -> Any:
-        """Turns the errors of the library into those of codeQ. Their texts have paths and are for the log only."""
+        """Turns the errors of the library into those of codeQ. Their texts have paths and are for the log only. What is
+        not found here is the bucket or directory: that of an object is for the call that asked for it."""
         try:
             yield
-        except FileNotFoundError as fault:
-            raise ObjectMissing(_first_line(fault)) from None
         except (_obstore().exceptions.BaseError, OSError, ValueError) as fault:
             raise fault_of(str(fault)) from None
 
 
 class DirectoryObjects(BucketObjects):
-    """Objects as files below a directory, which is created with the first of them."""
+    """Objects as files below a directory, which is created with the first of them, and again if somebody removes it."""
 
     def __init__(self, root: Path) -> None:
         """The library writes a file, renames it, and does not force it to disk: that is done here."""
@@ -126,12 +131,15 @@ class DirectoryObjects(BucketObjects):
     @property
     def _store(self) -> "ObjectStore":  # type: ignore[override]
         if self._made is None:
-            try:
-                self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except OSError as fault:
-                raise fault_of(f"cannot make {self._root}: {fault}") from None
+            self._make_root()
             self._made = _obstore().store.LocalStore(self._root, automatic_cleanup=True)
         return self._made
+
+    def _make_root(self) -> None:
+        try:
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as fault:
+            raise fault_of(f"cannot make {self._root}: {fault}") from None
 
     async def put(self, key: str, content: Content) -> None:
         with self._faults():
@@ -164,7 +172,8 @@ class DirectoryObjects(BucketObjects):
 
     def _check_room(self, size: int) -> None:
         """Leaves the queue on the same disk what it needs to finish its work."""
-        if self._store and shutil.disk_usage(self._root).free < DISK_RESERVE_BYTES + size:
+        self._make_root()
+        if shutil.disk_usage(self._root).free < DISK_RESERVE_BYTES + size:
             raise OSError(28, "No space left on device (os error 28)")
 
     def _force(self, key: str) -> None:

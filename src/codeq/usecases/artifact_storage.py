@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from codeq.domain.artifacts import Artifact, ArtifactLimits
 from codeq.domain.errors import ArtifactTooLarge, QuotaExceeded
-from codeq.domain.limits import ARTIFACT_PART_BYTES
+from codeq.domain.limits import ARTIFACT_PART_BYTES, TASK_ARTIFACTS_MAX
 from codeq.domain.task import Move, Task
 from codeq.store.interface import Listener
 from codeq.store.objects import Objects
@@ -19,9 +19,11 @@ TENANTS_MAX = 100_000
 """Tenants whose bytes are known, about 200 bytes each; of more, those that uploaded last."""
 DELIVERIES_MAX = 256
 """Deliveries whose uploads are remembered, up to 80 KB each. What is forgotten is read from the object store."""
-DELIVERY_OBJECTS_MAX = 10_000
-"""Objects that one delivery may upload: five times what the largest artifacts need. Files of a byte would not be
-noticed by limits on bytes."""
+DELIVERY_PARTS_MAX = 10_000
+"""Parts of one delivery where bytes are not limited."""
+OBJECTS_PER_FILE = 4
+"""Objects of one delivery for each file that a task may have, besides what its bytes need: a last part and a record,
+and both again. Files of a byte would not be noticed by limits on bytes."""
 PURGED_MAX = 10_000
 """Purged tasks whose files wait to be deleted."""
 RETRY_AFTER_S = 30
@@ -98,11 +100,21 @@ class DeliveryUploads:
     by_name: dict[str, UploadProgress] = field(default_factory=dict)
     """By the hash of the name."""
 
+    def has_room(self, name_hash: str, limits: ArtifactLimits) -> bool:
+        """Returns whether a file of this name may be uploaded: a task has so many at most."""
+        names = limits.task_artifacts
+        return not names or name_hash in self.by_name or len(self.by_name) < names
+
     def add(self, size: int, limits: ArtifactLimits) -> None:
         if limits.task_bytes and self.bytes + size > limits.task_bytes:
             raise ArtifactTooLarge(f"the artifacts of a task have at most {limits.task_bytes} bytes together")
-        if self.objects >= DELIVERY_OBJECTS_MAX:
-            raise ArtifactTooLarge(f"a worker uploads at most {DELIVERY_OBJECTS_MAX} parts and files for one task")
+        parts = limits.task_bytes // ARTIFACT_PART_BYTES if limits.task_bytes else DELIVERY_PARTS_MAX
+        most = parts + OBJECTS_PER_FILE * (limits.task_artifacts or TASK_ARTIFACTS_MAX)
+        if self.objects >= most:
+            raise ArtifactTooLarge(
+                f"a worker uploads at most {most} parts and files for one task, earlier uploads of a name among them; "
+                "delete some of them"
+            )
         self.bytes += size
         self.objects += 1
 

@@ -76,11 +76,15 @@ class Upload:
         most = self._storage.limits.artifact_bytes
         if most and max(offset, length or 0) > most:
             raise ArtifactTooLarge(f"an artifact has at most {most} bytes")
+        limits, name_hash = self._storage.limits, keys.name_hash(self._name)
         self._uploads = await delivery_uploads(self._core, self._task)
-        known = self._uploads.by_name.get(keys.name_hash(self._name))
-        if offset and (known is None or known.offset != offset):  # another process may have stored more
+        known = self._uploads.by_name.get(name_hash)
+        # Another process may have stored more; and names of which nothing was stored are forgotten.
+        if (offset and (known is None or known.offset != offset)) or not self._uploads.has_room(name_hash, limits):
             self._uploads = await delivery_uploads(self._core, self._task, look_again=True)
-            known = self._uploads.by_name.get(keys.name_hash(self._name))
+            known = self._uploads.by_name.get(name_hash)
+        if not self._uploads.has_room(name_hash, limits):
+            raise InvalidRequest(f"a task has at most {limits.task_artifacts} artifacts; delete uploads of other names")
         if not offset:
             known = UploadProgress(hasher=hashlib.sha256())
         if known is None or known.complete or known.offset != offset:
@@ -89,7 +93,7 @@ class Upload:
         if known.is_active:  # of a call that was cut off, and has not noticed yet: it may be ahead with its hash
             known = UploadProgress(digests=known.digests[:])
         known.is_active = True
-        self._uploads.by_name[keys.name_hash(self._name)] = self._progress = known
+        self._uploads.by_name[name_hash] = self._progress = known
 
     def close(self) -> None:
         """Ends the call, whether or not the upload is complete. What is not a whole part is dropped."""
@@ -267,6 +271,9 @@ async def delivery_uploads(core: Core, task: Task, *, look_again: bool = False) 
                     by_name.setdefault(parsed.name_hash, []).append(each)
         for name_hash, objects in by_name.items():
             found.by_name[name_hash] = await _progress_of(storage, objects, known, name_hash)
+        for name_hash, progress in known.by_name.items() if known else ():
+            if progress.is_active:
+                found.by_name.setdefault(name_hash, progress)
         known = found
     storage.remember(task.id, task.lease_token, known)
     return known

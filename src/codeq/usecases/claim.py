@@ -162,7 +162,7 @@ async def _hand_back(core: Core, tenant: str, leases: Sequence[Lease]) -> None:
         lease = leases[place]
         if task.lease_until_ms != lease.until_ms:
             return None
-        holder = Holder(lease.worker or "", lease.token)
+        holder = Holder(lease.worker or "", lease.token, is_server=True)
         return lifecycle.abandon(task, holder, now_ms, retention_ms=core.dead_retention_ms(task))
 
     await move_each(core, tenant, [lease.task_id for lease in leases], decide)

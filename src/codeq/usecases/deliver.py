@@ -164,4 +164,4 @@ async def enqueue_test(core: Core, tenant: str, url: str) -> Task:
 
 
 def _holder(task: Task) -> Holder:
-    return Holder(task.worker or "", task.lease_token)
+    return Holder(task.worker or "", task.lease_token, is_server=True)

@@ -16,12 +16,15 @@ announcement is that of a task that is still there: the queue has not been empty
 no news any more, however late it is recorded. Where a store does not tell who empties a queue (there is no other
 process, or there are several shards), every process goes by the tasks that it has added and claimed itself.
 
+A paused queue is not announced, and what was announced is forgotten: so it is news when it is resumed with tasks. Each
+process looks when it hears of the change; the first one to record its announcement sends it.
+
 Notifications are advice: a worker that gets none finds its tasks by claiming.
 """
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -61,7 +64,7 @@ class Notification(Struct, frozen=True, kw_only=True, gc=False):
 class _Ready:
     """What has happened to a queue since the last look."""
 
-    __slots__ = ("balance", "emptied", "is_claimed", "lowest", "newest", "task", "withdrawn")
+    __slots__ = ("balance", "emptied", "has_new_policy", "is_claimed", "lowest", "newest", "task", "withdrawn")
 
     def __init__(self) -> None:
         self.balance = 0
@@ -78,6 +81,8 @@ class _Ready:
         """The version at which a pending task was cancelled last: nobody tells whether that has emptied the queue."""
         self.newest: Task | None = None
         """The last of the tasks that have become claimable here."""
+        self.has_new_policy = False
+        """It may have been paused or resumed."""
 
 
 class ReadyQueues(Listener):
@@ -121,6 +126,12 @@ class ReadyQueues(Listener):
         if found is not None:
             found.emptied = max(found.emptied, version)
 
+    def policies_changed(self, queues: Iterable[QueueKey]) -> None:
+        for queue in queues:
+            found = self._of(queue) if queue.tenant in self.by_tenant else None
+            if found is not None:
+                found.has_new_policy = True
+
     def _of(self, queue: QueueKey) -> _Ready | None:
         found = self._ready.get(queue)
         if found is None:
@@ -159,6 +170,7 @@ class ReadyQueues(Listener):
         ready.lowest = min(ready.lowest, ready.balance + more.lowest)
         ready.balance += more.balance
         ready.task = ready.task or more.task
+        ready.has_new_policy = ready.has_new_policy or more.has_new_policy
         return True
 
     @staticmethod
@@ -194,17 +206,18 @@ async def _look_by_own_moves(core: Core, ready: ReadyQueues, queue: QueueKey, ha
             break
         depth = await _depth(core, queue)  # it was looked at while tasks were added
     registry = core.store.registry
-    if not depth:
+    if not depth or core.policy(*queue).paused:
         await registry.remove(ANNOUNCED, queue.tenant, [queue.command])
-        return None, 0
-    if happened.task is None:
+        return None, depth
+    task = happened.task or (await _first_pending(core, queue) if happened.has_new_policy else None)
+    if task is None:
         return None, depth
     announcement = _versioned(core, ANNOUNCED, queue, 0)
     if ready.was_empty(happened, depth):
         await registry.put([announcement])
-        return happened.task, depth
+        return task, depth
     [is_first] = await registry.add([announcement])
-    return happened.task if is_first else None, depth
+    return task if is_first else None, depth
 
 
 async def _look_by_versions(core: Core, ready: ReadyQueues, queue: QueueKey, happened: _Ready) -> Look:
@@ -216,6 +229,9 @@ async def _look_by_versions(core: Core, ready: ReadyQueues, queue: QueueKey, hap
         emptied = _versioned(core, EMPTIED, queue, happened.emptied)
         await registry.advance([emptied], over=[emptied.value])
     depth = await _depth(core, queue)
+    if core.policy(*queue).paused:
+        await registry.remove(ANNOUNCED, queue.tenant, [queue.command])
+        return None, depth
     task = await _claimable(core, queue, happened) if depth else None
     if task is None:
         return None, depth
@@ -226,14 +242,19 @@ async def _look_by_versions(core: Core, ready: ReadyQueues, queue: QueueKey, hap
 
 
 async def _claimable(core: Core, queue: QueueKey, happened: _Ready) -> Task | None:
-    """Returns a task that can be claimed: one that this process has added, or if it has emptied the queue, any."""
+    """Returns a task that can be claimed: one that this process has added; any, if it has emptied the queue or the
+    queue may have been resumed."""
     own = [task for task in (happened.task, happened.newest) if task is not None]
     stored = await core.store.get_tasks(queue.tenant, [task.id for task in own])
     for task, now in zip(own, stored, strict=True):
         if now is not None and now.version == task.version:
             return task
-    if not happened.emptied:
+    if not happened.emptied and not happened.has_new_policy:
         return None  # whoever has claimed them sees to it
+    return await _first_pending(core, queue)
+
+
+async def _first_pending(core: Core, queue: QueueKey) -> Task | None:
     wanted = Filter(command=queue.command, index=Index.PENDING)
     found = (await core.store.find(queue.tenant, wanted, cursor=None, limit=1)).tasks
     return found[0] if found else None

@@ -2,7 +2,8 @@
 
 import base64
 import binascii
-from typing import Annotated
+import re
+from typing import Annotated, NamedTuple
 from urllib.parse import quote
 
 from msgspec import Meta
@@ -13,13 +14,27 @@ from codeq.domain.limits import INLINE_ARTIFACTS_BYTES_MAX
 from codeq.wire import paths
 from codeq.wire.message import Request, Wire
 
-UPLOAD_OFFSET, UPLOAD_LENGTH, UPLOAD_COMPLETE, REPR_DIGEST = (
+UPLOAD_OFFSET, UPLOAD_LENGTH, UPLOAD_COMPLETE, REPR_DIGEST, CONTENT_RANGE = (
     "upload-offset",
     "upload-length",
     "upload-complete",
     "repr-digest",
+    "content-range",
 )
-"""As in the IETF's draft of resumable uploads, and RFC 9530. `Upload-Complete: ?0` says that more follows."""
+"""As in the IETF's draft of resumable uploads, and RFC 9530. `Upload-Complete: ?0` says that more follows.
+`Content-Range` is what curl sends with `-C`."""
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15}|\*)", re.ASCII)
+_DIGEST = re.compile(r"([a-z*][a-z0-9_.*-]*)=:([A-Za-z0-9+/=]*):", re.ASCII)
+
+
+class UploadRange(NamedTuple):
+    """Which bytes of a file a request has."""
+
+    start: int
+    end: int
+    """Behind the last one."""
+    size: int | None
+    """Of the whole file; None if the client does not know it."""
 
 
 class SubmittedArtifact(Request, frozen=True, kw_only=True, gc=False):
@@ -108,15 +123,40 @@ def digest_header(sha256: str) -> str:
 
 
 def sha256_of(header: str) -> str | None:
-    """Returns the SHA-256 in the value of `Repr-Digest`, in hexadecimal; None if it has none."""
-    for member in header.split(","):
-        name, _, value = member.strip().partition("=")
-        if name == "sha-256":
-            try:
-                found = base64.b64decode(value.strip(":"), validate=True)
-            except (binascii.Error, ValueError):
-                found = b""
-            if len(found) != 32 or value[:1] != ":" or value[-1:] != ":":
-                raise InvalidRequest("repr-digest is like sha-256=:...:, with 32 bytes in base64")
-            return found.hex()
-    return None
+    """Returns the SHA-256 in the value of `Repr-Digest`, in hexadecimal; None if it has only other hashes, or none."""
+    found = None
+    for member in header.split(",") if header else ():
+        digest = _DIGEST.fullmatch(member.strip())
+        if digest is None:
+            raise InvalidRequest("repr-digest is like sha-256=:...:, with the hash in base64")
+        if digest[1] == "sha-256":
+            found = _sha256_of(digest[2])
+    return found
+
+
+def _sha256_of(encoded: str) -> str:
+    try:
+        found = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        found = b""
+    if len(found) != 32:
+        raise InvalidRequest("sha-256 in repr-digest has 32 bytes in base64")
+    return found.hex()
+
+
+def upload_range_of(header: str) -> UploadRange:
+    """Returns what the value of `Content-Range` says."""
+    match = _CONTENT_RANGE.fullmatch(header)
+    if match is not None:
+        start, end = int(match[1]), int(match[2]) + 1
+        size = None if match[3] == "*" else int(match[3])
+        if start < end and (size is None or end <= size):
+            return UploadRange(start, end, size)
+    raise InvalidRequest(f"content-range is like bytes 0-99/200, not {header[:60]!a}")
+
+
+def is_complete(header: str) -> bool:
+    """Returns what the value of `Upload-Complete` says."""
+    if header not in ("?0", "?1"):
+        raise InvalidRequest(f"upload-complete is ?0 or ?1, not {header[:60]!a}")
+    return header == "?1"

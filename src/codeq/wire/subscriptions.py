@@ -4,12 +4,18 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from codeq.domain.limits import CLAIM_COMMANDS_MAX, GROUP_CHARS_MAX
+from codeq.domain.limits import (
+    CLAIM_COMMANDS_MAX,
+    GROUP_CHARS_MAX,
+    SUBSCRIPTION_INTERVAL_MS_MAX,
+    SUBSCRIPTION_TTL_MS_MAX,
+)
 from codeq.domain.subscriptions import Subscription
 from codeq.wire import times
-from codeq.wire.message import Name, Request, Seconds, Wire
+from codeq.wire.message import Name, Request, Wire
 
 EVERY_COMMAND = "*"
+TtlSeconds = Annotated[float, Meta(ge=0, le=SUBSCRIPTION_TTL_MS_MAX / 1000)]
 
 
 class Subscribe(Request, frozen=True, kw_only=True, gc=False):
@@ -17,18 +23,18 @@ class Subscribe(Request, frozen=True, kw_only=True, gc=False):
     """Gets a POST when a queue becomes non-empty. Under the same rules as a task's `webhook`."""
     event_types: Annotated[list[Name], Meta(max_length=CLAIM_COMMANDS_MAX)] | None = None
     """Commands; by default those of the token, all if it names none."""
-    ttl_seconds: Seconds = 0
+    ttl_seconds: TtlSeconds = 0
     """Ends the subscription unless it is renewed; 0 for 300."""
     delivery_mode: str = "fanout"
     """`fanout`: every subscription is notified; `group`: one of each group, in rotation; `hash`: the one that the id of
     the task hashes to."""
     group_id: Annotated[str, Meta(max_length=GROUP_CHARS_MAX)] | None = None
-    min_interval_seconds: Seconds | None = None
+    min_interval_seconds: Annotated[float, Meta(ge=0, le=SUBSCRIPTION_INTERVAL_MS_MAX / 1000)] | None = None
     """At most one notification in this time; 5 by default."""
 
 
 class RenewSubscription(Request, frozen=True, kw_only=True, gc=False):
-    ttl_seconds: Seconds = 0
+    ttl_seconds: TtlSeconds = 0
     """0 for as long as it was made for."""
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack
+from typing import NamedTuple
 from urllib.parse import quote
 
 from codeq.domain.artifacts import Artifact
@@ -21,7 +22,7 @@ from codeq.wire.errors import TooSlow
 from codeq.wire.system import Problem
 
 LEASE_QUERY = ("leaseToken",)
-UPLOAD_HEADERS = ("Upload-Offset", "Upload-Length", "Upload-Complete", "Repr-Digest")
+UPLOAD_HEADERS = ("Upload-Offset", "Upload-Length", "Upload-Complete", "Repr-Digest", "Content-Range")
 RANGE_HEADERS = ("Range", "If-Range")
 _BYTES_MAX = 1 << 50
 _RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))", re.ASCII)
@@ -54,13 +55,8 @@ async def _skip_part(state: AppState, request: HttpRequest) -> None:
 
 async def _upload(state: AppState, request: HttpRequest) -> HttpResponse:
     name, holder = request.params["name"], _holder(request)
-    offset = _number(request, wire.UPLOAD_OFFSET) or 0
-    length = _number(request, wire.UPLOAD_LENGTH)
-    is_complete = _header(request, wire.UPLOAD_COMPLETE, "?1") != "?0"
+    offset, length, is_complete = _announced(request)
     sha256 = wire.sha256_of(_header(request, wire.REPR_DIGEST, ""))
-    arriving = request.headers.get(b"content-length")
-    if length is None and is_complete and arriving is not None:
-        length = offset + int(arriving)
     await check_commands(state, request, [request.params["id"]])
     with state.uploads.held(request.tenant):
         upload = await begin_upload(
@@ -82,6 +78,35 @@ async def _upload(state: AppState, request: HttpRequest) -> HttpResponse:
         finally:
             upload.close()
     return _upload_response(request, 201, _complete_view(artifact))
+
+
+class _Announced(NamedTuple):
+    """What the headers say of the body: where it begins, how long the whole file is, and whether it ends the file."""
+
+    offset: int
+    length: int | None
+    is_complete: bool
+
+
+def _announced(request: HttpRequest) -> _Announced:
+    offset, length = _number(request, wire.UPLOAD_OFFSET), _number(request, wire.UPLOAD_LENGTH)
+    complete = _header(request, wire.UPLOAD_COMPLETE, "")
+    is_complete = wire.is_complete(complete) if complete else None
+    arriving = request.headers.get(b"content-length")
+    ranged = _header(request, wire.CONTENT_RANGE, "")
+    if ranged:
+        start, end, size = wire.upload_range_of(ranged)
+        is_last = None if size is None else end == size
+        for announced, meant in ((offset, start), (length, size), (is_complete, is_last)):
+            if None not in (announced, meant) and announced != meant:
+                raise InvalidRequest("content-range and the upload headers contradict each other")
+        if arriving is None or int(arriving) != end - start:
+            raise InvalidRequest(f"content-range {ranged} needs a body with a content-length of {end - start}")
+        offset, length = start, length if size is None else size
+        is_complete = is_complete if is_last is None else is_last
+    if is_complete is not False and length is None and arriving is not None:
+        length = (offset or 0) + int(arriving)
+    return _Announced(offset or 0, length, is_complete is not False)
 
 
 async def list_artifacts(state: AppState, request: HttpRequest) -> HttpResponse:
@@ -121,6 +146,7 @@ async def delete_artifact(state: AppState, request: HttpRequest) -> HttpResponse
 async def _upload_state(state: AppState, request: HttpRequest) -> HttpResponse:
     """Answers the worker that uploads how far it is, so that it can continue there."""
     name, task_id = request.params["name"], request.params["id"]
+    await visible_record(state, request, 0)
     progress = await upload_progress(state.core, request.tenant, task_id, _holder(request), name=name)
     if progress.complete is not None:
         return _upload_response(request, 200, _complete_view(progress.complete))

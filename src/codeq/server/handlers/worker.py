@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from codeq.domain import validation
 from codeq.domain.errors import CodeqError, InvalidRequest
 from codeq.domain.limits import BACKOFF_MS_MAX, CLAIM_BYTES_MAX, CLAIM_WAIT_MS_MAX, LEASE_MS_MIN
+from codeq.domain.queue import is_system
 from codeq.domain.requests import Claim, Delivery, Outcome
 from codeq.domain.task import Holder, Status, Task
 from codeq.server.auth.principal import EVERY_COMMAND
@@ -247,11 +248,12 @@ def _commands(request: HttpRequest, wanted: list[str] | None) -> Sequence[str] |
 
 
 async def check_commands(state: AppState, request: HttpRequest, ids: list[str]) -> None:
-    """Refuses tasks of commands that the token does not name, on every verb."""
+    """Refuses tasks of commands that the token does not name, on every verb. Those of the system do not exist for
+    workers, so the verb itself answers as for any unknown id."""
     if EVERY_COMMAND in request.principal.commands:
         return
     for task in await queries.get_tasks(state.core, request.tenant, ids):
-        if task.command not in request.principal.commands:
+        if task.command not in request.principal.commands and not is_system(task.command):
             raise Forbidden("event type not allowed: the token's eventTypes do not include the task's command")
 
 
