@@ -212,7 +212,6 @@ def assert_adds_up(data: ReportData, events: list[Row]) -> None:
     assert 0 <= (data.first_at - data.timeline[0].at).total_seconds() < data.step_seconds < 60
     assert len(data.timeline) > 20
     assert len(data.latency_over_time) > 5
-    assert {of.command for of in data.outcomes} == {event["command"] for event in events}
     for of in data.outcomes:
         assert of.enqueued == of.completed + of.failed + of.dead + of.cancelled + of.live
     ended = len(of_all)

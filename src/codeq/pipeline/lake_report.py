@@ -5,7 +5,9 @@ from datetime import UTC, date, datetime, timedelta
 
 import msgspec
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 
+from codeq.domain.queue import SYSTEM_PREFIX
 from codeq.pipeline.client import PipelineClient, ServerOptions
 from codeq.pipeline.lake.data_file import CLOSED, DAYS, EVENTS, OPEN, DataFile
 from codeq.pipeline.lake.gold import GoldBatch
@@ -44,7 +46,8 @@ def collect_lake(
 
 def _live(spark: SparkSession, lake: Lake) -> tuple[int, int]:
     """Returns the live tasks, and those of them in progress."""
-    counts = lake.tasks.read(spark, lake.tasks.files(part=OPEN)).groupBy("status").count().collect()
+    own = lake.tasks.read(spark, lake.tasks.files(part=OPEN)).where(~f.col("command").startswith(SYSTEM_PREFIX))
+    counts = own.groupBy("status").count().collect()
     by_status = {row["status"]: row["count"] for row in counts}
     running = by_status.get("IN_PROGRESS", 0)
     return by_status.get("PENDING", 0) + running, running

@@ -183,10 +183,10 @@ class LakeTable:
         """Writes a file for each of Spark's partitions, or for each value of `by` in them: a day, or a day and hour.
         The files are not in the table before a commit adds them.
         """
-        target = self.target(self.new_folder(batch), part)
+        target, is_split = self.target(self.new_folder(batch), part), by is not None
 
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            files = parquet.write_stream(target, batches) if by is None else parquet.write_split(target, batches)
+            files = parquet.write_split(target, batches) if is_split else parquet.write_stream(target, batches)
             yield pa.record_batch([[file.encoded() for file in files]], schema=_NEW_FILES)
 
         chosen = rows.select(*self.schema.fieldNames())
