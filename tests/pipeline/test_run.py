@@ -3,7 +3,7 @@
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
 from pathlib import Path
@@ -273,10 +273,10 @@ def test_a_rebuild_that_died_is_finished_by_the_next_run(
     begin_epoch = LakeTable.begin_epoch
     emptied: list[LakeTable] = []
 
-    def once(table: LakeTable, epoch: int) -> None:
+    def once(table: LakeTable, epoch: int, marks: Mapping[str, int] | None = None) -> None:
         if emptied:
             raise Killed
-        begin_epoch(table, epoch)
+        begin_epoch(table, epoch, marks)
         emptied.append(table)
 
     with few_gold_tables(gold.THROUGHPUT, gold.LATENCY):

@@ -7,7 +7,7 @@ times or tasks are found without reading any.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -22,6 +22,9 @@ PART, DAY = "part", "on"
 
 OPEN, CLOSED, EVENTS, DAYS = "open", "closed", "events", "days"
 """The parts of a table."""
+
+_BYTES_PER_READ_MIN, _BYTES_PER_READ_MAX = 1 << 20, 128 << 20
+"""Files that a Spark task reads from an object store: smaller ones together, larger ones alone."""
 
 _NAME = re.compile(r"b(?P<batch>\d{8})-[^/]+/part=(?P<part>[^/]+)/(?:on=(?P<day>[^/]+)/)?[^/]+\.parquet")
 
@@ -151,3 +154,19 @@ def stats_json(rows: int, ranges: Ranges) -> str:
 
 def _plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else value
+
+
+def packed(files: Sequence[DataFile], pieces: int) -> Iterator[list[DataFile]]:
+    """Groups the files in their order into about so many groups of the same size."""
+    limit = sum(file.size_bytes for file in files) // pieces
+    limit = min(max(limit, _BYTES_PER_READ_MIN), _BYTES_PER_READ_MAX)
+    group: list[DataFile] = []
+    size_bytes = 0
+    for file in files:
+        if group and size_bytes + file.size_bytes > limit:
+            yield group
+            group, size_bytes = [], 0
+        group.append(file)
+        size_bytes += file.size_bytes
+    if group:
+        yield group

@@ -6,6 +6,7 @@ no connector. See ADR 21.
 """
 
 import os
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +28,7 @@ ENVIRONMENT = {
 }
 """The schemes of an address, and how the names of the variables begin that its store is reached with."""
 _ALIASES = {"s3a": "s3", "abfs": "abfss"}
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Folder(Struct, frozen=True):
@@ -118,3 +120,8 @@ def file_at(address: str) -> tuple[fs.FileSystem, str]:
 def _store(root: str) -> fs.FileSystem:
     """Kept for the life of a process, with its connections. Executors make their own."""
     return fs.PyFileSystem(DeltaStorageHandler(root))
+
+
+def one_line(fault: Exception) -> str:
+    """Returns the message of delta-rs, which has colours and a line for each cause."""
+    return " ".join(_COLOURS.sub("", str(fault)).split())

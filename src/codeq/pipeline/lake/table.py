@@ -7,7 +7,6 @@ A table is never deleted and created anew: a rebuild empties it, in a commit tha
 of its log never repeat, and the commit of a run that began before is refused.
 """
 
-import re
 import shutil
 import time
 import uuid
@@ -41,8 +40,9 @@ from codeq.pipeline.lake.data_file import (
     NewFile,
     data_files,
     decode_new_file,
+    packed,
 )
-from codeq.pipeline.lake.folder import Folder, folder_of
+from codeq.pipeline.lake.folder import Folder, folder_of, one_line
 from codeq.pipeline.lake.partitions import ParquetFiles, run_on_executors
 from codeq.pipeline.session import parallelism_of
 
@@ -58,9 +58,6 @@ read it.
 _ROWS, _BYTES, _SECONDS = "codeq.rows", "codeq.bytes", "codeq.seconds"
 """Metadata of a commit: what it wrote, and how long that took."""
 _NEW_FILES = pa.schema([("file", pa.string())])
-_BYTES_PER_READ_MIN, _BYTES_PER_READ_MAX = 1 << 20, 128 << 20
-"""Files that a Spark task reads from an object store: smaller ones together, larger ones alone."""
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 ReadPiece = Callable[[Any], Iterator[pa.RecordBatch]]
 """Reads the rows of one piece, on an executor."""
@@ -167,7 +164,7 @@ class LakeTable:
 
     def _read_by_arrow(self, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
         """Reads from an object store with pyarrow, which needs no connector of Spark's."""
-        pieces = [self.parquet_files(some) for some in _packed(files, 2 * parallelism_of(spark))]
+        pieces = [self.parquet_files(some) for some in packed(files, 2 * parallelism_of(spark))]
 
         def work(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for number in (number for batch in numbers for number in batch.column(0).to_pylist()):
@@ -275,10 +272,10 @@ class LakeTable:
         try:
             yield
         except CommitFailedError as fault:
-            text = f"{self.folder.name}: another run has committed in the meantime: {_one_line(fault)}"
+            text = f"{self.folder.name}: another run has committed in the meantime: {one_line(fault)}"
             raise LakeConflict(text) from None
         except (DeltaError, OSError) as fault:
-            raise LakeUnavailable(f"{self.folder.name}: cannot commit: {_one_line(fault)}") from None
+            raise LakeUnavailable(f"{self.folder.name}: cannot commit: {one_line(fault)}") from None
 
     def _add_columns(self, delta: DeltaTable) -> None:
         """Adds columns of this version to a table of one before. Rows that it has already are null in them."""
@@ -331,7 +328,7 @@ class LakeTable:
         try:
             self._delta = DeltaTable(str(self.folder)) if self.folder.holds_table() else None
         except OSError as fault:
-            raise LakeUnavailable(f"{self.folder} cannot be read: {_one_line(fault)}") from None
+            raise LakeUnavailable(f"{self.folder} cannot be read: {one_line(fault)}") from None
 
     def _create(self, properties: Mapping[str, str] | None = None) -> DeltaTable:
         if self.folder.is_local:
@@ -350,8 +347,8 @@ class LakeTable:
         except (DeltaError, OSError) as fault:
             self._reload()
             if self._delta is None:
-                raise LakeUnavailable(f"{self.folder.name}: cannot be created: {_one_line(fault)}") from None
-            raise LakeConflict(f"{self.folder.name}: another run has created the table: {_one_line(fault)}") from None
+                raise LakeUnavailable(f"{self.folder.name}: cannot be created: {one_line(fault)}") from None
+            raise LakeConflict(f"{self.folder.name}: another run has created the table: {one_line(fault)}") from None
 
     def _delta_schema(self) -> Schema:
         return Schema.from_arrow(self.arrow_schema)
@@ -396,27 +393,6 @@ class Lake:
 def _metadata(added: Sequence[NewFile], seconds: float) -> dict[str, str]:
     rows, size_bytes = sum(file.rows for file in added), sum(file.size_bytes for file in added)
     return {_ROWS: str(rows), _BYTES: str(size_bytes), _SECONDS: f"{seconds:.3f}"}
-
-
-def _packed(files: Sequence[DataFile], pieces: int) -> Iterator[list[DataFile]]:
-    """Groups the files in their order into about so many groups of the same size."""
-    limit = sum(file.size_bytes for file in files) // pieces
-    limit = min(max(limit, _BYTES_PER_READ_MIN), _BYTES_PER_READ_MAX)
-    group: list[DataFile] = []
-    size_bytes = 0
-    for file in files:
-        if group and size_bytes + file.size_bytes > limit:
-            yield group
-            group, size_bytes = [], 0
-        group.append(file)
-        size_bytes += file.size_bytes
-    if group:
-        yield group
-
-
-def _one_line(fault: Exception) -> str:
-    """Returns the message of delta-rs, which has colours and a line for each cause."""
-    return " ".join(_COLOURS.sub("", str(fault)).split())
 
 
 def _shard_mark(shard: int) -> str:

@@ -353,8 +353,7 @@ class RocksShard:
             self.peers.report_moved(moved)
 
     def _lease(self, request: ClaimRequest, selected: list[Selected]) -> list[Delivery]:
-        now_ms = self.now_ms()
-        buffer = self._buffer
+        now_ms, buffer = self.now_ms(), self._buffer
         tasks: list[Task] = []
         queues: list[QueueState] = []
         data: list[bytes] = []
