@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from codeq.distribution import __version__ as __version__
+
 if TYPE_CHECKING:
     from codeq import errors
     from codeq.domain.backoff import Backoff, BackoffKind, PartialBackoff
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
     from codeq.domain.requests import NewTask
     from codeq.domain.task import Move, Status, Task
     from codeq.domain.tenants import TenantLimits
+    from codeq.domain.workers import WorkerStatus
     from codeq.embedded import AsyncQueue, Queue, open, open_async
     from codeq.sdk.client import AsyncClient, Client
     from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, ReplayedTask, TaskDetails, TaskFailed, WaitTimeout
@@ -19,8 +22,6 @@ if TYPE_CHECKING:
     from codeq.sdk.worker import Fail, Interrupted, Retry, RunningJob, Worker, current_job
     from codeq.store.data_dir import restore
 
-__version__ = "0.1.0"
-
 _NAMES_BY_MODULE = {
     "codeq.domain.backoff": ("Backoff", "BackoffKind", "PartialBackoff"),
     "codeq.domain.errors": ("CodeqError",),
@@ -28,6 +29,7 @@ _NAMES_BY_MODULE = {
     "codeq.domain.requests": ("NewTask",),
     "codeq.domain.task": ("Move", "Status", "Task"),
     "codeq.domain.tenants": ("TenantLimits",),
+    "codeq.domain.workers": ("WorkerStatus",),
     "codeq.embedded": ("AsyncQueue", "Queue", "open", "open_async"),
     "codeq.sdk.client": ("AsyncClient", "Client"),
     "codeq.sdk.jobs": ("ReleaseResult", "ReplayedTask", "Job", "TaskDetails", "QueueInfo", "TaskFailed", "WaitTimeout"),
@@ -69,6 +71,7 @@ __all__ = [
     "WaitTimeout",
     "WebhookInvalid",
     "Worker",
+    "WorkerStatus",
     "current_job",
     "errors",
     "new_tasks",

@@ -26,6 +26,7 @@ from codeq.domain.limits import (
 from codeq.domain.queue import EffectivePolicy, Index, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Status, Task
+from codeq.domain.workers import WorkerStatus
 from codeq.sdk import artifacts as transfer
 from codeq.sdk.artifacts import Source
 from codeq.sdk.backend import Backend
@@ -33,6 +34,7 @@ from codeq.sdk.batcher import AsyncBatcher
 from codeq.sdk.durations import Seconds, milliseconds, milliseconds_from, unix_ms
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, TaskDetails, TaskFailed, WaitTimeout, encode_json
 from codeq.sdk.tracing import current_trace
+from codeq.sdk.worker_info import claimer_info
 from codeq.wire.errors import error_of
 from codeq.wire.events import Event, EventPage
 
@@ -121,6 +123,7 @@ class Verbs:
             limit=limit,
             lease_ms=None if lease is None else _lease_ms(lease),
             wait_ms=_wait_ms(wait, CLAIM_WAIT_MS_MAX),
+            info=claimer_info(),
         )
         return await self.backend.claim(wanted)
 
@@ -235,6 +238,10 @@ class Verbs:
     async def queues(self) -> dict[str, QueueInfo]:
         """The counts of the queue of each command."""
         return await self.backend.queues()
+
+    async def workers(self) -> builtins.list[WorkerStatus]:
+        """The workers that were heard from lately or hold tasks, with what each holds. For admins."""
+        return await self.backend.workers()
 
     async def replay(self, task_id: str) -> None:
         """Puts a dead task back into its queue, with its attempts reset."""

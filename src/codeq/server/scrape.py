@@ -18,6 +18,7 @@ from codeq.server.metrics import Metrics
 from codeq.server.queue_series import OTHER, QueueSeries, Ranking
 from codeq.usecases import queries
 from codeq.usecases.core import Core
+from codeq.usecases.worker_registry import Attendance
 
 BUDGET_S = 2.0
 RANK_EVERY_MS = 60_000
@@ -84,6 +85,7 @@ class _Gauges:
         self._text = text
         self._pace = pace
         self._others = [0, 0, 0, 0]
+        self._attendance: dict[str, Attendance] = {}
 
     async def add(self, shown: Sequence[tuple[str, str]], ranking: Ranking) -> None:
         has_series = set(shown)
@@ -106,11 +108,17 @@ class _Gauges:
             ranking.sizes[name] = sum(_numbers(counts))
             if in_time:
                 self._text.add_counts(name, _numbers(counts), _age_s(counts, self._core.now_ms()))
+                self._text.add("codeq_queue_workers", _labels(name), await self._workers_on(*name))
             else:
                 self._sum(counts)
         if any(self._others):
             self._text.add_counts(OTHER, self._others)
         self._text.add("codeq_scrape_truncated", "", int(not is_whole))
+
+    async def _workers_on(self, tenant: str, command: str) -> int:
+        if tenant not in self._attendance:
+            self._attendance[tenant] = await self._core.workers.attendance(tenant)
+        return self._attendance[tenant].workers_on(command)
 
     def _sum(self, counts: QueueCounts) -> int:
         numbers = _numbers(counts)
@@ -176,6 +184,7 @@ _HELP = {
     "codeq_queue_depth": ("gauge", "Tasks by index"),
     "codeq_dlq_depth": ("gauge", "Dead tasks"),
     "codeq_oldest_pending_age_seconds": ("gauge", "How long the first in line waits"),
+    "codeq_queue_workers": ("gauge", "Workers heard from lately that claim from a queue with tasks; 0 if nobody does"),
     "codeq_scrape_truncated": ("gauge", "1 if this scrape ran out of time: some queues are summed, or not counted"),
 }
 _BY_MOVE = (

@@ -44,9 +44,11 @@ async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
     since = core.waiters.signals
     deliveries = await attempt.take()
     if not deliveries and wanted.wait_ms:
+        await attempt.register()
         async with core.store.peers.watch(attempt.queues):
             deliveries = await core.waiters.wait_for_tasks(attempt, wanted.wait_ms, since=since, ticket=ticket)
     try:
+        await attempt.register()
         if len(deliveries) < wanted.limit and attempt.has_filled(deliveries):
             await attempt.take_more(deliveries)
         await core.store.flush([delivery.task.id for delivery in deliveries])
@@ -76,6 +78,7 @@ class _ClaimAttempt:
                 tenant=self._tenant,
                 commands=wanted.commands,
                 worker=wanted.worker,
+                worker_name=wanted.info.name if wanted.info is not None else None,
                 lease_ms=wanted.lease_ms,
                 limit=min(wanted.limit - len(taken), BATCH_PIECE_MAX),
                 policy_of=core.policy_of,
@@ -86,6 +89,14 @@ class _ClaimAttempt:
             )
         )
         return await self._renewed(piece) if piece and piece[0].is_repeat else piece
+
+    async def register(self) -> None:
+        """Lists the worker among those that work, unless that was done lately. After the first take, so that claims
+        are served as they came."""
+        wanted = self._wanted
+        await self._core.workers.claims(
+            self._tenant, wanted.worker, wanted.info, commands=wanted.commands, lease_ms=wanted.lease_ms or 0
+        )
 
     def has_filled(self, piece: Sequence[Delivery]) -> bool:
         """Returns whether a piece was limited by its own size, so that there may be more tasks. One that was asked for
@@ -182,6 +193,8 @@ def _check(tenant: str, wanted: Claim) -> None:
         validation.lease_ms(wanted.lease_ms)
     if wanted.request_id is not None:
         validation.request_id(wanted.request_id)
+    if wanted.info is not None:
+        validation.worker_info(wanted.info)
     if wanted.commands is not None:
         if not 1 <= len(wanted.commands) <= CLAIM_COMMANDS_MAX or len(set(wanted.commands)) < len(wanted.commands):
             raise InvalidRequest(f"a claim names 1 to {CLAIM_COMMANDS_MAX} different commands")

@@ -26,7 +26,7 @@ async def heartbeat(
         validation.lease_ms(extend_ms)
     if progress is not None:
         validation.text(progress, "progress", PROGRESS_CHARS_MAX)
-    return await move_one(
+    task = await move_one(
         core,
         tenant,
         task_id,
@@ -38,3 +38,5 @@ async def heartbeat(
             progress=progress,
         ),
     )
+    await core.workers.beats(task, lease_ms=extend_ms or 0)
+    return task

@@ -104,6 +104,8 @@ class Event(Wire, frozen=True, kw_only=True, gc=False):
     artifacts: int | UnsetType = UNSET
     """Files of the result, if it has any; in JSON only, as are their bytes."""
     artifact_bytes: int | UnsetType = UNSET
+    worker_name: str | UnsetType = UNSET
+    """What the worker of the last delivery calls itself, such as `host:pid`; in JSON only."""
 
 
 class EventPage(Wire, frozen=True, kw_only=True, gc=False):
@@ -166,6 +168,7 @@ def event(task: Task, payload: str | UnsetType | None = UNSET) -> Event:
         payload=payload,
         artifacts=task.artifacts or UNSET,
         artifact_bytes=task.artifact_bytes if task.artifacts else UNSET,
+        worker_name=task.worker_name or UNSET,
     )
 
 

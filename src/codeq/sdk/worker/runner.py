@@ -29,6 +29,7 @@ from codeq.sdk.worker.pool import InFlightJob, Pool
 from codeq.sdk.worker.processes import ProcessPool
 from codeq.sdk.worker.running_job import AttachedFile, name_tasks_in_logs
 from codeq.sdk.worker.threads import ThreadPool
+from codeq.sdk.worker_info import worker_info
 from codeq.wire.errors import Forbidden, Unauthenticated
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ the same process); an older one is waiting for new tasks."""
 INTERRUPT_S = 2.0
 """How long a handler may take to end after it was interrupted."""
 LAST_REPORTS_S = 5.0
+LEAVE_S = 1.0
 
 
 class Stuck(CodeqError):
@@ -77,6 +79,8 @@ class Runner:
         self._heartbeater = self._make_heartbeater()
         self._completer = Completer(backend, self._heartbeater, self._in_flight, self._changed)
         self._pools: dict[PoolKind, Pool] = {}
+        label = None if worker.name == "worker" else worker.name
+        self._info = worker_info(label, slots=worker.concurrency, commands=worker.commands)
         self._progress: dict[str, str] = {}
         """What handlers have reported since the last tick."""
 
@@ -152,6 +156,7 @@ class Runner:
                     lease_ms=lease_ms,
                     wait_ms=wait_ms,
                     request_id=request_id,
+                    info=self._info,
                 )
                 jobs = await self._backend.claim(wanted)
             except CodeqError as fault:
@@ -301,6 +306,13 @@ class Runner:
         self._decide([(entry, ABANDONED) for entry in self._in_flight.values()])
         await _wait_until(lambda: not self._in_flight, INTERRUPT_S)
         await _wait_until(lambda: self._completer.is_idle, LAST_REPORTS_S)
+        await self._leave()
+
+    async def _leave(self) -> None:
+        """Takes the worker off the list of workers, where it would stay for a while."""
+        with contextlib.suppress(CodeqError, TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await self._backend.leave(self._worker.name, self._info.name)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
