@@ -9,3 +9,8 @@ NAME = "codeq-queue"
 def install_line(extra: str = "") -> str:
     """Returns the command that installs codeQ, with one of its extras: artifacts, redis, server or spark."""
     return f"pip install '{NAME}[{extra}]'" if extra else f"pip install {NAME}"
+
+
+def missing_package(what: str, package: str | None, extra: str) -> str:
+    """Returns the message that something needs a package which is not installed, and which line installs it."""
+    return f"{what} needs the package {package}, which is not installed: {install_line(extra)}"

@@ -95,7 +95,7 @@ class Cli:
     def dead(self, command: str = "work", reason: str = "broken") -> str:
         self.enqueued(command, "1", "--max-attempts", "1")
         task_id, token = self.claimed(command)
-        self.ok("nack", task_id, "--token", token, "--reason", reason)
+        self.ok("nack", task_id, "--lease-token", token, "--reason", reason)
         return task_id
 
 

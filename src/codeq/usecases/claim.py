@@ -43,12 +43,15 @@ async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
         await core.turns.wait(tenant)
     since = core.waiters.signals
     deliveries = await attempt.take()
-    if not deliveries and wanted.wait_ms:
+    is_served = bool(deliveries)
+    if not is_served:
         await attempt.register()
+    if not is_served and wanted.wait_ms:
         async with core.store.peers.watch(attempt.queues):
             deliveries = await core.waiters.wait_for_tasks(attempt, wanted.wait_ms, since=since, ticket=ticket)
     try:
-        await attempt.register()
+        if is_served:  # else it may have left the list while it waited
+            await attempt.register()
         if len(deliveries) < wanted.limit and attempt.has_filled(deliveries):
             await attempt.take_more(deliveries)
         await core.store.flush([delivery.task.id for delivery in deliveries])
