@@ -4,7 +4,9 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from tests.priority.conftest import Site
@@ -122,6 +124,33 @@ def test_a_cancelled_wait_takes_no_task_that_comes_later(site: Site) -> None:
             assert not await worker.is_locked("a")
             assert str(await worker.dequeue()) == "a"
 
+    asyncio.run(run())
+
+
+def test_a_wait_that_is_cancelled_while_its_command_is_sent_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11's `wait_for` forgets such a cancellation; the call went on to the end of its wait."""
+
+    async def run() -> None:
+        async with site.async_queue() as worker:
+            await worker.enqueue("a")
+            await worker.complete(str(await worker.dequeue()))  # connections are open and scripts known
+            sent: list[object] = []
+
+            async def cancelled_when_done(sending: Awaitable[Any], timeout_s: float) -> Any:
+                future = asyncio.ensure_future(sending)
+                sent.append(future)
+                if len(sent) == 2:  # the first command looks for a task, the second one waits for it
+                    future.add_done_callback(lambda _: call.cancel())
+                return await wait_for(future, timeout_s)
+
+            monkeypatch.setattr(asyncio, "wait_for", cancelled_when_done)
+            call = asyncio.create_task(worker.dequeue(wait=600))
+            await asyncio.wait([call], timeout=20)
+            monkeypatch.undo()
+            assert len(sent) >= 2
+            assert call.cancelled()
+
+    wait_for = asyncio.wait_for
     asyncio.run(run())
 
 

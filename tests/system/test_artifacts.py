@@ -169,22 +169,23 @@ def test_a_slow_upload_ends_and_frees_its_place(small: Server) -> None:
 def test_more_uploads_than_places_are_refused_and_others_are_served(small: Server) -> None:
     tenant, neighbour = small.tenant(), small.tenant()
     task, theirs = tenant.held(), neighbour.held()
-    links = [begin(small, tenant, task, f"n{number}", length=PART, sent=bytes(1000)) for number in range(2)]
-    try:
-        refused = eventually(lambda: _refusal(tenant, task), 10)
-        assert refused is not None
-        assert (refused["code"], refused["limit"]) == ("quota-exceeded", "uploads")
-        answered(put(neighbour, theirs, "x", b"1"), 201)
-        answered(neighbour.producer.get(paths.QUEUES), 200)
-    finally:
-        for link in links:
-            link.close()
+
+    def refused() -> dict[str, Any] | None:
+        """Returns how one more upload is refused, while two have not ended: slow ones end after a moment."""
+        links = [begin(small, tenant, task, f"n{number}", length=PART, sent=bytes(1000)) for number in range(2)]
+        try:
+            answer = put(tenant, task, "one-more", b"1")
+            answered(put(neighbour, theirs, "x", b"1"), 201)
+            answered(neighbour.producer.get(paths.QUEUES), 200)
+        finally:
+            for link in links:
+                link.close()
+        return answered(answer, 429) if answer.status_code == 429 else None
+
+    refusal = eventually(refused, 30)
+    assert refusal is not None
+    assert (refusal["code"], refusal["limit"]) == ("quota-exceeded", "uploads")
     eventually(lambda: put(tenant, task, "x", b"1").status_code == 201, 10)
-
-
-def _refusal(tenant: Tenant, task: dict[str, Any]) -> dict[str, Any] | None:
-    answer = put(tenant, task, "one-more", b"1")
-    return answered(answer, 429) if answer.status_code == 429 else None
 
 
 def test_a_flood_of_strangers_takes_no_memory(small: Server) -> None:

@@ -6,6 +6,7 @@ used without them, and a cluster client repeats nothing that is sent to a node b
 TRYAGAIN, which are refusals: nothing has run.
 """
 
+import asyncio
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from codeq.priority.scripts import load
 
 CONNECTIONS_MAX = 1024
 """Of a client made from a URL. Every call that waits has one; they are made when they are needed."""
+
+CANCEL_EVERY_S = 0.01
 
 Client = Redis | RedisCluster
 
@@ -50,7 +53,24 @@ class RedisConnection:
             return await self.send("EVAL", script.source, len(keys), *keys, *arguments, key=keys[0])
 
     async def send(self, *command: Any, key: str) -> Any:
-        """Sends a command once and returns the answer, its texts as bytes."""
+        """Sends a command once and returns the answer, its texts as bytes.
+
+        A caller that is cancelled hears of it: `wait_for` of Python 3.11, which redis-py uses, forgets a cancellation
+        that comes together with what it waits for, so it is cancelled again.
+        """
+        sending = asyncio.ensure_future(self._send(*command, key=key))
+        try:
+            await asyncio.wait([sending])
+        except asyncio.CancelledError:
+            while not sending.done():
+                sending.cancel()
+                await asyncio.wait([sending], timeout=CANCEL_EVERY_S)
+            if not sending.cancelled():
+                sending.exception()  # nobody asks for it any more
+            raise
+        return sending.result()
+
+    async def _send(self, *command: Any, key: str) -> Any:
         if self._is_cluster:
             await self._client.initialize()
             node = self._client.get_node_from_key(key)
