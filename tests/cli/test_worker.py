@@ -169,7 +169,8 @@ def test_processes_end_with_the_supervisor_that_is_killed(cli: Cli, program: Pat
         found = eventually(lambda: cli.ok("workers", "--json").json["workers"], 30)
         running.kill()
         running.wait(30)
-        eventually(lambda: not Path(f"/proc/{found[0]['pid']}").exists(), 30)
+        stat = Path(f"/proc/{found[0]['pid']}/stat")
+        eventually(lambda: not stat.exists() or ") Z " in stat.read_text(), 30)
         running.communicate(timeout=30)
 
 
