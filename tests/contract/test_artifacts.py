@@ -115,7 +115,7 @@ async def test_the_sweep_keeps_what_is_needed(world: World) -> None:
     assert len(await content(world, done, "named")) == PART + 1
     assert await content(world, done, "inline") == b"3"
     assert (await upload_progress(world.core, TENANT, running.id, holder(running), name="r")).complete is not None
-    assert storage(world).usage.of(TENANT) == swept.bytes
+    assert await storage(world).usage.of(TENANT) == swept.bytes
     assert (await artifact_sweep.walk(world.core)).deleted == 0
 
 

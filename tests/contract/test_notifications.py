@@ -1,10 +1,12 @@
 """Who is notified when a queue becomes non-empty: once per time that it does, by mode and interval, on every engine."""
 
+import asyncio
+import random
 from collections import Counter
 from typing import Any
 
 import pytest
-from tests.contract.world import LEASE_MS, TENANT, World
+from tests.contract.world import LEASE_MS, TENANT, World, Worlds
 
 from codeq.domain.errors import InvalidRequest, NotFound, QuotaExceeded
 from codeq.domain.limits import SUBSCRIPTIONS_MAX
@@ -90,6 +92,21 @@ async def test_a_queue_that_always_has_tasks_is_announced_again_after_a_while(wo
     world.clock.pass_ms(ANNOUNCED_MS)
     await world.enqueue()
     assert await told(world, ready) == [subscription.id]
+
+
+async def test_a_queue_that_a_cancellation_emptied_is_announced_again(world: World) -> None:
+    subscription = await subscribe(world)
+    ready = await listening(world)
+    for _ in range(2):
+        task = await world.enqueue()
+        assert await told(world, ready) == [subscription.id]
+        await world.cancel(task)
+        assert await told(world, ready) == []
+    task = await world.enqueue()
+    assert await told(world, ready) == [subscription.id]
+    await world.cancel(task)
+    await world.enqueue()
+    assert await told(world, ready) == [subscription.id], "also if nobody has looked meanwhile"
 
 
 async def test_only_those_who_subscribed_to_the_command_and_the_tenant_are_told(world: World) -> None:
@@ -205,3 +222,61 @@ async def test_deliveries_of_callbacks_announce_nothing(world: World) -> None:
     ready = await listening(world)
     await world.complete(task)
     assert await told(world, ready) == []
+
+
+@pytest.mark.parametrize("engine", ["redis"], indirect=True)
+@pytest.mark.parametrize("seed", range(4))
+async def test_of_several_processes_one_announces_each_time_that_the_queue_becomes_non_empty(
+    worlds: Worlds, seed: int
+) -> None:
+    """Three processes add and claim tasks of one queue in random order, and look in random order, sooner or later."""
+    dice, processes = random.Random(seed), [worlds.open() for _ in range(3)]
+    subscription = await subscribe(processes[0])
+    looks = [(process, await listening(process)) for process in processes]
+    depth = announced = periods = skipped = 0
+    is_announced = True
+    for _ in range(300):
+        process = dice.choice(processes)
+        if dice.random() < 0.5:
+            await process.enqueue()
+            periods += depth == 0
+            is_announced = is_announced and depth > 0
+            depth += 1
+        else:
+            depth -= len(await process.claim("work", limit=dice.choice((1, 1, 3))))
+            skipped += depth == 0 and not is_announced
+            is_announced = is_announced or depth == 0
+        if dice.random() < 0.4:
+            continue  # the queue may become empty, and non-empty again, before anybody looks
+        dice.shuffle(looks)
+        for each, ready in looks:
+            for found in await told(each, ready):
+                assert found == subscription.id
+                announced += 1
+                assert depth, "announced while it is empty"
+                assert not is_announced, "announced twice"
+                is_announced = True
+        assert is_announced, "not announced"
+    assert announced + skipped + (not is_announced) == periods
+    assert announced > 20, "this test is about announcements"
+    assert skipped > 0, "and about periods that nobody saw"
+
+
+@pytest.mark.parametrize("engine", ["redis"], indirect=True)
+async def test_looks_at_the_same_time_announce_once(worlds: Worlds) -> None:
+    processes = [worlds.open() for _ in range(3)]
+    await subscribe(processes[0])
+    looks = [(process, await listening(process)) for process in processes]
+    for _ in range(30):
+        await asyncio.gather(*(process.enqueue_many(3) for process in processes))
+        found = await asyncio.gather(*(told(process, ready) for process, ready in looks))
+        assert sum(map(len, found)) == 1
+        held = await asyncio.gather(*(process.claim("work", limit=5) for process in processes))
+        assert sum(map(len, held)) == 9
+        more = asyncio.gather(*(told(process, ready) for process, ready in looks))
+        await processes[0].enqueue()  # while the others look
+        found = [*await more, *[await told(process, ready) for process, ready in looks]]
+        assert sum(map(len, found)) == 1
+        assert len(await processes[1].claim("work")) == 1
+        for process, ready in looks:
+            assert await told(process, ready) == []

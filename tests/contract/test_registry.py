@@ -68,6 +68,23 @@ async def test_only_one_of_two_adds_the_same_entry_until_it_has_expired(world: W
     assert await registry.add([entry(world, "once")]) == [True]
 
 
+async def test_an_entry_advances_to_a_greater_value_and_never_back(world: World) -> None:
+    registry = world.store.registry
+    values = [b"%020d" % number for number in (7, 7, 12, 9, 1 << 62)]
+    assert [await registry.advance([entry(world, "n", value)], over=[value]) for value in values] == [
+        [True], [False], [True], [False], [True],
+    ]  # fmt: skip
+    [found] = await registry.get(KIND, "acme", ["n"])
+    assert found is not None
+    assert int(found.value) == 1 << 62
+    over_it, below_it = [b"%020d" % (1 << 63), b"%020d" % 5]
+    entries = [entry(world, "n", values[0]), entry(world, "n", values[1]), entry(world, "m", values[2])]
+    assert await registry.advance(entries, over=[over_it, below_it, b""]) == [True, False, True]
+    assert [int(each.value) for each in await registry.get(KIND, "acme", ["n", "m"]) if each] == [7, 12]
+    world.clock.pass_ms(1000)
+    assert await registry.advance([entry(world, "n", values[0])], over=[b""]) == [True]
+
+
 async def test_removed_entries_are_gone_and_it_is_told_which_there_were(world: World) -> None:
     registry = world.store.registry
     await registry.put([entry(world, "a"), entry(world, "b")])

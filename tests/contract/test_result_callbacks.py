@@ -12,11 +12,13 @@ from codeq.domain import lifecycle
 from codeq.domain.artifacts import Artifact, join_result
 from codeq.domain.errors import CodeqError
 from codeq.domain.ids import shard_of
-from codeq.domain.queue import WEBHOOKS, QueueKey
+from codeq.domain.queue import WEBHOOKS, QueueKey, QueuePolicy
 from codeq.domain.requests import Filter
 from codeq.domain.task import Move, Status, Task
+from codeq.server.metrics import Metrics
+from codeq.server.scrape import Scraper
 from codeq.store.interface import ClaimRequest
-from codeq.usecases import abandon
+from codeq.usecases import abandon, deliver
 from codeq.usecases.result_callbacks import with_deliveries
 
 URL = "https://example.com/done"
@@ -247,3 +249,28 @@ async def _taken(world: World) -> list[Task]:
     )
     assert world.core.policy_of(QueueKey(TENANT, WEBHOOKS)).max_attempts == 5
     return [delivery.task for delivery in await world.store.take(request)]
+
+
+async def test_deliveries_that_die_without_their_sender_are_counted_with_their_command(world: World) -> None:
+    metrics = Metrics()
+    world.store.peers.add_listener(metrics)
+    await world.set_policy(WEBHOOKS, QueuePolicy(max_attempts=1, max_deliveries=1))
+    for command in ("lost", "handed.back", "refused"):
+        await world.enqueue(command, webhook=URL)
+        await world.complete(await world.claim_one(command))
+        [delivery] = await deliver.take(world.core, TENANT, worker="server", limit=1, lease_ms=LEASE_MS)
+        if command == "lost":  # its server was killed
+            world.clock.pass_ms(LEASE_MS)
+            await world.sweep()
+        elif command == "handed.back":
+            await deliver.hand_back(world.core, delivery)
+        else:
+            await deliver.failed(world.core, delivery, "HTTP 500")
+    scraper = Scraper(metrics, world.core)
+    for _ in range(2):  # a second scrape counts nothing again
+        text = (await scraper.scrape()).decode()
+        counted = {line for line in text.splitlines() if line.startswith("codeq_webhook_deliveries_total{")}
+        assert counted == {
+            f'codeq_webhook_deliveries_total{{command="{command}",kind="task_result",outcome="failure"}} 1.0'
+            for command in ("lost", "handed.back")
+        }, "whoever sends counts the one that was refused"

@@ -11,11 +11,13 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 import codeq
+from codeq.domain.artifacts import ArtifactInput
 from codeq.domain.errors import CodeqError
+from codeq.domain.queue import WEBHOOKS
 from codeq.domain.requests import Claim, NewTask, Outcome
 from codeq.domain.task import Holder, Status, Task
 from codeq.testing import ClockForTests
-from codeq.usecases import abandon, cancel, nack, submit, sweep
+from codeq.usecases import abandon, cancel, deliver, nack, submit, sweep
 from codeq.usecases.claim import claim
 from codeq.usecases.core import Core
 from codeq.wire import events as wire
@@ -63,7 +65,12 @@ async def _churn(seed: int, rounds: int) -> History:
                 if dice.random() < 0.4:
                     await _sweep(queue.core)
             logs = [(await queue.core.store.events(shard, 0, 10**6)).events for shard in range(SHARDS)]
-            listing = [task for tenant in TENANTS for task in (await _all(queue.for_tenant(tenant)))]
+            listing = [
+                task
+                for tenant in TENANTS
+                for command in (None, WEBHOOKS)
+                for task in await _all(queue.for_tenant(tenant), command)
+            ]
     events = [row for shard, log in enumerate(logs) for row in rows(log, shard)]
     return History(events, [_listed(task) for task in listing])
 
@@ -72,12 +79,15 @@ async def _sweep(core: Core) -> None:
     await sweep.promote_due(core)
     await sweep.expire_leases(core)
     await sweep.purge_finished(core)
+    for tenant in TENANTS:
+        for delivery in await deliver.take(core, tenant, worker="server", limit=2, lease_ms=20_000):
+            await deliver.delivered(core, delivery, status=204, ms=1)
 
 
-async def _all(queue: codeq.AsyncQueue) -> list[Task]:
+async def _all(queue: codeq.AsyncQueue, command: str | None) -> list[Task]:
     found, cursor = [], None
     while True:
-        page = await queue.list(cursor=cursor, limit=1000)
+        page = await queue.list(command=command, cursor=cursor, limit=1000)
         found += page.tasks
         cursor = page.cursor
         if cursor is None:
@@ -110,6 +120,7 @@ class _Actor:
             NewTask(
                 command=dice.choice(COMMANDS), payload=b'"%s"' % (b"x" * dice.randrange(200)),
                 priority=dice.choice((0, 0, 5, 9)), delay_ms=dice.choice((0, 0, 0, 2500, 30_000)),
+                webhook="https://example.com/ended" if len(self.known) % 4 == 0 else None,
             )
             for _ in range(dice.randint(1, 5))
         ])  # fmt: skip
@@ -127,7 +138,8 @@ class _Actor:
             holder, roll, why = Holder(task.worker or "", task.lease_token), dice.random(), dice.choice(ERRORS)
             try:
                 if roll < 0.3:
-                    outcome = Outcome(task_id=task.id, holder=holder, status=Status.COMPLETED)
+                    files = [ArtifactInput(name="log", content=b"x" * (task.version % 300))] * (task.version % 2)
+                    outcome = Outcome(task_id=task.id, holder=holder, status=Status.COMPLETED, artifacts=files)
                     await submit.submit(core, tenant, [outcome])
                 elif roll < 0.35:
                     outcome = Outcome(task_id=task.id, holder=holder, status=Status.FAILED, error=why)

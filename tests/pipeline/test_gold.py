@@ -173,24 +173,35 @@ def test_dead_letters_are_gathered_by_what_they_died_of(gold_sample: GoldSample)
 def test_usage_and_workers_add_up_to_all_that_was_run(gold_sample: GoldSample) -> None:
     usage = whole_of(gold.USAGE, gold_sample).values()
     workers = whole_of(gold.WORKERS, gold_sample).values()
-    ran_ms = sum(attempt["run_ms"] for attempt in gold_sample.attempts)
-    assert sum(row["run_ms"] for row in usage) == sum(row["busy_ms"] for row in workers) == ran_ms
+    own = [attempt for attempt in gold_sample.attempts if attempt["command"] != "$webhooks"]
+    ran_ms = sum(attempt["run_ms"] for attempt in own)
+    assert sum(row["run_ms"] for row in usage) == ran_ms
+    assert sum(row["busy_ms"] for row in workers) == sum(attempt["run_ms"] for attempt in gold_sample.attempts)
     assert sum(row["run_seconds"] for row in usage) == pytest.approx(ran_ms / 1000)
-    assert sum(row["tasks"] for row in usage) == len(gold_sample.tasks)
-    assert (
-        sum(row["deliveries"] for row in usage)
-        == sum(row["deliveries"] for row in workers)
-        == len(gold_sample.attempts)
-    )
+    assert sum(row["tasks"] for row in usage) == sum(task["command"] != "$webhooks" for task in gold_sample.tasks)
+    assert sum(row["deliveries"] for row in usage) == len(own)
+    assert sum(row["deliveries"] for row in workers) == len(gold_sample.attempts)
     assert {row["worker_id"] for row in workers} == {attempt["worker_id"] for attempt in gold_sample.attempts}
     bad = Counter(a["worker_id"] for a in gold_sample.attempts if a["ended_by"] in ("fail", "nack", "expire"))
     for worker, number in bad.items():
         assert sum(r["failures"] + r["expiries"] for r in workers if r["worker_id"] == worker) == number
 
 
+def test_usage_tells_callbacks_and_files_from_tasks(gold_sample: GoldSample) -> None:
+    for (day, tenant), row in whole_of(gold.USAGE, gold_sample).items():
+        mine = [e for e in gold_sample.events if e["tenant"] == tenant and e["at"].date() == day]
+        ended = [e for e in mine if e["move"] in ("complete", "fail")]
+        sent = [e for e in mine if e["command"] == "$webhooks"]
+        assert row["webhooks"] == sum(e["move"] == "enqueue" for e in sent) > 0
+        assert row["webhook_attempts"] == sum(e["move"] == "complete" for e in sent) > 0
+        assert row["artifacts"] == sum(e["artifacts"] for e in ended) > 0
+        assert row["artifact_bytes"] == sum(e["artifact_bytes"] for e in ended) > 0
+
+
 def test_capacity_is_planned_from_arrivals_and_runs(gold_sample: GoldSample) -> None:
     rows = whole_of(gold.CAPACITY, gold_sample).values()
-    arrivals = [e for e in gold_sample.events if e["status_after"] == "PENDING" and e["move"] != "promote"]
+    own = [e for e in gold_sample.events if e["command"] != "$webhooks"]
+    arrivals = [e for e in own if e["status_after"] == "PENDING" and e["move"] != "promote"]
     assert sum(row["arrivals"] for row in rows) == len(arrivals)
     for row in rows:
         mine = [a for a in gold_sample.attempts if (a["tenant"], a["command"]) == (row["tenant"], row["command"])

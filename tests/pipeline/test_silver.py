@@ -30,6 +30,7 @@ def history() -> History:
     assert ends >= {("abandon", "FAILED"), ("abandon", "PENDING"), ("cancel", "CANCELLED")}, (
         "rare, and looked for below"
     )
+    assert any(event["artifact_bytes"] for event in made.events)
     return made
 
 
@@ -113,6 +114,7 @@ def test_tasks_are_what_a_plain_reading_of_the_log_finds(history: History, whole
             last["seq"],
             last["attempts"],
         )
+        assert (row["artifacts"], row["artifact_bytes"]) == (last["artifacts"], last["artifact_bytes"])
         assert row["total_wait_ms"] == sum(delivery["wait_ms"] for delivery in mine)
         assert row["total_run_ms"] == sum(delivery["run_ms"] or 0 for delivery in mine)
         assert row["deliveries"] == len(mine)

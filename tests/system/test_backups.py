@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,26 @@ def test_a_restored_directory_is_readable_by_its_owner_alone(tmp_path: Path) -> 
     assert modes == {0o700: True, 0o600: False}
     with pytest.raises(codeq.errors.InvalidRequest):
         codeq.restore(tmp_path / "backup", restored)
+
+
+def _with_a_file(data: Path, content: bytes) -> str:
+    with codeq.open(data, sweeping=False) as queue:
+        task = queue.enqueue("work")
+        [job] = queue.claim("work")
+        queue.attach(job, "report.bin", content)
+        queue.complete(job)
+    return task.id
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_backup_contains_the_files_of_results(elsewhere: bool, tmp_path: Path) -> None:
+    content = random.Random(1).randbytes(9_000_000)
+    task_id = _with_a_file(tmp_path / "data", content)
+    with small_disk(tmp_path, 160) as disk:
+        target = (disk if elsewhere else tmp_path) / "backup"
+        with codeq.open(tmp_path / "data", sweeping=False) as queue:
+            queue.backup(target)
+        shutil.rmtree(tmp_path / "data")
+        codeq.restore(target, tmp_path / "restored")
+    with codeq.open(tmp_path / "restored") as queue:
+        assert queue.read_artifact(task_id, "report.bin") == content

@@ -17,4 +17,5 @@ tasks = st.builds(
     updated_ms=times, visible_ms=times, attempts=small, max_attempts=small, deliveries=small, max_deliveries=small,
     lease_token=small, worker=texts, lease_until_ms=times, error=texts, last_error=texts, ended_ms=times,
     purge_ms=times, payload_bytes=small, trace_id=texts, backoff=st.none() | backoffs, has_webhook=st.booleans(),
+    progress=texts, artifacts=small, artifact_bytes=times,
 )  # fmt: skip

@@ -10,7 +10,7 @@ from tests.unit.random_tasks import tasks
 
 from codeq.domain.task import Task
 from codeq.store import codec
-from codeq.store.arrow import LAST, UnexpectedEncoding, columns
+from codeq.store.arrow import UNSUPPORTED, UnexpectedEncoding, columns
 from codeq.wire import events as wire
 
 
@@ -29,14 +29,34 @@ def _odd(task: Task, field: str, value: object) -> msgspec.Raw:
     return msgspec.Raw(msgspec.msgpack.encode(plain))
 
 
+def _without_last(record: msgspec.Raw, fields: int) -> msgspec.Raw:
+    """Returns the record as a version wrote it that did not know its last fields."""
+    return msgspec.Raw(msgspec.msgpack.encode(msgspec.msgpack.decode(record)[:-fields]))
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(tasks, min_size=1, max_size=12))
 def test_columns_hold_what_the_tasks_hold(found: list[Task]) -> None:
-    fields = Task.__struct_fields__[: Task.__struct_fields__.index(LAST) + 1]
+    fields = set(Task.__struct_fields__) - UNSUPPORTED
     made = columns(_records(found), fields)
     assert {name: column.to_pylist() for name, column in made.items()} == {
         name: [getattr(task, name) for task in found] for name in fields
     }
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(tasks, min_size=1, max_size=12), st.integers(1, 3))
+def test_records_of_older_versions_have_the_defaults_of_later_fields(found: list[Task], missing: int) -> None:
+    older = [_without_last(record, missing) for record in _records(found)]
+    known = [codec.decode_task(record) for record in older]
+    fields = set(Task.__struct_fields__) - UNSUPPORTED
+    made = columns(older, fields)
+    assert made["artifact_bytes"].to_pylist() == [0] * len(found)
+    assert {name: column.to_pylist() for name, column in made.items()} == {
+        name: [getattr(task, name) for task in known] for name in fields
+    }
+    with pytest.raises(UnexpectedEncoding):
+        columns([*_records(found), *older], fields)
 
 
 @settings(max_examples=100, deadline=None)
@@ -65,7 +85,9 @@ def test_a_batch_of_events_says_what_an_event_says(task: Task) -> None:
 @given(
     st.lists(tasks, max_size=3),
     tasks,
-    st.sampled_from(["id", "priority", "previous", "max_deliveries", "error", "trace_id"]),
+    st.sampled_from(
+        ["id", "priority", "previous", "max_deliveries", "error", "trace_id", "backoff", "progress", "artifacts"]
+    ),
     st.sampled_from([-1, -1000, 1.5, True, ["a"], {"a": 1}, b"x"]),
 )
 def test_what_is_not_a_task_is_refused(found: list[Task], task: Task, field: str, value: object) -> None:

@@ -164,6 +164,10 @@ def leave_a_wrong_result(evidence: Evidence) -> None:
     evidence.wrong_results = ["t-late"]
 
 
+def leave_a_wrong_file(evidence: Evidence) -> None:
+    evidence.wrong_artifacts = ["t-late"]
+
+
 def test_a_run_without_fault_passes() -> None:
     assert broken(good()) == {}
 
@@ -187,6 +191,7 @@ def test_a_run_without_fault_passes() -> None:
         (log_it_for_another_tenant, "no tenant saw a task of another"),
         (forget_what_was_read, "events read before a crash are unchanged after it"),
         (leave_a_wrong_result, "results are what the handlers returned"),
+        (leave_a_wrong_file, "artifacts are what the handlers attached"),
     ],
 )
 def test_a_planted_fault_is_reported_with_its_task(plant: Callable[[Evidence], None], promise: str) -> None:

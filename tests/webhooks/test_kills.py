@@ -1,4 +1,4 @@
-"""A thousand callbacks while receiver and server are killed: each arrives, signed, and none after it was recorded."""
+"""Many callbacks while receiver and server are killed: each arrives, signed, and none after it was recorded."""
 
 import hashlib
 import hmac
@@ -24,7 +24,6 @@ from tests.webhooks.conftest import SECRET, SETTINGS
 import codeq
 from codeq.wire import paths, times
 
-TASKS = 1000
 RECEIVER = Path(__file__).with_name("failing_receiver.py")
 CLOCKS_MS = 50
 """How far the clocks of server and receiver may differ: both are steady ones on this machine."""
@@ -79,7 +78,8 @@ def store_settings(engine: str, folder: Path) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["rocksdb", "redis"])
-def test_a_thousand_callbacks_arrive_whatever_is_killed(engine: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tasks", "kills"), [(100, 1), pytest.param(1000, 2, marks=pytest.mark.cluster)])
+def test_callbacks_arrive_whatever_is_killed(tasks: int, kills: int, engine: str, tmp_path: Path) -> None:
     seed = int(os.environ.get("CODEQ_SEED", time.time_ns() % 1_000_000))
     print(f"CODEQ_SEED={seed}")  # noqa: T201 - to run it again
     receiver = Receiver(tmp_path, seed)
@@ -87,7 +87,7 @@ def test_a_thousand_callbacks_arrive_whatever_is_killed(engine: str, tmp_path: P
     port = free_port()
     began_s = time.monotonic()
     with store_settings(engine, tmp_path) as store, ExitStack() as stack:
-        settings = {"webhooks": webhooks, **store}
+        settings = {"webhooks": webhooks, "leases": {"grace_seconds": 0}, **store}
         stack.callback(receiver.kill)
         server = launch(tmp_path / "server", settings=settings, port=port)
 
@@ -96,11 +96,12 @@ def test_a_thousand_callbacks_arrive_whatever_is_killed(engine: str, tmp_path: P
             return launch(tmp_path / "server", settings=settings, port=port)
 
         with codeq.Client(server.base, server.token("acme", "worker", scopes=ALL), retry_for=60) as client:
-            new = [codeq.NewTask(command="work", payload=b"1", webhook=receiver.url) for _ in range(TASKS)]
+            new = [codeq.NewTask(command="work", payload=b"1", webhook=receiver.url) for _ in range(tasks)]
             ids = {task.id for task in client.enqueue_many(new) if isinstance(task, codeq.Task)}
-            steps = [lambda: None, restart, receiver.kill, receiver.restart, restart, receiver.kill, receiver.restart]
+            # The server last: a new one has no open breaker, which would wait for a minute.
+            steps = [lambda: None, *[receiver.kill, receiver.restart, restart] * kills]
             for number in range(10):
-                for job in client.claim("work", limit=TASKS // 10, wait=10):
+                for job in client.claim("work", limit=tasks // 10, wait=10):
                     client.complete(job, {"n": number})
                 if number < len(steps):
                     done = steps[number]()
@@ -112,7 +113,7 @@ def test_a_thousand_callbacks_arrive_whatever_is_killed(engine: str, tmp_path: P
     requests = receiver.received()
     duplicates = sum(number - 1 for number in successes(requests).values())
     print(  # noqa: T201 - figures to quote
-        f"{engine}: {TASKS} callbacks in {time.monotonic() - began_s:.0f} s; {len(requests)} requests, "
+        f"{engine}: {tasks} callbacks in {time.monotonic() - began_s:.0f} s; {len(requests)} requests, "
         f"{sum(one['status'] == 500 for one in requests)} answered with 500, {duplicates} accepted twice"
     )
 
@@ -159,7 +160,7 @@ def check(requests: list[dict[str, Any]], ids: set[str], delivered: dict[str, di
     assert time.time() - last < 300, "else the library's own tolerance would not let us verify"
     standard.verify(requests[-1]["body"], requests[-1]["headers"])
     assert accepted == ids, "a callback of every task arrived"
-    assert len(delivered) == TASKS, "and exactly one delivery per task was made"
+    assert len(delivered) == len(ids), "and exactly one delivery per task was made"
     assert {one["taskId"] for one in delivered.values()} == ids
     assert {one["state"] for one in delivered.values()} == {"delivered"}
     for one in requests:

@@ -19,6 +19,7 @@ from codeq.cli import (
     queues,
     reference,
     serve,
+    subscriptions,
     tasks,
     top,
     webhooks,
@@ -41,6 +42,7 @@ app.add_typer(artifacts.app, name="artifact")
 app.add_typer(queues.app, name="queue")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(webhooks.app, name="webhooks")
+app.add_typer(subscriptions.app, name="subscriptions")
 app.add_typer(events.app, name="events")
 top.add_to(app)
 app.add_typer(profiles.app, name="profile")
@@ -56,7 +58,7 @@ reference.add_to(app)
 
 _PANELS = {
     "Tasks": ("enqueue", "claim", "result", "nack", "abandon", "heartbeat", "task", "artifact", "worker"),
-    "Queues": ("queue", "workers", "dlq", "webhooks", "events", "top"),
+    "Queues": ("queue", "workers", "dlq", "webhooks", "subscriptions", "events", "top"),
     "Servers": ("serve", "token", "config", "stats", "backup", "restore"),
     "Data": ("pipeline",),
     "This machine": ("profile", "doctor", "bench", "demo"),

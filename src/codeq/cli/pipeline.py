@@ -134,9 +134,9 @@ def audit(
     """Check the guarantees of the queue over the whole history. Fails if one was broken, and shows the events."""
     spark, server, tables = _start(client, lake, master, must_exist=True)
     from codeq.pipeline.audit import is_clean, to_json, to_text
-    from codeq.pipeline.live_audit import audit_live
+    from codeq.pipeline.live_audit import all_tasks, audit_live
 
-    verdicts = audit_live(spark, tables, server, lambda: _listing(client)) if live else _run_audit(spark, tables)
+    verdicts = audit_live(spark, tables, server, lambda: all_tasks(client)) if live else _run_audit(spark, tables)
     print(to_json(verdicts).decode() if out.is_json else to_text(verdicts), end="")
     if not is_clean(verdicts):
         raise typer.Exit(ExitCode.REFUSED)
@@ -282,17 +282,6 @@ def _run_audit(spark: "SparkSession", tables: "Lake") -> list[Any]:
     from codeq.pipeline import audit
 
     return audit.audit(tables.bronze.read(spark))
-
-
-def _listing(client: "Client") -> list[tuple[str, str, str]]:
-    found = []
-    cursor = None
-    while True:
-        page = client.list(cursor=cursor, limit=1000)
-        found += [(task.tenant, task.id, task.status.value) for task in page.tasks]
-        cursor = page.cursor
-        if cursor is None:
-            return found
 
 
 remote(app, "run", example="codeq pipeline run --lake ./lake --every 1m")(run)

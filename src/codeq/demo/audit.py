@@ -38,6 +38,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     cross_tenant_reads: Sequence[tuple[str, str]] = ()
     """Tenant and task id, for each task of another tenant that could be read."""
     wrong_results: Sequence[str] = ()
+    wrong_artifacts: Sequence[str] = ()
     called_back: frozenset[str] = frozenset()
     """The tasks whose result callbacks were accepted."""
     forged_callbacks: int = 0
@@ -175,6 +176,11 @@ def _right_results(evidence: Evidence) -> Faults:
         yield task_id, "has a different result than its handler returned"
 
 
+def _right_artifacts(evidence: Evidence) -> Faults:
+    for task_id in evidence.wrong_artifacts:
+        yield task_id, "has another file than its handler attached"
+
+
 def _called_back(evidence: Evidence) -> Faults:
     for task in evidence.acknowledged:
         if task.planned.task.webhook and task.task_id not in evidence.called_back:
@@ -194,5 +200,6 @@ PROMISES: Sequence[tuple[str, Callable[[Evidence], Faults]]] = (
     ("the event log has no gap", _no_gap),
     ("events read before a crash are unchanged after it", _unchanged),
     ("results are what the handlers returned", _right_results),
+    ("artifacts are what the handlers attached", _right_artifacts),
     ("every webhook was called, and signed", _called_back),
 )

@@ -7,7 +7,7 @@ import msgspec
 from codeq.demo.acknowledged import AcknowledgedTask, FinalState
 from codeq.demo.audit import Evidence
 from codeq.demo.environment import DemoEnvironment
-from codeq.demo.handlers import result_of
+from codeq.demo.handlers import REPORT, report_of, result_of
 from codeq.domain.errors import NotFound
 from codeq.wire.events import Event
 
@@ -26,6 +26,7 @@ async def collect_evidence(demo: DemoEnvironment) -> Evidence:
         listed={name: await _listed(demo, name) for name in demo.tenants},
         cross_tenant_reads=await _cross_tenant_reads(demo),
         wrong_results=await _wrong_results(demo),
+        wrong_artifacts=await _wrong_artifacts(demo),
         called_back=frozenset(demo.callbacks.task_ids),
         forged_callbacks=demo.callbacks.forged,
     )
@@ -76,6 +77,19 @@ async def _wrong_results(demo: DemoEnvironment) -> list[str]:
             details = await tenant.producer.get(task.task_id)
             if details.result != result_of(msgspec.json.decode(task.planned.task.payload)):
                 wrong.append(task.task_id)
+    return wrong
+
+
+async def _wrong_artifacts(demo: DemoEnvironment) -> list[str]:
+    reports = [t for t in demo.acknowledged.tasks if t.planned.task.command == "file_report"]
+    client, wrong = demo.tenants["initech"].producer, []
+    for task in _sample([task for task in reports if task.expected is FinalState.COMPLETED]):
+        try:
+            content = await client.read_artifact(task.task_id, REPORT)
+        except NotFound:
+            content = b""
+        if content != report_of(msgspec.json.decode(task.planned.task.payload)):
+            wrong.append(task.task_id)
     return wrong
 
 

@@ -16,6 +16,7 @@ from codeq.sdk.worker import Fail, Retry, RunningJob, Worker
 LEASE_S = 3.0
 """Short, because people watch the tasks of a killed worker wait for it."""
 SLOW_S = 0.5
+REPORT = "report.csv"
 
 Payload = dict[str, Any]
 
@@ -70,15 +71,22 @@ def _initech(worker: Worker, *, release: int) -> None:
         return result_of(payload)
 
     @worker.task("file_report")
-    async def file_report(payload: Payload) -> Payload:
+    async def file_report(payload: Payload, job: RunningJob) -> Payload:
+        """Attaches the report to its result, as a file."""
         if release < 2:
             raise KeyError("the form has changed")
+        await job.attach_async(REPORT, report_of(payload))
         return result_of(payload)
 
 
 def result_of(payload: Payload) -> Payload:
     """The result that a task with this payload must have."""
     return {"receipt": 2 * payload["n"]}
+
+
+def report_of(payload: Payload) -> bytes:
+    """The file that a report with this payload must have."""
+    return b"number,receipt\n" + b"".join(b"%d,%d\n" % (payload["n"], row) for row in range(5000))
 
 
 def main() -> None:

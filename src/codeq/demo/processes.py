@@ -88,7 +88,10 @@ class ServerProcess(ChildProcess):
         super().__init__("server", folder / "server.log")
         self.data = folder / "data"
         self.port = 0
-        self._env = {"CODEQ_STORE_URL": store.url, "CODEQ_STORE_PREFIX": store.prefix} if store else {}
+        self._env = {}
+        if store is not None:
+            self._env = {"CODEQ_STORE_URL": store.url, "CODEQ_STORE_PREFIX": store.prefix}
+            self._env["CODEQ_ARTIFACTS_URL"] = (folder / "artifacts").absolute().as_uri()
         self._env.update(settings or {})
 
     @property

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from codeq.demo import producers
 from codeq.demo.acknowledged import FinalState
 from codeq.demo.environment import COMMANDS, DemoEnvironment, WorkerSpec
+from codeq.demo.handlers import REPORT
 from codeq.demo.processes import wait_until
 from codeq.domain.errors import AlreadyFinal
-from codeq.domain.task import Status
+from codeq.domain.task import Move, Status
 
 WORKERS = (
     WorkerSpec("worker-1", "acme"),
@@ -126,6 +127,21 @@ async def drain(demo: DemoEnvironment) -> None:
     demo.record(
         f"{got.accepted} result callbacks arrived, all signed; {got.refused} of them were refused at first", "green"
     )
+    await _fetch_report(demo)
+
+
+async def _fetch_report(demo: DemoEnvironment) -> None:
+    """Downloads the file of one report. The audit compares more of them with what their handlers attached."""
+    done = (await demo.tenants["initech"].producer.list(command="file_report", status="COMPLETED", limit=1)).tasks
+    made = [event for event in demo.states.events if event.move == Move.COMPLETE and event.artifacts]
+    for task in done:
+        content = await demo.tenants["initech"].producer.read_artifact(task.id, REPORT)
+        size = sum(event.artifact_bytes for event in made)
+        demo.record(
+            f"{len(made)} artifacts made by handlers ({size:,} bytes); fetched {REPORT} of {task.id}: "
+            f"{len(content):,} bytes",
+            "green",
+        )
 
 
 STEPS = (

@@ -9,6 +9,7 @@ from msgspec import Struct
 from codeq.domain.backoff import Backoff, PartialBackoff
 from codeq.domain.limits import ATTEMPTS_DEFAULT, DELIVERIES_DEFAULT, LEASE_MS_DEFAULT, RETENTION_MS_DEFAULT
 
+SYSTEM_PREFIX: Final = "$"
 WEBHOOKS: Final = "$webhooks"
 """The command of the deliveries of result callbacks. Each tenant has a queue of them."""
 
@@ -21,7 +22,7 @@ class QueueKey(NamedTuple):
 def is_system(command: str) -> bool:
     """Returns whether tasks of this command are the server's own. No user can name such a command: see
     `limits.NAME_PATTERN`. Workers do not get these tasks, and lists leave them out unless they name the command."""
-    return command.startswith("$")
+    return command.startswith(SYSTEM_PREFIX)
 
 
 class Index(StrEnum):

@@ -15,7 +15,7 @@ from codeq.domain.tenants import UNLIMITED, TenantLimits
 from codeq.embedded.backend import CoreBackend
 from codeq.sdk.durations import Seconds, milliseconds
 from codeq.sdk.verbs import Verbs
-from codeq.store.data_dir import back_up, open_rocksdb
+from codeq.store.data_dir import ARTIFACTS, back_up, open_rocksdb
 from codeq.store.interface import Clock
 from codeq.store.object_storage import DirectoryObjects
 from codeq.usecases import sweep
@@ -33,21 +33,29 @@ class AsyncQueue(Verbs):
     """The queues of one tenant in a data directory, on the event loop that opened it."""
 
     def __init__(
-        self, core: Core, tenant: str, sweeper: "asyncio.Task[None] | None", *, is_opener: bool = True
+        self,
+        core: Core,
+        tenant: str,
+        sweeper: "asyncio.Task[None] | None",
+        *,
+        is_opener: bool = True,
+        artifacts: Path | None = None,
     ) -> None:
         super().__init__(CoreBackend(core, tenant))
         self.core = core
         self.tenant = tenant
         self._sweeper = sweeper
         self._is_opener = is_opener
+        self._artifacts = artifacts
+        """The directory with the files of results."""
 
     def for_tenant(self, tenant: str) -> "AsyncQueue":
         """The same store as another tenant. Only closing the queue that was opened closes the store."""
-        return AsyncQueue(self.core, tenant, None, is_opener=False)
+        return AsyncQueue(self.core, tenant, None, is_opener=False, artifacts=self._artifacts)
 
     async def backup(self, target: str | os.PathLike[str]) -> None:
-        """Writes a consistent copy into a new directory while the queue stays in use."""
-        await back_up(self.core.store, Path(target))
+        """Writes a consistent copy, artifacts included, into a new directory while the queue stays in use."""
+        await back_up(self.core.store, Path(target), artifacts=self._artifacts)
 
     async def close(self) -> None:
         """Waits until all changes are on disk, and releases the directory."""
@@ -98,12 +106,12 @@ async def open_async(
         randomness=random.Random(),
         strict_idempotency=strict_idempotency,
         tenant_limits=limits,
-        artifacts=ArtifactStorage(DirectoryObjects(Path(path) / "artifacts")),
+        artifacts=ArtifactStorage(DirectoryObjects(Path(path) / ARTIFACTS)),
     )
     sweeper = None
     if sweeping:
         sweeper = asyncio.get_running_loop().create_task(_sweep(core))
-    return AsyncQueue(core, tenant, sweeper)
+    return AsyncQueue(core, tenant, sweeper, artifacts=Path(path) / ARTIFACTS)
 
 
 async def _sweep(core: Core) -> None:

@@ -6,15 +6,18 @@ the listing, so that every task that may be listed in a later state has a later 
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from urllib.parse import parse_qs
 
 from pyspark.sql import DataFrame, SparkSession
 
+from codeq.domain.queue import WEBHOOKS
+from codeq.errors import Forbidden
 from codeq.pipeline import audit
 from codeq.pipeline.audit import Verdict
 from codeq.pipeline.client import PipelineClient, ServerOptions
 from codeq.pipeline.lake.table import Lake
+from codeq.sdk.client import Client
 
 Listed = tuple[str, str, str]
 """Tenant, task id and status."""
@@ -33,6 +36,25 @@ def audit_live(
     of_tenants = audit.audit(known.where(known.tenant.isin(tenants)), rows, settled=settled)
     checked = {verdict.rule: verdict for verdict in of_tenants if verdict.checked}
     return [verdict if verdict.checked else checked.get(verdict.rule, verdict) for verdict in verdicts]
+
+
+def all_tasks(client: Client) -> list[Listed]:
+    """Lists the tasks of the client's tenant, and the deliveries of its callbacks, whose events only admins get too."""
+    found = _listed(client, None)
+    with suppress(Forbidden):
+        found += _listed(client, WEBHOOKS)
+    return found
+
+
+def _listed(client: Client, command: str | None) -> list[Listed]:
+    found: list[Listed] = []
+    cursor = None
+    while True:
+        page = client.list(command=command, cursor=cursor, limit=1000)
+        found += [(task.tenant, task.id, task.status.value) for task in page.tasks]
+        cursor = page.cursor
+        if cursor is None:
+            return found
 
 
 def _events_after(spark: SparkSession, server: ServerOptions, offsets: dict[int, int]) -> DataFrame:

@@ -12,6 +12,7 @@ from codeq.sdk.deliveries import AsyncDeliveries, Deliveries
 from codeq.sdk.durations import Seconds, milliseconds
 from codeq.sdk.http import HttpBackend
 from codeq.sdk.http_client import HttpClient
+from codeq.sdk.subscriptions import AsyncSubscriptions, Subscriptions
 from codeq.sdk.transport import Address, AsyncTransport, BlockingTransport, Transport, address_of
 from codeq.sdk.verbs import Verbs
 from codeq.wire.local_server import DEFAULT_URL, DEV_TOKEN, is_loopback
@@ -41,6 +42,7 @@ class AsyncClient(Verbs):
         address = address_of(self.url, ca_file)
         self._http = _backend(AsyncTransport(address), address, self.options)
         self.webhooks = AsyncDeliveries(self._http.http)
+        self.subscriptions = AsyncSubscriptions(self._http.http)
         super().__init__(self._http)
 
     async def backup(self, name: str) -> Backup:
@@ -67,6 +69,7 @@ class Client(BlockingVerbs):
         address = address_of(self.url, ca_file)
         self._http = _backend(BlockingTransport(address), address, self.options)
         self.webhooks = Deliveries(AsyncDeliveries(self._http.http), self._block_on)
+        self.subscriptions = Subscriptions(AsyncSubscriptions(self._http.http), self._block_on)
         super().__init__(Verbs(self._http))
 
     def backup(self, name: str) -> Backup:

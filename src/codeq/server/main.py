@@ -48,7 +48,7 @@ from codeq.server.shared_ratelimit import SharedRateLimiter
 from codeq.server.state import AppState
 from codeq.server.tracing import Tracing, set_up
 from codeq.server.webhooks.setup import make_dispatcher, make_notifier, make_sender
-from codeq.store.data_dir import back_up, open_rocksdb
+from codeq.store.data_dir import ARTIFACTS, back_up, open_rocksdb
 from codeq.store.interface import Listener, Store
 from codeq.usecases.core import make_core
 from codeq.usecases.deliver import Backlog
@@ -136,6 +136,8 @@ async def _serve(settings: Settings, listener: socket.socket, file_limit: int, *
         await state.authenticator.close()
         await state.backups.close()
         await state.limiter.close()
+        if state.core.artifacts is not None:
+            await state.core.artifacts.usage.close()
         try:
             await state.core.close()
         except StoreError:
@@ -208,7 +210,7 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
         limiter=_limiter(settings, metrics),
         metrics=metrics,
         tracing=tracing,
-        backups=Backups(settings.backup.path, partial(back_up, store)),
+        backups=Backups(settings.backup.path, partial(back_up, store, artifacts=_artifacts_in(data, settings))),
         durability=durability,
         jwks=jwks,
     )
@@ -223,6 +225,11 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
     gc.collect()
     gc.freeze()  # a full collection would hold the event loop for tens of milliseconds, most of it for imported modules
     return state
+
+
+def _artifacts_in(data: Path, settings: Settings) -> Path | None:
+    """Returns the directory with artifacts that a backup contains; None if they are stored elsewhere."""
+    return None if settings.artifacts.url else data / ARTIFACTS
 
 
 def _open_rocksdb(settings: Settings, listeners: Sequence[Listener], *, open_files_max: int) -> Store:

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from codeq.domain.queue import WEBHOOKS
 from codeq.domain.task import Task
 from codeq.server.histogram import FastHistogram
 from codeq.server.queue_series import QueueSeriesTable
@@ -69,6 +70,8 @@ class Metrics(Listener):
             series.moves[task.move, task.status] += 1
             if task.ended_ms == task.updated_ms and task.ended_ms:
                 series.latency[task.status].observe((task.ended_ms - task.created_ms) / 1000)
+                if task.command == WEBHOOKS:
+                    self.webhooks.ended(task)
 
     def flushed(self, calls: int, seconds: float) -> None:
         self.fsync_seconds.observe(seconds)

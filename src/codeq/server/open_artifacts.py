@@ -5,11 +5,11 @@ from pathlib import Path
 from uuid import uuid4
 
 from codeq.server.settings import Settings
+from codeq.store.data_dir import ARTIFACTS
 from codeq.store.object_storage import DirectoryObjects, open_objects
 from codeq.store.objects import Objects
-from codeq.usecases.artifact_storage import ArtifactStorage
+from codeq.usecases.artifact_storage import ArtifactStorage, SharedBytes, TenantBytes
 
-DIRECTORY = "artifacts"
 _OWNER = "artifacts-owner"
 
 
@@ -25,8 +25,16 @@ def open_artifacts(settings: Settings) -> ArtifactStorage | None:
     elif settings.store.url:
         return None
     else:
-        objects = DirectoryObjects(data / DIRECTORY)
-    return ArtifactStorage(objects, limits, wanted.sweep_interval_seconds, owner=owner)
+        objects = DirectoryObjects(data / ARTIFACTS)
+    return ArtifactStorage(objects, limits, wanted.sweep_interval_seconds, owner=owner, usage=_usage(settings))
+
+
+def _usage(settings: Settings) -> SharedBytes:
+    if not settings.store.url:
+        return TenantBytes()
+    from codeq.store.redis.artifact_bytes import RedisArtifactBytes  # noqa: PLC0415 - needs the extra `redis`
+
+    return RedisArtifactBytes(settings.store.url, settings.store.prefix)
 
 
 async def _owner(settings: Settings) -> str:

@@ -16,7 +16,8 @@ from codeq.domain.task import Move
 from codeq.server.histogram import FastHistogram
 from codeq.server.metrics import Metrics
 from codeq.server.queue_series import OTHER, QueueSeries, Ranking
-from codeq.usecases import queries
+from codeq.server.webhooks import metrics as webhooks
+from codeq.usecases import deliver, queries
 from codeq.usecases.core import Core
 from codeq.usecases.worker_registry import Attendance
 
@@ -56,6 +57,10 @@ class Scraper:
         if core.now_ms() - self._ranked_ms >= RANK_EVERY_MS:
             self._ranked_ms = core.now_ms()
             table.rank(ranking)
+            await pace.step()
+        for delivery in self._metrics.webhooks.take_unnamed():
+            command = await deliver.command_of(core, delivery)
+            self._metrics.webhooks.delivered(webhooks.RESULT, command or webhooks.OTHER, is_success=False)
             await pace.step()
         return text.encoded() + generate_latest(self._metrics.registry)
 

@@ -257,8 +257,7 @@ class TenantLimitSettings(Struct, frozen=True, kw_only=True):
     artifact_bytes_max: Annotated[
         int,
         described(
-            "Bytes of a tenant's artifacts; 0 for no limit. Servers that share a store count what others store when "
-            "they sweep.",
+            "Bytes of a tenant's artifacts; 0 for no limit. Servers that share a Redis count them there.",
             ge=0,
         ),
     ] = TENANT_ARTIFACT_BYTES_MAX

@@ -5,7 +5,7 @@ a field at a time: the positions of the field in each task are an array, and so 
 codec does not write for a task is refused, and the caller decodes the tasks one by one instead.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 from typing import get_type_hints
 
 import numpy as np
@@ -18,15 +18,17 @@ from codeq.domain.task import Task
 Places = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
-LAST = "trace_id"
-"""The last field to read. Later ones are not all numbers and texts, and no event contains them."""
-
-_FIELDS = Task.__struct_fields__[: Task.__struct_fields__.index(LAST) + 1]
+_FIELDS = Task.__struct_fields__
 _NUMBERS = frozenset(name for name, kind in get_type_hints(Task).items() if kind is int)
+_FIELDS_MIN = len(_FIELDS) - len(Task.__struct_defaults__)
+"""What the oldest records have. All fields after these have defaults: 0, or None."""
+UNSUPPORTED = frozenset({"backoff", "has_webhook"})
+"""Fields that are neither numbers nor texts. They can only be passed over."""
 
 _PADDING = bytes(512)
 """Padding after the last record: a truncated record is read on into zeros, and detected at the end."""
 _ARRAY, _NONE, _SMALL_MAX = 0xDC, 0xC0, 0x7F
+_ARRAY_OF_3, _FALSE, _TRUE = 0x93, 0xC2, 0xC3
 _UNEXPECTED = -99
 
 _WIDTH = np.full(256, _UNEXPECTED, np.int64)
@@ -45,19 +47,27 @@ class UnexpectedEncoding(ValueError):
     """A record is not encoded as the codec encodes it."""
 
 
-def columns(records: Sequence[Raw], wanted: Collection[str]) -> dict[str, pa.Array]:
+def columns(records: Sequence[Raw], wanted: Set[str]) -> dict[str, pa.Array]:
     """Returns the wanted fields of the tasks: numbers as int64, texts and fields that may be None as strings.
 
     Raises UnexpectedEncoding, and then nothing is known of any of them.
     """
     reader = _RecordReader(records)
     found = {}
-    for name in _FIELDS:
-        read = reader.numbers if name in _NUMBERS else reader.texts
-        column = read(is_wanted=name in wanted)
-        if column is not None:
-            found[name] = column
+    for name in _FIELDS[: reader.fields]:
+        if name == "backoff":
+            reader.skip_backoff()
+        elif name == "has_webhook":
+            reader.skip_flag()
+        else:
+            read = reader.numbers if name in _NUMBERS else reader.texts
+            column = read(is_wanted=name in wanted)
+            if column is not None:
+                found[name] = column
     reader.check()
+    for name in wanted & set(_FIELDS[reader.fields :]):  # appended since these records were written
+        is_number = name in _NUMBERS
+        found[name] = pa.array(np.zeros(len(records), np.int64)) if is_number else pa.nulls(len(records), pa.string())
     return found
 
 
@@ -73,6 +83,11 @@ class _RecordReader:
         self._at: Places = self._ends - lengths
         starts = self._bytes[self._at]
         if len(data) > np.iinfo(np.int32).max or not (starts == _ARRAY).all():
+            raise UnexpectedEncoding
+        fields = self._words[self._at] >> 40 & 0xFFFF
+        self.fields = int(fields[0])
+        """Fields of each record. Older versions wrote fewer; records of several are not read together."""
+        if not _FIELDS_MIN <= self.fields <= len(_FIELDS) or not (fields == self.fields).all():
             raise UnexpectedEncoding
         self._at += 3
 
@@ -97,6 +112,25 @@ class _RecordReader:
         if self._at.max() > self._ends[-1]:
             raise UnexpectedEncoding
         return self._texts_before(start, tag == _NONE) if is_wanted else None
+
+    def skip_backoff(self) -> None:
+        """Passes over a field that is None or an array of a text and two numbers."""
+        nested = np.flatnonzero(self._bytes[self._at] != _NONE)
+        whole = self._at
+        if len(nested):
+            if not (self._bytes[whole[nested]] == _ARRAY_OF_3).all():
+                raise UnexpectedEncoding
+            self._at = whole[nested] + 1
+            self.texts(is_wanted=False)
+            self.numbers(is_wanted=False)
+            self.numbers(is_wanted=False)
+            whole[nested] = self._at - 1
+        self._at = whole + 1
+
+    def skip_flag(self) -> None:
+        if not np.isin(self._bytes[self._at], (_FALSE, _TRUE)).all():
+            raise UnexpectedEncoding
+        self._at += 1
 
     def check(self) -> None:
         if (self._at > self._ends).any():

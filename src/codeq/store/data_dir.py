@@ -1,6 +1,7 @@
 """What a data directory contains, and how it is opened, backed up and restored."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -21,6 +22,8 @@ from codeq.store.rocksdb.only_process import OnlyProcess
 from codeq.store.rocksdb.shard import RocksShard
 from codeq.store.sharded import ShardedStore, shard_name
 
+ARTIFACTS = "artifacts"
+"""The directory with the files of results, unless they are stored elsewhere."""
 _MANIFEST = "codeq.json"
 
 
@@ -74,16 +77,19 @@ def open_rocksdb(
     return opened[0] if number == 1 else ShardedStore(opened)
 
 
-async def back_up(store: Store, target: Path) -> None:
+async def back_up(store: Store, target: Path, *, artifacts: Path | None = None) -> None:
     """Writes a copy of an open store into the new directory `target`. It appears there whole or not at all.
 
-    Each shard is copied as it is at one moment, one shard after the other. The copy has everything that was
-    acknowledged before the call. Other calls run meanwhile; a caller must not cancel this one.
+    Each shard is copied as it is at one moment, one shard after the other; then the files in `artifacts`, so that those
+    of every result in the copy are in it too. The copy has everything that was acknowledged before the call. Other
+    calls run meanwhile; a caller must not cancel this one.
     """
     part = await asyncio.to_thread(_new_part, target)
     try:
         copy = part / "copy"
         await store.checkpoint(copy / shard_name(0) if store.shards == 1 else copy)
+        if artifacts is not None:
+            await asyncio.to_thread(_copy_artifacts, artifacts, copy / ARTIFACTS)
         await asyncio.to_thread(_publish, copy, target, store.shards)
     finally:
         await asyncio.to_thread(shutil.rmtree, part, ignore_errors=True)
@@ -98,6 +104,29 @@ def _new_part(target: Path) -> Path:
         return Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     except OSError as fault:
         raise StoreError(f"cannot back up to {target}: {fault}") from fault
+
+
+def _copy_artifacts(source: Path, target: Path) -> None:
+    """Links the files, which are never changed, or copies them to another file system. Those that are deleted meanwhile
+    belong to no task any more."""
+    try:
+        for folder, _, names in os.walk(source):
+            place = target / Path(folder).relative_to(source)
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    _link_or_copy(Path(folder, name), place / name)
+    except OSError as fault:
+        raise StoreError(f"cannot back up the artifacts in {source}: {fault}") from fault
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _publish(copy: Path, target: Path, shards: int) -> None:

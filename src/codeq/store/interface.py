@@ -7,7 +7,7 @@ Verbs take effect at once and are visible to the next verb at once, but nothing 
 every use case flushes before it returns.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import MappingProxyType
@@ -117,7 +117,7 @@ class Events(NamedTuple):
             self.on_unreadable()
             raise StoreBusy(f"an event from number {self.start} on cannot be read ({fault}); read again") from fault
 
-    def columns(self, wanted: Collection[str]) -> "dict[str, pa.Array] | None":
+    def columns(self, wanted: Set[str]) -> "dict[str, pa.Array] | None":
         """Returns fields of the events as Arrow columns; None if a record is not encoded as this version encodes it.
 
         Needs numpy and pyarrow, whose first import is slow.
@@ -151,6 +151,10 @@ class Listener:
     def unreadable(self, key: bytes, reason: str) -> None:
         """Called when a record cannot be read. It was moved aside, if its index would stop at it otherwise."""
 
+    def emptied(self, queue: QueueKey, version: int) -> None:
+        """Called when a claim of this process has left no task of the queue to claim: those that come have higher
+        versions. Only by stores that say so (`Peers.tells_emptied`)."""
+
     def flushed(self, calls: int, seconds: float) -> None:
         """Called after a flush: how many calls it served, and how long the disk took."""
 
@@ -176,6 +180,10 @@ class Registry(Protocol):
         """Stores those entries of which no other with the same kind, tenant and name exists. Returns which it has
         stored: of several processes that add the same entry at once, one does."""
 
+    async def advance(self, entries: Sequence[Registration], *, over: Sequence[bytes]) -> list[bool]:
+        """As `add`, and also stores an entry in the place of one whose value is less than `over`, which has a value for
+        each entry. Values are digits, all of the same length; an empty one is less than all."""
+
     async def remove(self, kind: str, tenant: str, names: Sequence[str]) -> list[bool]:
         """Deletes entries. Returns which there were."""
 
@@ -189,6 +197,10 @@ class Registry(Protocol):
 
 class Peers(Protocol):
     """The processes that share a store: what they tell each other, and which of them does the background work."""
+
+    @property
+    def tells_emptied(self) -> bool:
+        """Whether `Listener.emptied` is called. Needed only where other processes add and claim tasks too."""
 
     def add_listener(self, listener: Listener) -> None:
         """Calls the listener from now on, as those the store was opened with."""

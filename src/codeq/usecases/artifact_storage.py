@@ -1,9 +1,9 @@
 """Where artifacts are stored, how much each tenant has there, and what is known of uploads under way."""
 
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from codeq.domain.artifacts import Artifact, ArtifactLimits
 from codeq.domain.errors import ArtifactTooLarge, QuotaExceeded
@@ -28,42 +28,45 @@ RETRY_AFTER_S = 30
 """For a tenant with as many bytes as it may have: there will be fewer when tasks are purged."""
 
 
+class SharedBytes(Protocol):
+    """Bytes of artifacts by tenant, counted for all processes that share a store."""
+
+    async def add(self, tenant: str, size: int, most: int) -> tuple[bool, int]:
+        """Adds bytes (or removes them, if `size` is less than 0) unless that makes more than `most`; 0 for no limit.
+        Returns whether it did, and how many there were before."""
+
+    async def of(self, tenant: str) -> int: ...
+
+    async def all(self) -> dict[str, int]: ...
+
+    async def close(self) -> None: ...
+
+
 class TenantBytes:
-    """Bytes of artifacts by tenant: what the last walk over all objects found, and what was uploaded here since."""
+    """Implements `SharedBytes` for one process: what the last walk over all objects found, and was stored since."""
 
     def __init__(self) -> None:
         self._bytes: OrderedDict[str, int] = OrderedDict()
 
-    def add(self, tenant: str, size: int, most: int) -> None:
-        """Counts bytes about to be stored, or raises QuotaExceeded."""
-        held = self.of(tenant)
-        if most and held + size > most:
-            raise QuotaExceeded(
-                f"the tenant has stored {held} bytes of artifacts, and may store {most}",
-                limit="artifact_bytes",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        self._set(tenant, held + size)
-
-    def remove(self, tenant: str, size: int) -> None:
-        self._set(tenant, max(0, self.of(tenant) - size))
-
-    def of(self, tenant: str) -> int:
-        return self._bytes.get(tenant, 0)
-
-    def counted(self, found: Mapping[str, int]) -> None:
-        """Replaces everything by what a walk over all objects has found."""
-        self._bytes = OrderedDict(found)
-
-    @property
-    def total(self) -> int:
-        return sum(self._bytes.values())
-
-    def _set(self, tenant: str, size: int) -> None:
-        self._bytes[tenant] = size
+    async def add(self, tenant: str, size: int, most: int) -> tuple[bool, int]:
+        before = self._bytes.get(tenant, 0)
+        after = max(0, before + size)
+        if most and before < after > most:
+            return False, before
+        self._bytes[tenant] = after
         self._bytes.move_to_end(tenant)
         if len(self._bytes) > TENANTS_MAX:
             self._bytes.popitem(last=False)
+        return True, before
+
+    async def of(self, tenant: str) -> int:
+        return self._bytes.get(tenant, 0)
+
+    async def all(self) -> dict[str, int]:
+        return dict(self._bytes)
+
+    async def close(self) -> None:
+        pass
 
 
 @dataclass(slots=True)
@@ -125,12 +128,28 @@ class ArtifactStorage(Listener):
     sweep_every_s: float = 600.0
     owner: Callable[[], Awaitable[str]] | None = None
     """Returns the name of the installation, where others may use the same place; None if nobody else does."""
-    usage: TenantBytes = field(default_factory=TenantBytes)
+    usage: SharedBytes = field(default_factory=TenantBytes)
+    """What tenants have stored: also by other processes, if these share what they count."""
     counts: ArtifactCounts = field(default_factory=ArtifactCounts)
     deliveries: OrderedDict[tuple[str, int], DeliveryUploads] = field(default_factory=OrderedDict)
     """By task id and lease token; the one used last is the last."""
     purged: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=PURGED_MAX))
     """Tenant and id of tasks that are gone, whose files are to be deleted. The walk over all objects finds the rest."""
+
+    async def reserve(self, tenant: str, size: int) -> None:
+        """Counts bytes about to be stored, or raises QuotaExceeded."""
+        most = self.limits.tenant_bytes
+        is_added, held = await self.usage.add(tenant, size, most)
+        if not is_added:
+            raise QuotaExceeded(
+                f"the tenant has stored {held} bytes of artifacts, and may store {most}",
+                limit="artifact_bytes",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    async def release(self, tenant: str, size: int) -> None:
+        """Counts bytes that were deleted, or not stored after all."""
+        await self.usage.add(tenant, -size, 0)
 
     def moved(self, tasks: Sequence[Task]) -> None:
         for task in tasks:

@@ -46,7 +46,7 @@ async def run(core: Core, on_failure: Callable[[str], None]) -> None:
             if asyncio.get_running_loop().time() >= next_walk_s:
                 next_walk_s = asyncio.get_running_loop().time() + storage.sweep_every_s
                 is_sweeper = await core.store.peers.is_sweeper(0)
-                await walk(core, deletes=is_sweeper and await is_owner(storage))
+                await walk(core, deletes=is_sweeper and await is_owner(storage), corrects=is_sweeper)
         except (StoreBusy, StoreFull, StoreUnavailable) as fault:
             log.warning("artifacts cannot be swept, trying again later: %s", fault)
             on_failure("sweep_artifacts")
@@ -82,10 +82,14 @@ async def delete_purged(core: Core) -> int:
     return tasks
 
 
-async def walk(core: Core, *, deletes: bool = True, unfinished_s: float = UNFINISHED_S_MAX) -> Swept:
-    """Looks at every object once: counts it, or deletes it if no result and no running task needs it."""
+async def walk(
+    core: Core, *, deletes: bool = True, corrects: bool = True, unfinished_s: float = UNFINISHED_S_MAX
+) -> Swept:
+    """Looks at every object once: counts it, or deletes it if no result and no running task needs it. Of processes that
+    share what they count, one corrects it."""
     storage, budget = storage_of(core), LoopBudget(core, SWEEPER)
-    by_tenant: dict[str, int] = {}
+    before = await storage.usage.all()
+    by_tenant = dict.fromkeys(before, 0)
     objects = size = deleted = 0
     async for page in storage.objects.list():
         needed = _Needed(core)  # another for each page: what it reads must be newer than what was listed
@@ -105,7 +109,9 @@ async def walk(core: Core, *, deletes: bool = True, unfinished_s: float = UNFINI
         deleted += len(unused)
     if deletes:
         deleted += await storage.objects.remove_unfinished(core.now_ms() / 1000 - unfinished_s)
-    storage.usage.counted(by_tenant)
+    for tenant, found in by_tenant.items() if corrects else ():
+        if found != before.get(tenant, 0):  # what was stored meanwhile may count twice until the next walk
+            await storage.usage.add(tenant, found - before.get(tenant, 0), 0)
     counts = storage.counts
     counts.objects, counts.bytes, counts.deleted_objects = objects, size, counts.deleted_objects + deleted
     return Swept(objects, size, deleted)
@@ -145,5 +151,5 @@ class _Needed:
 
 async def _delete(storage: ArtifactStorage, tenant: str, page: Sequence[StoredObject]) -> None:
     await storage.objects.delete([each.key for each in page])
-    storage.usage.remove(tenant, sum([each.size for each in page]))
+    await storage.release(tenant, sum([each.size for each in page]))
     storage.counts.deleted_objects += len(page)

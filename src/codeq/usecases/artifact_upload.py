@@ -13,7 +13,15 @@ from msgspec import Struct
 
 from codeq.domain import artifact_checks, lifecycle
 from codeq.domain.artifacts import Artifact
-from codeq.domain.errors import ArtifactTooLarge, DigestMismatch, InvalidRequest, NotFound, NotOwner, UploadOffset
+from codeq.domain.errors import (
+    ArtifactTooLarge,
+    DigestMismatch,
+    InvalidRequest,
+    NotFound,
+    NotOwner,
+    StoreError,
+    UploadOffset,
+)
 from codeq.domain.limits import ARTIFACT_PART_BYTES, ARTIFACT_READ_BYTES
 from codeq.domain.task import Holder, Task
 from codeq.store.objects import ObjectMissing, StoredObject
@@ -110,7 +118,7 @@ class Upload:
                 raise DigestMismatch(f"the SHA-256 of what arrived is {artifact.sha256}, not {sha256}")
             await self._check_held()
             record = _encode(CompleteUpload(artifact, digests))
-            self._count(len(record))
+            await self._count(len(record))
             await self._storage.objects.put(keys.complete(self._prefix, artifact.sha256), record)
         except BaseException:
             self._storage.forget(self._task.id, self._task.lease_token)  # its hash has what is not stored
@@ -137,20 +145,21 @@ class Upload:
     async def _store(self, part: bytes | bytearray) -> bytes:
         """Stores one part, and returns its digest. The lease is checked each time: a long upload may outlive it."""
         await self._check_held()
-        self._count(len(part))
+        await self._count(len(part))
         try:
             digest = await asyncio.to_thread(_digest, part, self._progress.hasher)
             await self._storage.objects.put(keys.part(self._prefix, self.offset, digest.hex()), part)
         except BaseException:
-            self._storage.usage.remove(self._task.tenant, len(part))
+            with contextlib.suppress(StoreError):  # the next walk counts again
+                await self._storage.release(self._task.tenant, len(part))
             self._storage.forget(self._task.id, self._task.lease_token)  # its hash has what is not stored
             raise
         self._storage.counts.uploaded_bytes += len(part)
         return digest
 
-    def _count(self, size: int) -> None:
+    async def _count(self, size: int) -> None:
         self._uploads.add(size, self._storage.limits)
-        self._storage.usage.add(self._task.tenant, size, self._storage.limits.tenant_bytes)
+        await self._storage.reserve(self._task.tenant, size)
 
     async def _check_held(self) -> None:
         task = self._task
@@ -237,7 +246,7 @@ async def delete_upload(core: Core, tenant: str, task_id: str, holder: Holder, *
     prefix = keys.upload_prefix(tenant, task.id, task.lease_token, name)
     async for page in storage.objects.list(prefix):
         await storage.objects.delete([each.key for each in page])
-        storage.usage.remove(tenant, sum([each.size for each in page]))
+        await storage.release(tenant, sum([each.size for each in page]))
         storage.counts.deleted_objects += len(page)
     storage.forget(task.id, task.lease_token)
 

@@ -106,6 +106,15 @@ def read(delivery: Delivery) -> ResultCallback:
     return msgspec.json.decode(delivery.body.payload, type=ResultCallback)
 
 
+async def command_of(core: Core, delivery: Task) -> str | None:
+    """Reads of which command the task was whose end is delivered; None if that cannot be known."""
+    try:
+        [record] = await core.store.get_records(delivery.tenant, [delivery.id], results=False)
+        return msgspec.json.decode(record.body.payload, type=ResultCallback).command if record is not None else None
+    except (ValueError, StoreBusy, StoreUnavailable):
+        return None
+
+
 async def delivered(core: Core, delivery: Delivery, *, status: int, ms: int) -> Task | CodeqError:
     """Ends the delivery. Returns why not, if it was leased to another attempt meanwhile."""
     result = msgspec.json.encode({"status": status, "milliseconds": ms})

@@ -1,12 +1,20 @@
 """Which workers to notify that a queue has tasks: when it becomes non-empty, whatever made it so.
 
 `ReadyQueues` hears of every move. `notifications` runs beside all requests: it looks how deep each of these queues is,
-whether that is news, and which subscriptions may be told. Of several processes that share a store, the one that made
-the queue ready does this. What they must agree on is in the store's registry, and expires:
+whether that is news, and which subscriptions may be told. What processes that share a store must agree on is in its
+registry, and expires:
 
-    announced   a queue that is known to have tasks; added by the process that announces it, removed when it is empty
+    emptied     of a queue: the version at which it was empty last, as far as its processes have recorded it
+    announced   of a queue: the version of the task with which it was announced last
     notified    a subscription that was notified, for its least interval
     rotation    the subscription of a group that was notified last
+
+A queue is announced if it was emptied after it was announced last; of several processes that find this out, the store
+lets one record its announcement. A claim that empties a queue knows it. Its process records that first, and looks at
+the queue then: so the next task is seen by this process, or by the one that has added it, or by both. The version of an
+announcement is that of a task that is still there: the queue has not been empty since, and what was emptied before is
+no news any more, however late it is recorded. Where a store does not tell who empties a queue (there is no other
+process, or there are several shards), every process goes by the tasks that it has added and claimed itself.
 
 Notifications are advice: a worker that gets none finds its tasks by claiming.
 """
@@ -18,19 +26,20 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from codeq.domain.limits import NOTIFY_QUEUES_MAX
-from codeq.domain.queue import QueueKey, is_system
+from codeq.domain.queue import Index, QueueKey, is_system
+from codeq.domain.requests import Filter
 from codeq.domain.subscriptions import Candidates, DeliveryMode, Subscription, candidates
-from codeq.domain.task import Status, Task
+from codeq.domain.task import Move, Status, Task
 from codeq.store.interface import Listener, Registration
 from codeq.usecases import subscriptions
 from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core
 from codeq.usecases.sweep import SWEEPER
 
-ANNOUNCED, NOTIFIED, ROTATION = "announced", "notified", "rotation"
+EMPTIED, ANNOUNCED, NOTIFIED, ROTATION = "emptied", "announced", "notified", "rotation"
 ANNOUNCED_MS = 60_000
 """A queue that always has tasks is announced again after this time, when it gets new ones."""
-ROTATION_MS = 86_400_000
+ROTATION_MS = EMPTIED_MS = 86_400_000
 
 _LOOKS_MAX = 3
 
@@ -52,7 +61,7 @@ class Notification(Struct, frozen=True, kw_only=True, gc=False):
 class _Ready:
     """What has happened to a queue since the last look."""
 
-    __slots__ = ("balance", "is_claimed", "lowest", "task")
+    __slots__ = ("balance", "emptied", "is_claimed", "lowest", "newest", "task", "withdrawn")
 
     def __init__(self) -> None:
         self.balance = 0
@@ -63,6 +72,12 @@ class _Ready:
         """The first of them after the last claim; None if tasks were only claimed."""
         self.is_claimed = False
         """Whether tasks were claimed since it was set."""
+        self.emptied = 0
+        """The version at which a claim here emptied the queue last."""
+        self.withdrawn = 0
+        """The version at which a pending task was cancelled last: nobody tells whether that has emptied the queue."""
+        self.newest: Task | None = None
+        """The last of the tasks that have become claimable here."""
 
 
 class ReadyQueues(Listener):
@@ -97,24 +112,38 @@ class ReadyQueues(Listener):
         for task in tasks:
             if task.tenant in self.by_tenant:
                 is_ready = task.status is _PENDING and not task.visible_ms
-                if is_ready or task.status is _IN_PROGRESS:
-                    self._note(task, is_ready=is_ready)
+                is_withdrawn = task.move is Move.CANCEL and task.status_before is _PENDING
+                if is_ready or is_withdrawn or task.status is _IN_PROGRESS:
+                    self._note(task, is_ready=is_ready, is_withdrawn=is_withdrawn)
 
-    def _note(self, task: Task, *, is_ready: bool) -> None:
-        queue = QueueKey(task.tenant, task.command)
+    def emptied(self, queue: QueueKey, version: int) -> None:
+        found = self._of(queue) if queue.tenant in self.by_tenant else None
+        if found is not None:
+            found.emptied = max(found.emptied, version)
+
+    def _of(self, queue: QueueKey) -> _Ready | None:
         found = self._ready.get(queue)
         if found is None:
-            is_wanted = any(each.wants(task.command) for each in self.by_tenant[task.tenant])
-            if not is_wanted or is_system(task.command) or len(self._ready) >= NOTIFY_QUEUES_MAX:
-                return
+            is_wanted = any(each.wants(queue.command) for each in self.by_tenant[queue.tenant])
+            if not is_wanted or is_system(queue.command) or len(self._ready) >= NOTIFY_QUEUES_MAX:
+                return None
             found = self._ready[queue] = _Ready()
             self.changed.set()
+        return found
+
+    def _note(self, task: Task, *, is_ready: bool, is_withdrawn: bool) -> None:
+        found = self._of(QueueKey(task.tenant, task.command))
+        if found is None:
+            return
+        if is_withdrawn:
+            found.withdrawn = task.version
         if not is_ready:
             found.is_claimed = True
             found.balance -= 1
             found.lowest = min(found.lowest, found.balance)
             return
         found.balance += 1
+        found.newest = task
         if found.task is None or found.is_claimed:
             found.task, found.is_claimed = task, False
 
@@ -144,18 +173,81 @@ async def notifications(core: Core, ready: ReadyQueues) -> list[Notification]:
         await _read_subscriptions(core, ready)
     found: list[Notification] = []
     budget = LoopBudget(core, SWEEPER)
+    look = _look_by_versions if core.store.peers.tells_emptied else _look_by_own_moves
     for queue, happened in ready.take().items():
         await budget.yield_if_spent()
-        depth = await _depth(core, queue)
-        for _ in range(_LOOKS_MAX):
-            if ready.was_empty(happened, depth) or not ready.take_more(queue, happened):
-                break
-            depth = await _depth(core, queue)  # it was looked at while tasks were added
-        if not depth:
-            await core.store.registry.remove(ANNOUNCED, queue.tenant, [queue.command])
-        elif happened.task is not None and await _is_news(core, queue, was_empty=ready.was_empty(happened, depth)):
-            found += await _for_queue(core, ready, queue, happened.task, depth=depth)
+        task, depth = await look(core, ready, queue, happened)
+        if task is not None:
+            found += await _for_queue(core, ready, queue, task, depth=depth)
     return found
+
+
+Look = tuple[Task | None, int]
+"""The task with which the queue is to be announced, None if that is no news; and how many tasks there are."""
+
+
+async def _look_by_own_moves(core: Core, ready: ReadyQueues, queue: QueueKey, happened: _Ready) -> Look:
+    """Goes by the tasks that this process has added and claimed."""
+    depth = await _depth(core, queue)
+    for _ in range(_LOOKS_MAX):
+        if ready.was_empty(happened, depth) or not ready.take_more(queue, happened):
+            break
+        depth = await _depth(core, queue)  # it was looked at while tasks were added
+    registry = core.store.registry
+    if not depth:
+        await registry.remove(ANNOUNCED, queue.tenant, [queue.command])
+        return None, 0
+    if happened.task is None:
+        return None, depth
+    announcement = _versioned(core, ANNOUNCED, queue, 0)
+    if ready.was_empty(happened, depth):
+        await registry.put([announcement])
+        return happened.task, depth
+    [is_first] = await registry.add([announcement])
+    return happened.task if is_first else None, depth
+
+
+async def _look_by_versions(core: Core, ready: ReadyQueues, queue: QueueKey, happened: _Ready) -> Look:
+    """Goes by the versions at which the queue was emptied and announced. Of several processes, one announces it."""
+    registry = core.store.registry
+    if happened.withdrawn and ready.was_empty(happened, await _depth(core, queue)):
+        happened.emptied = max(happened.emptied, happened.withdrawn)
+    if happened.emptied:
+        emptied = _versioned(core, EMPTIED, queue, happened.emptied)
+        await registry.advance([emptied], over=[emptied.value])
+    depth = await _depth(core, queue)
+    task = await _claimable(core, queue, happened) if depth else None
+    if task is None:
+        return None, depth
+    [known] = await registry.get(EMPTIED, queue.tenant, [queue.command])
+    announcement = _versioned(core, ANNOUNCED, queue, task.version)
+    [is_news] = await registry.advance([announcement], over=[known.value if known is not None else b""])
+    return task if is_news else None, depth
+
+
+async def _claimable(core: Core, queue: QueueKey, happened: _Ready) -> Task | None:
+    """Returns a task that can be claimed: one that this process has added, or if it has emptied the queue, any."""
+    own = [task for task in (happened.task, happened.newest) if task is not None]
+    stored = await core.store.get_tasks(queue.tenant, [task.id for task in own])
+    for task, now in zip(own, stored, strict=True):
+        if now is not None and now.version == task.version:
+            return task
+    if not happened.emptied:
+        return None  # whoever has claimed them sees to it
+    wanted = Filter(command=queue.command, index=Index.PENDING)
+    found = (await core.store.find(queue.tenant, wanted, cursor=None, limit=1)).tasks
+    return found[0] if found else None
+
+
+def _versioned(core: Core, kind: str, queue: QueueKey, version: int) -> Registration:
+    ttl_ms = ANNOUNCED_MS if kind == ANNOUNCED else EMPTIED_MS
+    return Registration(
+        kind=kind,
+        tenant=queue.tenant,
+        name=queue.command,
+        value=b"%020d" % version,
+        expires_ms=core.now_ms() + ttl_ms,
+    )
 
 
 async def _depth(core: Core, queue: QueueKey) -> int:
@@ -169,18 +261,6 @@ async def _read_subscriptions(core: Core, ready: ReadyQueues) -> None:
     for each in await subscriptions.all_of(core):
         by_tenant[each.tenant].append(each)
     ready.by_tenant = dict(by_tenant)
-
-
-async def _is_news(core: Core, queue: QueueKey, *, was_empty: bool) -> bool:
-    """Returns whether nobody has announced the queue since it was empty."""
-    marker = Registration(
-        kind=ANNOUNCED, tenant=queue.tenant, name=queue.command, value=b"", expires_ms=core.now_ms() + ANNOUNCED_MS
-    )
-    if was_empty:
-        await core.store.registry.put([marker])
-        return True
-    [is_first] = await core.store.registry.add([marker])
-    return is_first
 
 
 async def _for_queue(core: Core, ready: ReadyQueues, queue: QueueKey, task: Task, *, depth: int) -> list[Notification]:

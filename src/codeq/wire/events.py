@@ -37,6 +37,8 @@ COLUMNS: tuple[tuple[str, str, bool], ...] = (
     ("error", "string", True),
     ("payload_bytes", "int64", False),
     ("trace_id", "string", True),
+    ("artifacts", "int32", False),
+    ("artifact_bytes", "int64", False),
 )
 """Name, type and whether it may be null. Timestamps are microseconds in UTC."""
 
@@ -99,11 +101,12 @@ class Event(Wire, frozen=True, kw_only=True, gc=False):
     error: str | None
     payload_bytes: int
     trace_id: str | None
+    artifacts: int = 0
+    """Files of the result, links included: on `complete` and `fail`, and on `purge`, which deletes them. Servers of
+    earlier versions do not tell."""
+    artifact_bytes: int = 0
     payload: str | UnsetType | None = UNSET
     """Only if requested: JSON text; null once the task is purged."""
-    artifacts: int | UnsetType = UNSET
-    """Files of the result, if it has any; in JSON only, as are their bytes."""
-    artifact_bytes: int | UnsetType = UNSET
     worker_name: str | UnsetType = UNSET
     """What the worker of the last delivery calls itself, such as `host:pid`; in JSON only."""
 
@@ -165,9 +168,9 @@ def event(task: Task, payload: str | UnsetType | None = UNSET) -> Event:
         error=task.last_error or task.error,
         payload_bytes=task.payload_bytes,
         trace_id=task.trace_id,
+        artifacts=task.artifacts,
+        artifact_bytes=task.artifact_bytes,
         payload=payload,
-        artifacts=task.artifacts or UNSET,
-        artifact_bytes=task.artifact_bytes if task.artifacts else UNSET,
         worker_name=task.worker_name or UNSET,
     )
 

@@ -13,9 +13,11 @@ from codeq.cli.reference.markdown import field_notes, paragraphs, table
 from codeq.domain.requests import BulkResult, Page
 from codeq.sdk.batcher import AsyncBatcher, AsyncTicket, Batcher, Ticket
 from codeq.sdk.deliveries import AsyncDeliveries, Deliveries
+from codeq.sdk.subscriptions import AsyncSubscriptions, Subscriptions
 from codeq.sdk.verbs import Verbs
 from codeq.wire.deliveries import DeliveryPage, DeliveryView
 from codeq.wire.events import Event, EventPage
+from codeq.wire.subscriptions import SubscriptionView
 
 INTRODUCTION = """# The Python package
 
@@ -76,6 +78,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
         codeq.OnExpiry,
     ),
     "Webhooks": (codeq.verify_webhook, codeq.WebhookInvalid, Deliveries, AsyncDeliveries, DeliveryPage, DeliveryView),
+    "Notifications": (Subscriptions, AsyncSubscriptions, SubscriptionView),
     "Testing": (testing.open, testing.QueueForTests),
 }
 ELSEWHERE = {"CodeqError", "errors"}

@@ -37,6 +37,7 @@ from codeq.pipeline.connector.offsets import (
 )
 from codeq.pipeline.connector.options import ReadOptions, read_options
 from codeq.pipeline.connector.schema import check_schema, event_schema
+from codeq.wire.events import arrow_schema
 
 PAGE_EVENTS = 24_576
 """Events in one call: about four megabytes, and a multiple of the chunks that the server builds."""
@@ -151,10 +152,18 @@ class _LogReader:
                 if bounds.next > end:  # the first events were trimmed, so the page holds later ones
                     table = _before(table, end)
                 if table.num_rows:
-                    yield from table.select(self.columns).combine_chunks().to_batches()
+                    yield from _with_all_columns(table).select(self.columns).combine_chunks().to_batches()
                 if bounds.next <= offset:
                     return
                 offset = bounds.next
+
+
+def _with_all_columns(table: pa.Table) -> pa.Table:
+    """Adds the columns that a server of an earlier version does not send: counts, which are 0."""
+    for field in arrow_schema():
+        if field.name not in table.column_names:
+            table = table.append_column(field, pa.array([0] * len(table), field.type))
+    return table
 
 
 def _before(table: pa.Table, end: int) -> pa.Table:

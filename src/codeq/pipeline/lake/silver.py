@@ -160,6 +160,7 @@ _TASK_CONSTANT = (*_CONSTANT, "payload_bytes", "trace_id")
 _LAST = {
     "status": "status_after", "last_move": "move", "last_at": "at", "deliveries": "lease_token", "attempts": "attempts",
     "visible_at": "visible_at", "last_error": "error", "last_worker": "worker_id", "last_seq": "seq",
+    "artifacts": "artifacts", "artifact_bytes": "artifact_bytes",
 }  # fmt: skip
 """Columns of a task that are taken from its latest step: the name in a row, and the name in an event."""
 

@@ -17,6 +17,8 @@ class Totals(Struct, frozen=True, kw_only=True):
     running: int = 0
     deliveries: int = 0
     payload_bytes: int = 0
+    webhooks: int = 0
+    """Result callbacks. They are tasks too, of a system queue, and counted nowhere else here."""
 
 
 class TimelinePoint(Struct, frozen=True, kw_only=True):
@@ -80,6 +82,11 @@ class TenantUsage(Struct, frozen=True, kw_only=True):
     deliveries: int
     payload_bytes: int
     run_seconds: float
+    artifacts: int = 0
+    artifact_bytes: int = 0
+    webhooks: int = 0
+    """Result callbacks, which are not among its tasks."""
+    webhook_attempts: int = 0
 
 
 class WorkerUsage(Struct, frozen=True, kw_only=True):

@@ -82,8 +82,10 @@ def _tiles(data: ReportData) -> str:
     ended = totals.completed + totals.failed + totals.dead
     done = percent(totals.completed / ended if ended else None)
     each = f"{totals.deliveries / totals.enqueued:.2f} per task" if totals.enqueued else "none"
+    sent = f"{formatting.size(totals.payload_bytes)} of payloads"
+    sent += f", {count(totals.webhooks)} webhooks" if totals.webhooks else ""
     tiles = [
-        ("Enqueued", totals.enqueued, f"{formatting.size(totals.payload_bytes)} of payloads", "blue"),
+        ("Enqueued", totals.enqueued, sent, "blue"),
         ("Completed", totals.completed, f"{done} of those that ended", "green"),
         ("Failed", totals.failed, "by a worker's verdict", "amber"),
         ("Dead", totals.dead, "out of tries, and not replayed", "red"),
@@ -231,8 +233,11 @@ def _tenants(data: ReportData) -> str:
     for of in data.tenants:
         counts = [exact(number) for number in (of.tasks, of.completed, of.deliveries)]
         run = duration(of.run_seconds * 1000) + bar(of.run_seconds / most)
-        rows.append([escape(of.tenant), *counts, formatting.size(of.payload_bytes), run])
-    return table(["Tenant", "Tasks", "Completed", "Deliveries", "Payloads", "Run"], rows)
+        files = f"{exact(of.artifacts)}, {formatting.size(of.artifact_bytes)}" if of.artifacts else "0"
+        sent = [exact(number) for number in (of.webhooks, of.webhook_attempts)]
+        rows.append([escape(of.tenant), *counts, formatting.size(of.payload_bytes), run, files, *sent])
+    heads = ["Tenant", "Tasks", "Completed", "Deliveries", "Payloads", "Run", "Artifacts", "Webhooks", "Attempts"]
+    return table(heads, rows) + _note("Webhooks are result callbacks, and attempts those to deliver them.")
 
 
 def _workers(data: ReportData) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 
+from codeq.domain.queue import SYSTEM_PREFIX, WEBHOOKS, is_system
 from codeq.pipeline.audit import Verdict
 from codeq.pipeline.lake import gold
 from codeq.pipeline.lake.gold import Goals, GoldTable
@@ -35,7 +36,7 @@ def collect(
     first, last = _time_range(flow)
     step_s = _step_s(first, last)
     commands = _collect_by(gold.THROUGHPUT, flow, "command")
-    timeline, backlog = _timeline(flow, step_s)
+    timeline, backlog = _timeline(flow.where(~f.col("command").startswith(SYSTEM_PREFIX)), step_s)
     return data.ReportData(
         title=title,
         made_at=made_at,
@@ -107,9 +108,11 @@ def _levels(changes: Iterable[int]) -> list[int]:
 
 
 def _totals(commands: Sequence[Row], backlog: tuple[int, int]) -> data.Totals:
-    total = {name: sum(row[name] for row in commands) for name in gold.THROUGHPUT.table.names if name in _FLOW_SUMS}
+    """Adds up the tasks of all commands. Those that the server made for itself are among the events only."""
+    own = [row for row in commands if not is_system(row["command"])]
+    total = {name: sum(row[name] for row in own) for name in gold.THROUGHPUT.table.names if name in _FLOW_SUMS}
     return data.Totals(
-        events=sum(total[name] for name in _MOVES),
+        events=sum(row[name] for row in commands for name in _MOVES),
         enqueued=total["enqueues"],
         completed=total["completes"],
         failed=total["fails"],
@@ -119,6 +122,7 @@ def _totals(commands: Sequence[Row], backlog: tuple[int, int]) -> data.Totals:
         running=backlog[1],
         deliveries=total["claims"],
         payload_bytes=total["payload_bytes"],
+        webhooks=sum(row["enqueues"] for row in commands if row["command"] == WEBHOOKS),
     )
 
 
@@ -178,7 +182,8 @@ def _tenants(rows: DataFrame) -> list[data.TenantUsage]:
     made = [
         data.TenantUsage(
             tenant=row["tenant"], tasks=row["tasks"], completed=row["completes"], deliveries=row["deliveries"],
-            payload_bytes=row["payload_bytes"], run_seconds=row["run_seconds"],
+            payload_bytes=row["payload_bytes"], run_seconds=row["run_seconds"], artifacts=row["artifacts"],
+            artifact_bytes=row["artifact_bytes"], webhooks=row["webhooks"], webhook_attempts=row["webhook_attempts"],
         )
         for row in found
     ]  # fmt: skip

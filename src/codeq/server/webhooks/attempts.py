@@ -18,7 +18,7 @@ from codeq.domain.task import Task
 from codeq.server.logs import log
 from codeq.server.tracing import Tracing
 from codeq.server.webhooks.breaker import Breakers
-from codeq.server.webhooks.metrics import WebhookMetrics
+from codeq.server.webhooks.metrics import RESULT, WebhookMetrics
 from codeq.server.webhooks.sender import Answer, Sender, SendFailed, Webhook
 from codeq.server.webhooks.slots import HostSlots
 from codeq.usecases import deliver
@@ -27,7 +27,6 @@ from codeq.wire import times
 from codeq.wire.artifacts import artifact_view
 from codeq.wire.webhooks import CallbackBody
 
-KIND = "task_result"
 HOST_WAIT_S = 5.0
 """How long a delivery waits for a slot of its host before it is handed back."""
 RETRY_S = 1.0
@@ -127,7 +126,7 @@ class Attempts:
     async def _post(self, delivery: Delivery, callback: ResultCallback, host: str) -> Answer:
         body = delivery.body
         with self._tracing.webhook(
-            KIND, body.trace_parent, body.trace_state, host=host, attempt=delivery.task.attempts + 1
+            RESULT, body.trace_parent, body.trace_state, host=host, attempt=delivery.task.attempts + 1
         ) as headers:
             return await self._sender.send(
                 Webhook(
@@ -158,7 +157,7 @@ class Attempts:
     ) -> Task | CodeqError:
         answer = await deliver.delivered(self._core, delivery, status=status, ms=round(took_s * 1000))
         if isinstance(answer, Task):
-            self._metrics.delivered(KIND, callback.command, is_success=True)
+            self._metrics.delivered(RESULT, callback.command, is_success=True)
         return answer
 
     async def _failed(
@@ -175,7 +174,7 @@ class Attempts:
 
     def _count_dead(self, answer: Task | CodeqError, command: str) -> None:
         if isinstance(answer, Task) and answer.is_dead:
-            self._metrics.delivered(KIND, command, is_success=False)
+            self._metrics.delivered(RESULT, command, is_success=False)
             log(
                 logging.INFO,  # tenants must not be able to fill a log with warnings
                 "a delivery is dead",

@@ -5,20 +5,28 @@ from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from codeq.domain.task import Move, Task
 from codeq.server.histogram import FastHistogram
 
 COMMANDS_MAX = 1000
 """Commands with counters of their own; the rest is counted as `other`."""
-_OTHER = "other"
+OTHER = "other"
+RESULT = "task_result"
+"""The kind of result callbacks."""
+UNNAMED_MAX = 256
+"""Dead deliveries of which a scrape reads the command; of more between two scrapes it is `other`."""
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 30, 60)
 
 
 class WebhookMetrics:
-    """Counts in the process that sends. Registered with the others, as a collector of the library."""
+    """Counts in the process that sends, and in the one that ends a delivery whose sender is gone. Registered with the
+    others, as a collector of the library."""
 
     def __init__(self) -> None:
         self._deliveries: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self._commands: set[str] = set()
+        self._unnamed: list[Task] = []
+        """Dead deliveries whose command nobody has read yet: it is in their payloads."""
         self._attempts: defaultdict[str, FastHistogram] = defaultdict(lambda: FastHistogram(_BUCKETS_S))
         self._in_flight: Callable[[], int] = lambda: 0
         self._open_breakers: Callable[[], int] = lambda: 0
@@ -40,9 +48,22 @@ class WebhookMetrics:
         """Counts the end of a delivery: success, or failure once it will not be tried again."""
         if command not in self._commands:
             if len(self._commands) >= COMMANDS_MAX:
-                command = _OTHER
+                command = OTHER
             self._commands.add(command)
         self._deliveries[kind, command, "success" if is_success else "failure"] += 1
+
+    def ended(self, delivery: Task) -> None:
+        """Counts a delivery that died of expired or returned leases. Its sender counts all others."""
+        if delivery.is_dead and delivery.move is not Move.NACK:
+            if len(self._unnamed) < UNNAMED_MAX:
+                self._unnamed.append(delivery)
+            else:
+                self.delivered(RESULT, OTHER, is_success=False)
+
+    def take_unnamed(self) -> list[Task]:
+        """Returns the deliveries to be counted by `delivered`, once their command is read."""
+        taken, self._unnamed = self._unnamed, []
+        return taken
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -76,5 +97,5 @@ class WebhookMetrics:
         for command, number in counted[:COMMANDS_MAX]:
             active.add_metric([command], number)
         if len(counted) > COMMANDS_MAX:
-            active.add_metric([_OTHER], sum(number for _, number in counted[COMMANDS_MAX:]))
+            active.add_metric([OTHER], sum(number for _, number in counted[COMMANDS_MAX:]))
         return active

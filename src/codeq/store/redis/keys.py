@@ -34,6 +34,7 @@ All keys of a shard begin with its hash tag, so that they are in one slot of a c
     w                            string  written before WAIT
     v:<scope>:<tenant>:<subject> string  a rate limit's bucket: tokens left, and when; in the first shard. Without a
                                          subject, that of the tenant. Expires when it is full
+    u                            hash    tenant -> bytes of artifacts that it has stored; in the first shard
     h                            hash    what could not be read: its key, and why
     -                            none     never written. A script that declares it is refused whole while the slot moves
                                          between nodes; else one that empties a key and reads it would end half-way
@@ -89,6 +90,7 @@ class ShardKeys:
         self.tenants, self.policies, self.meta = f"{tag}:T", f"{tag}:y", f"{tag}:m"
         self.sweeper, self.marker, self.unreadable = f"{tag}:s", f"{tag}:w", f"{tag}:h"
         self.absent = f"{tag}:-"
+        self.artifact_bytes = f"{tag}:u"
         self.queue = lru_cache(maxsize=_CACHED_NAMES)(self._queue)
 
     def _queue(self, queue: QueueKey) -> KeysOfQueue:

@@ -87,6 +87,16 @@ class RedisPeers:
             if moved:
                 listener.moved(moved)
 
+    @property
+    def tells_emptied(self) -> bool:
+        """A claim knows of one shard whether it has emptied a queue, and not of several at once."""
+        return self._shards == 1
+
+    def report_emptied(self, queue: QueueKey, version: int) -> None:
+        if self.tells_emptied:
+            for listener in self._listeners:
+                listener.emptied(queue, version)
+
     def report_unreadable(self, key: bytes, reason: str) -> None:
         for listener in self._listeners:
             listener.unreadable(key, reason)

@@ -76,3 +76,8 @@ def is_current(data: bytes | None, task: Task) -> bool:
 def is_record_of(data: bytes, task: Task) -> bool:
     """Returns whether the stored record is this task, whatever its version."""
     return data[:-_VERSION_BYTES] == without_version(task)
+
+
+def version_of(data: bytes) -> int:
+    """Returns the version of a stored record without decoding it."""
+    return int.from_bytes(data[-_VERSION_BYTES:], "big")

@@ -30,13 +30,19 @@ class RedisRegistry:
             await self._repeated(place, "put", _arguments(entries, group))
 
     async def add(self, entries: Sequence[Registration]) -> list[bool]:
-        """Is not repeated when an answer is lost: the repetition would find the entry that this call has added."""
-        added = [False] * len(entries)
+        return await self._stored(entries, "add")
+
+    async def advance(self, entries: Sequence[Registration], *, over: Sequence[bytes]) -> list[bool]:
+        return await self._stored(entries, "advance", over)
+
+    async def _stored(self, entries: Sequence[Registration], mode: str, over: Sequence[bytes] = ()) -> list[bool]:
+        """Is not repeated when an answer is lost: the repetition would find the entry that this call has stored."""
+        stored = [False] * len(entries)
         for place, group in _by_tenant(entries).items():
-            answers = await self._run(place, "add", _arguments(entries, group))
+            answers = await self._run(place, mode, _arguments(entries, group, over))
             for number, answer in zip(group, answers, strict=True):
-                added[number] = answer == 1
-        return added
+                stored[number] = answer == 1
+        return stored
 
     async def remove(self, kind: str, tenant: str, names: Sequence[str]) -> list[bool]:
         return [answer == 1 for answer in await self._repeated((kind, tenant), "remove", names)]
@@ -98,6 +104,11 @@ def _by_tenant(entries: Sequence[Registration]) -> dict[tuple[str, str], list[in
     return groups
 
 
-def _arguments(entries: Sequence[Registration], group: Sequence[int]) -> list[str | bytes | int]:
-    chosen = [entries[number] for number in group]
-    return [part for entry in chosen for part in (entry.name, entry.expires_ms, entry.value)]
+def _arguments(
+    entries: Sequence[Registration], group: Sequence[int], over: Sequence[bytes] = ()
+) -> list[str | bytes | int]:
+    arguments: list[str | bytes | int] = []
+    for number in group:
+        entry = entries[number]
+        arguments += [entry.name, entry.expires_ms, entry.value, *over[number : number + 1]]
+    return arguments

@@ -189,11 +189,17 @@ class RedisShard:
         )  # fmt: skip
         answers, known, has_run_out = await self._connection.run(TAKE, names, arguments)
         for queue, told in zip(queues, known, strict=True):
+            if not told[0]:
+                self._report_emptied(queue, [record for answer in answers for record in answer[1::2] if record])
             if with_times:
                 self._heads.set(queue, told)
             else:
                 self._heads.set_priorities(queue, told[0])
         return [claims.Taken(bool(answer[0]), answer[1:], bool(has_run_out)) for answer in answers]
+
+    def _report_emptied(self, queue: QueueKey, taken: Sequence[bytes]) -> None:
+        if taken:
+            self.peers.report_emptied(queue, max(map(records.version_of, taken)))
 
     async def repeated(self, request: ClaimRequest) -> list[Delivery]:
         self._check()

@@ -24,6 +24,10 @@ class OnlyProcess:
         for listener in listeners:
             self.add_listener(listener)
 
+    @property
+    def tells_emptied(self) -> bool:
+        return False
+
     def add_listener(self, listener: Listener) -> None:
         """Calls the listener from now on; for what happens with every call, only where it does something."""
         kind = type(listener)

@@ -50,13 +50,17 @@ class RocksRegistry:
             self._put(entry)
 
     async def add(self, entries: Sequence[Registration]) -> list[bool]:
+        return await self.advance(entries, over=[b""] * len(entries))
+
+    async def advance(self, entries: Sequence[Registration], *, over: Sequence[bytes]) -> list[bool]:
         self._remove_expired()
-        added: list[bool] = []
-        for entry in entries:
-            added.append(entry.name not in self._stored.get((entry.kind, entry.tenant), ()))
-            if added[-1]:
+        is_put: list[bool] = []
+        for entry, least in zip(entries, over, strict=True):
+            stored = self._stored.get((entry.kind, entry.tenant), {}).get(entry.name)
+            is_put.append(stored is None or stored.value < least)
+            if is_put[-1]:
                 self._put(entry)
-        return added
+        return is_put
 
     async def remove(self, kind: str, tenant: str, names: Sequence[str]) -> list[bool]:
         self._remove_expired()

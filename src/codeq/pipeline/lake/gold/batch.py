@@ -72,6 +72,8 @@ class GoldBatch:
         sums = self.events.groupBy(*kind, start_of("at", 60).alias("minute")).agg(
             f.count("*").alias("number"),
             f.sum("payload_bytes").alias("payload_bytes"),
+            f.sum("artifacts").alias("artifacts"),
+            f.sum("artifact_bytes").alias("artifact_bytes"),
             f.min("at").alias("first_at"),
             f.max("at").alias("last_at"),
         )

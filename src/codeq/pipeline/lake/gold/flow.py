@@ -3,12 +3,15 @@
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
+from codeq.domain.queue import SYSTEM_PREFIX
 from codeq.pipeline.lake.gold.batch import Goals, GoldBatch, start_of
 from codeq.pipeline.lake.gold.merge import GoldTable, number_when, ratio
 from codeq.pipeline.lake.tables import GOLD_CAPACITY, GOLD_THROUGHPUT, GOLD_USAGE, GOLD_WORKERS
 
 _DEATH = "status_after = 'FAILED' and move in ('nack', 'expire', 'abandon')"
 _LIVE = "('PENDING', 'IN_PROGRESS')"
+_SYSTEM = f"startswith(command, '{SYSTEM_PREFIX}')"
+"""Tasks that the server made for itself: deliveries of result callbacks."""
 
 
 def _throughput(batch: GoldBatch) -> DataFrame:
@@ -37,17 +40,31 @@ def _throughput(batch: GoldBatch) -> DataFrame:
 
 
 def _usage(batch: GoldBatch) -> DataFrame:
-    enqueued = batch.move_sums.where("move = 'enqueue'")
-    return enqueued.select("tenant", "day", f.col("number").alias("tasks"), "payload_bytes").unionByName(
-        batch.delivery_sums.select(
-            "tenant",
-            "day",
-            f.col("number").alias("deliveries"),
-            "run_ms",
-            *number_when(completes="ended_by = 'complete'"),
+    """Result callbacks are tasks of a system queue: they are counted by themselves, and not as the tenant's tasks."""
+    moved = batch.move_sums.select(
+        "tenant",
+        "day",
+        *number_when(
+            tasks=f"move = 'enqueue' and not {_SYSTEM}",
+            webhooks=f"move = 'enqueue' and {_SYSTEM}",
         ),
-        allowMissingColumns=True,
+        f.expr(f"if(move = 'enqueue' and not {_SYSTEM}, payload_bytes, 0)").alias("payload_bytes"),
+        *(
+            f.expr(f"if(move in ('complete', 'fail'), {name}, 0)").alias(name)
+            for name in ("artifacts", "artifact_bytes")
+        ),
     )
+    delivered = batch.delivery_sums.select(
+        "tenant",
+        "day",
+        *number_when(
+            deliveries=f"not {_SYSTEM}",
+            completes=f"ended_by = 'complete' and not {_SYSTEM}",
+            webhook_attempts=f"ended_by <> 'abandon' and {_SYSTEM}",
+        ),
+        f.expr(f"if({_SYSTEM}, 0, run_ms)").alias("run_ms"),
+    )
+    return moved.unionByName(delivered, allowMissingColumns=True)
 
 
 def _with_run_seconds(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG001
@@ -78,12 +95,13 @@ def _with_failure_share(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: AR
 
 
 def _capacity(batch: GoldBatch) -> DataFrame:
-    arrived = batch.move_sums.where("status_after = 'PENDING' and move <> 'promote'")
+    """Without result callbacks, which the server sends: no worker is needed for them."""
+    arrived = batch.move_sums.where(f"status_after = 'PENDING' and move <> 'promote' and not {_SYSTEM}")
     arrivals = arrived.select(
         "tenant", "command", start_of("minute", 3600).alias("hour"), "day",
         f.col("number").alias("arrivals"), "first_at", "last_at",
     )  # fmt: skip
-    served = batch.delivery_sums.where("is_timed").groupBy("tenant", "command", "hour", "day")
+    served = batch.delivery_sums.where(f"is_timed and not {_SYSTEM}").groupBy("tenant", "command", "hour", "day")
     return arrivals.unionByName(
         served.agg(
             f.sum("number").alias("deliveries"),

@@ -25,6 +25,8 @@ _EVENT_TEXTS = {
     "error": "Why it failed last.",
     "payload_bytes": "Size of its payload.",
     "trace_id": "Trace that the producer was in.",
+    "artifacts": "Files of its result, links included: on complete and fail, and on purge, which deletes them.",
+    "artifact_bytes": "Their bytes together.",
 }
 
 BRONZE_EVENTS = Table(
@@ -111,5 +113,7 @@ SILVER_TASKS = Table(
         Column("first_seq", LONG, "Its first event."),
         Column("last_seq", LONG, "Its latest event but a purge."),
         Column("is_open", BOOL, "Whether it is live, or dead and not purged."),
+        Column("artifacts", INT, "Files of its result, links included."),
+        Column("artifact_bytes", LONG, "Their bytes together."),
     ),
 )

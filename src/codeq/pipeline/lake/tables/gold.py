@@ -166,12 +166,16 @@ GOLD_USAGE = Table(
     (
         _DAY,
         _TENANT,
-        _sum("tasks", "Tasks enqueued."),
+        _sum("tasks", "Tasks enqueued, result callbacks not counted."),
         _sum("payload_bytes", "Their payload bytes."),
-        _sum("deliveries", "Deliveries that ended."),
+        _sum("deliveries", "Their deliveries that ended."),
         _sum("completes", "Tasks completed."),
         _sum("run_ms", "Time run, from claimed to ended."),
         Column("run_seconds", DOUBLE, "The same in seconds."),
+        _sum("artifacts", "Files of results, links included."),
+        _sum("artifact_bytes", "Their bytes."),
+        _sum("webhooks", "Result callbacks: one for each task with a webhook that ended."),
+        _sum("webhook_attempts", "Attempts to deliver them."),
     ),
 )
 
