@@ -1,15 +1,17 @@
 """Who works: workers are listed with what they hold, cheaply, and what they tell about themselves decides nothing."""
 
+import asyncio
+
 import pytest
 from msgspec.structs import replace
 from tests.contract.world import TENANT, World, ids
 
 from codeq.domain.errors import InvalidRequest, NotOwner
 from codeq.domain.limits import WORKER_CHANGE_MS, WORKER_REFRESH_MS, WORKER_TTL_MS, WORKERS_MAX
-from codeq.domain.requests import Claim
+from codeq.domain.requests import Claim, Delivery
 from codeq.domain.task import Move, Task
 from codeq.domain.workers import WorkerInfo, WorkerStatus
-from codeq.store.interface import Registration
+from codeq.store.interface import ClaimRequest, Registration, Store
 from codeq.usecases import claim as claiming
 from codeq.usecases import queries, workers
 from codeq.usecases.worker_registry import KIND
@@ -231,3 +233,49 @@ async def test_what_cannot_be_shown_is_refused(world: World, bad: WorkerInfo) ->
     with pytest.raises(InvalidRequest):
         await claim(world, bad)
     assert await listed(world) == []
+
+
+async def test_a_call_that_began_before_its_worker_left_does_not_list_it_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await world.enqueue("resize")
+    take = type(world.store).take
+
+    async def leaves_meanwhile(store: Store, request: ClaimRequest) -> list[Delivery]:
+        found = await take(store, request)
+        await workers.leave(world.core, TENANT, "token", ANN.name)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(world.store), "take", leaves_meanwhile)
+        [held] = await claim(world, lease_ms=60_000)
+    assert held.id == task.id
+    [gone] = await listed(world)
+    assert gone.last_seen_ms == 0, "it is there for the task alone"
+    await world.heartbeat(held, extend_ms=60_000)
+    assert [each.last_seen_ms for each in await listed(world)] == [world.clock.now_ms], "it works on after all"
+
+
+async def test_a_registration_that_is_being_stored_is_removed_when_the_worker_leaves(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = type(world.store.registry).put
+    is_storing, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(registry: object, entries: list[Registration]) -> None:
+        is_storing.set()
+        await go_on.wait()
+        await put(registry, entries)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(world.store.registry), "put", slow)
+    claiming_now = asyncio.create_task(claim(world))
+    await is_storing.wait()
+    claiming_now.cancel()  # its caller disconnects
+    await asyncio.gather(claiming_now, return_exceptions=True)
+    leaving = asyncio.create_task(workers.leave(world.core, TENANT, "token", ANN.name))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert await leaving
+    assert await listed(world) == []
+    await claim(world)
+    assert [each.name for each in await listed(world)] == [ANN.name]

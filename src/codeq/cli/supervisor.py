@@ -90,6 +90,8 @@ class Supervisor:
             slot.started_s = monotonic()
             # A session of its own: Ctrl-C reaches this process alone, which passes it on, once.
             slot.process = subprocess.Popen(slot.command, env=self._env, start_new_session=True)  # noqa: S603 - our own
+            if self._is_stopping:  # signalled while it was being started, so the signal did not reach it
+                slot.process.terminate()
 
     def _ended(self, slot: _Slot, code: int) -> int:
         if code == 0 or self._is_stopping:

@@ -68,6 +68,7 @@ class _ClaimAttempt:
         self._core = core
         self._tenant = tenant
         self._wanted = wanted
+        self._call = core.workers.begin()
 
     @property
     def queues(self) -> Sequence[QueueKey]:
@@ -98,7 +99,12 @@ class _ClaimAttempt:
         are served as they came."""
         wanted = self._wanted
         await self._core.workers.claims(
-            self._tenant, wanted.worker, wanted.info, commands=wanted.commands, lease_ms=wanted.lease_ms or 0
+            self._tenant,
+            wanted.worker,
+            wanted.info,
+            commands=wanted.commands,
+            lease_ms=wanted.lease_ms or 0,
+            call=self._call,
         )
 
     def has_filled(self, piece: Sequence[Delivery]) -> bool:

@@ -2,8 +2,14 @@
 
 Claims are many, so a registration is written when it is new, when what the worker tells has changed, and otherwise
 every WORKER_REFRESH_MS. It is advice: it is not flushed, and a claim does not fail because of it.
+
+A worker that leaves stays off the list: what is being stored of it is waited for, and its calls that began before list
+it no more. That is known to the process that it leaves at; a call that another server of the same Redis is still busy
+with at that time may list it once more, until its time is over.
 """
 
+import asyncio
+import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -57,9 +63,24 @@ class WorkerRegistry:
         self._written: OrderedDict[_Place, _Written] = OrderedDict()
         self._counted: OrderedDict[str, tuple[int, int]] = OrderedDict()
         """How many workers a tenant has, and when they were counted."""
+        self._calls = itertools.count(1)
+        self._left: OrderedDict[_Place, int] = OrderedDict()
+        """The number of the call by which a worker left."""
+        self._storing: dict[asyncio.Task[None], _Place] = {}
+
+    def begin(self) -> int:
+        """Numbers a call that begins: those before a worker leaves do not list it again."""
+        return next(self._calls)
 
     async def claims(
-        self, tenant: str, subject: str, info: WorkerInfo | None, *, commands: Sequence[str] | None, lease_ms: int
+        self,
+        tenant: str,
+        subject: str,
+        info: WorkerInfo | None,
+        *,
+        commands: Sequence[str] | None,
+        lease_ms: int,
+        call: int,
     ) -> None:
         """Registers the worker that claims, unless that was done lately. `lease_ms` is how long it may be silent."""
         place = (tenant, info.name if info is not None else "", subject)
@@ -73,9 +94,9 @@ class WorkerRegistry:
             age_ms = now_ms - last.at_ms
             if not is_new and age_ms < (WORKER_CHANGE_MS if is_changed else WORKER_REFRESH_MS):
                 return
-        await self._write(place, _Written(info, told, now_ms, now_ms, max(WORKER_TTL_MS, lease_ms)))
+        await self._write(place, _Written(info, told, now_ms, now_ms, max(WORKER_TTL_MS, lease_ms)), call)
 
-    async def beats(self, task: Task, *, lease_ms: int) -> None:
+    async def beats(self, task: Task, *, lease_ms: int, call: int) -> None:
         """Registers the worker that extended its lease on the task, unless that was done lately."""
         place = (task.tenant, task.worker_name or "", task.worker or "")
         last, now_ms = self._written.get(place), self._store.now_ms()
@@ -86,12 +107,19 @@ class WorkerRegistry:
                 entry = WorkerStatus(name=place[1], subject=place[2], commands=(task.command,), first_seen_ms=now_ms)
             last = _Written(_info_of(entry), entry.commands, entry.first_seen_ms, entry.last_seen_ms, ttl_ms)
         if now_ms - last.at_ms >= WORKER_REFRESH_MS:
-            await self._write(place, msgspec.structs.replace(last, at_ms=now_ms, ttl_ms=ttl_ms))
+            await self._write(place, msgspec.structs.replace(last, at_ms=now_ms, ttl_ms=ttl_ms), call)
 
     async def leaves(self, tenant: str, subject: str, name: str) -> bool:
         """Removes a worker that stops. Returns whether it was there."""
-        self._written.pop((tenant, name, subject), None)
-        [was_there] = await self._store.registry.remove(KIND, tenant, [_key((tenant, name, subject))])
+        place = (tenant, name, subject)
+        self._left[place] = self.begin()
+        self._left.move_to_end(place)
+        while len(self._left) > WORKERS_KNOWN_MAX:
+            self._left.popitem(last=False)
+        self._written.pop(place, None)
+        if storing := [task for task, stored in self._storing.items() if stored == place]:
+            await asyncio.wait(storing)
+        [was_there] = await self._store.registry.remove(KIND, tenant, [_key(place)])
         return was_there
 
     async def all_of(self, tenant: str) -> list[WorkerStatus]:
@@ -105,10 +133,23 @@ class WorkerRegistry:
         [entry] = await self._store.registry.get(KIND, place[0], [_key(place)])
         return None if entry is None else _decode(entry.value)
 
-    async def _write(self, place: _Place, new: _Written) -> None:
-        """Stores a registration. Remembered before it is stored, as many claims may arrive meanwhile."""
+    async def _write(self, place: _Place, new: _Written, call: int) -> None:
+        """Stores a registration, unless the worker has left since the call began. Remembered before it is stored, as
+        many claims may arrive meanwhile.
+
+        A caller that disconnects does not interrupt it: a command that was already sent to Redis might be executed
+        after the worker has left.
+        """
+        if call < self._left.get(place, 0):
+            return
         last = self._written.get(place)
         self._remember(place, new)
+        storing = asyncio.get_running_loop().create_task(self._store_it(place, new, last))
+        self._storing[storing] = place
+        storing.add_done_callback(self._storing.pop)
+        await asyncio.shield(storing)
+
+    async def _store_it(self, place: _Place, new: _Written, last: _Written | None) -> None:
         with suppress(StoreError):  # the call itself will say what is wrong with the store
             if last is not None and last.is_known(new.at_ms):
                 new.first_seen_ms = last.first_seen_ms

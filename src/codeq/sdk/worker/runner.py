@@ -48,7 +48,8 @@ the same process); an older one is waiting for new tasks."""
 INTERRUPT_S = 2.0
 """How long a handler may take to end after it was interrupted."""
 LAST_REPORTS_S = 5.0
-LEAVE_S = 1.0
+LEAVE_S, LEAVE_SILENT_S = 5.0, 1.0
+"""Time to be taken off the list of workers; less if the last claim failed, as the server may be gone."""
 
 
 class Stuck(CodeqError):
@@ -76,6 +77,8 @@ class Runner:
         """When the claim that is under way was sent; 0 while there is none."""
         self._answered_s = monotonic()
         self._was_answered = False
+        self._is_cut_off = False
+        """Whether the last claim failed."""
         self._heartbeater = self._make_heartbeater()
         self._completer = Completer(backend, self._heartbeater, self._in_flight, self._changed)
         self._pools: dict[PoolKind, Pool] = {}
@@ -164,11 +167,11 @@ class Runner:
                     raise
                 pause_s = min(pause_s + 0.5, 5.0)
                 log.warning("cannot claim, trying again in %.1f s: %s", pause_s, fault)
-                self._claim_began_s = 0.0
+                self._claim_began_s, self._is_cut_off = 0.0, True
                 await asyncio.sleep(pause_s)
                 continue
             self._claim_began_s = pause_s = 0.0
-            self._answered_s, self._was_answered = monotonic(), True
+            self._answered_s, self._was_answered, self._is_cut_off = monotonic(), True, False
             if jobs:
                 await self._heartbeater.ready()
                 self._dispatch(jobs)
@@ -301,7 +304,7 @@ class Runner:
         if self._claim_began_s:
             answer_s = ANSWER_LOCAL_S if self._backend.client_options is None else ANSWER_S
             await _wait_until(claiming.done, self._claim_began_s + answer_s - monotonic(), unless=self._is_hurried)
-        claiming.cancel()
+        await _cancel(claiming)  # it must have ended before the worker leaves, or it might list it again
         await _wait_until(lambda: not self._in_flight, self._worker.grace_s, unless=self._is_hurried)
         self._decide([(entry, ABANDONED) for entry in self._in_flight.values()])
         await _wait_until(lambda: not self._in_flight, INTERRUPT_S)
@@ -311,7 +314,7 @@ class Runner:
     async def _leave(self) -> None:
         """Takes the worker off the list of workers, where it would stay for a while."""
         with contextlib.suppress(CodeqError, TimeoutError):
-            async with asyncio.timeout(LEAVE_S):
+            async with asyncio.timeout(LEAVE_SILENT_S if self._is_cut_off else LEAVE_S):
                 await self._backend.leave(self._worker.name, self._info.name)
 
     @contextlib.contextmanager
