@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from codeq.distribution import __version__ as __version__
+
 if TYPE_CHECKING:
     from codeq import errors
     from codeq.domain.backoff import Backoff, BackoffKind, PartialBackoff
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
     from codeq.domain.requests import NewTask
     from codeq.domain.task import Move, Status, Task
     from codeq.domain.tenants import TenantLimits
+    from codeq.domain.workers import WorkerStatus
     from codeq.embedded import AsyncQueue, Queue, open, open_async
     from codeq.sdk.backoffs import exponential, fixed, linear
     from codeq.sdk.client import AsyncClient, Client
@@ -42,8 +45,6 @@ if TYPE_CHECKING:
     )
     from codeq.store.data_dir import restore
 
-__version__ = "0.1.0"
-
 _NAMES_BY_MODULE = {
     "codeq.domain.backoff": ("Backoff", "BackoffKind", "PartialBackoff"),
     "codeq.domain.errors": ("CodeqError",),
@@ -51,6 +52,7 @@ _NAMES_BY_MODULE = {
     "codeq.domain.requests": ("NewTask",),
     "codeq.domain.task": ("Move", "Status", "Task"),
     "codeq.domain.tenants": ("TenantLimits",),
+    "codeq.domain.workers": ("WorkerStatus",),
     "codeq.embedded": ("AsyncQueue", "Queue", "open", "open_async"),
     "codeq.sdk.client": ("AsyncClient", "Client"),
     "codeq.sdk.jobs": (
@@ -120,6 +122,7 @@ __all__ = [
     "WaitTimeout",
     "WebhookInvalid",
     "Worker",
+    "WorkerStatus",
     "current_job",
     "errors",
     "exponential",

@@ -46,6 +46,15 @@ class Done(NamedTuple):
         return msgspec.json.decode(self.err)
 
 
+class Started(subprocess.Popen[str]):
+    """A process that a test which fails does not wait for."""
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *rest)
+
+
 class Cli:
     """A shell with a server and a token that may do everything in one tenant."""
 
@@ -71,9 +80,9 @@ class Cli:
         assert done.code == 0, done
         return done
 
-    def start(self, *arguments: str, **given: Any) -> "subprocess.Popen[str]":
+    def start(self, *arguments: str, **given: Any) -> "Started":
         """Starts a command in a process of its own, with pipes."""
-        return subprocess.Popen(
+        return Started(
             command_line(*arguments),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -95,7 +104,7 @@ class Cli:
     def dead(self, command: str = "work", reason: str = "broken") -> str:
         self.enqueued(command, "1", "--max-attempts", "1")
         task_id, token = self.claimed(command)
-        self.ok("nack", task_id, "--token", token, "--reason", reason)
+        self.ok("nack", task_id, "--lease-token", token, "--reason", reason)
         return task_id
 
 

@@ -84,11 +84,15 @@ def test_a_task_that_is_not_dead_is_refused_by_name(cli: Cli) -> None:
     assert cli("dlq", "replay", "--id", "0199a1b2-7c3d-7000-8000-3f2a9c5e1b70", "--yes").code == 3
 
 
-def test_moving_dead_letters_is_for_admins(cli: Cli) -> None:
+def test_dead_letters_are_listed_for_every_token_and_moved_by_admins(cli: Cli) -> None:
     task_id = cli.enqueued()
     held, token = cli.claimed()
-    cli.ok("nack", held, "--token", token, "--dead")
+    cli.ok("nack", held, "--lease-token", token, "--dead")
     producer = {"CODEQ_TOKEN": cli.server.token(cli.tenant, "producer")}
+    assert [task["id"] for task in cli.ok("dlq", "list", "--json", env=producer).json["tasks"]] == [task_id]
+    other = {"CODEQ_TOKEN": cli.server.token(cli.tenant, "worker", subject="other", commands=["another"])}
+    assert cli("dlq", "list", env=other).code == 5
+    assert cli("dlq", "list", "--command", "work", env=other).code == 5
     assert cli("dlq", "replay", "--id", task_id, "--yes", env=producer).code == 5
     assert cli("dlq", "purge", "--all", "--yes", env=producer).code == 5
     assert cli.ok("task", "show", task_id, "--json").json["status"] == "FAILED"

@@ -93,7 +93,7 @@ def test_a_missing_package_is_named_with_its_extra(arguments: tuple[str, ...], t
     run = subprocess.run(
         [sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert "pip install 'codeq[redis]'" in run.stdout + run.stderr
+    assert "pip install 'codeq-queue[redis]'" in run.stdout + run.stderr
     assert "Traceback" not in run.stderr
 
 

@@ -37,7 +37,7 @@ def test_a_person_sees_a_table_and_what_to_do_next(cli: Cli) -> None:
 def test_a_result_ends_the_task(cli: Cli) -> None:
     cli.enqueued()
     task_id, token = cli.claimed()
-    assert cli.ok("result", task_id, "--token", token, '{"ok": [1]}').out == f"{task_id} is COMPLETED\n"
+    assert cli.ok("result", task_id, "--lease-token", token, '{"ok": [1]}').out == f"{task_id} is COMPLETED\n"
     assert cli.ok("task", "wait", task_id).out == '{"ok":[1]}\n'
 
 
@@ -45,7 +45,7 @@ def test_a_result_may_come_from_standard_input_or_be_left_out(cli: Cli) -> None:
     for arguments, given, expected in ((("-",), '"text"', "text"), ((), None, None)):
         cli.enqueued()
         task_id, token = cli.claimed()
-        done = cli.ok("result", task_id, "--token", token, "--json", *arguments, stdin=given)
+        done = cli.ok("result", task_id, "--lease-token", token, "--json", *arguments, stdin=given)
         assert done.json == {"taskId": task_id, "status": "COMPLETED"}
         assert cli.ok("task", "show", task_id, "--json").json["result"] == expected
 
@@ -53,7 +53,7 @@ def test_a_result_may_come_from_standard_input_or_be_left_out(cli: Cli) -> None:
 def test_an_error_ends_the_task_for_good(cli: Cli) -> None:
     cli.enqueued()
     task_id, token = cli.claimed()
-    assert cli.ok("result", task_id, "--token", token, "--error", "no such image").out.endswith("is FAILED\n")
+    assert cli.ok("result", task_id, "--lease-token", token, "--error", "no such image").out.endswith("is FAILED\n")
     task = cli.ok("task", "show", task_id, "--json").json
     assert (task["status"], task["error"], task["dead"]) == ("FAILED", "no such image", False)
 
@@ -61,10 +61,10 @@ def test_an_error_ends_the_task_for_good(cli: Cli) -> None:
 def test_a_nack_says_when_it_is_tried_again_or_that_it_is_dead(cli: Cli) -> None:
     cli.enqueued("work", "1", "--max-attempts", "2")
     task_id, token = cli.claimed()
-    assert "for a retry at once" in cli.ok("nack", task_id, "--token", token, "--delay", "0").out
+    assert "for a retry at once" in cli.ok("nack", task_id, "--lease-token", token, "--delay", "0").out
     task_id, token = cli.claimed()
     assert token == "2"
-    done = cli.ok("nack", task_id, "--token", token, "--reason", "disk full", "--json")
+    done = cli.ok("nack", task_id, "--lease-token", token, "--reason", "disk full", "--json")
     assert done.json == {"taskId": task_id, "status": "dlq", "delaySeconds": 0}
     assert cli.ok("task", "show", task_id, "--json").json["lastError"] == "disk full"
 
@@ -72,20 +72,20 @@ def test_a_nack_says_when_it_is_tried_again_or_that_it_is_dead(cli: Cli) -> None
 def test_a_nack_may_dead_letter_at_once(cli: Cli) -> None:
     cli.enqueued()
     task_id, token = cli.claimed()
-    assert "is in the dead-letter queue" in cli.ok("nack", task_id, "--token", token, "--dead").out
+    assert "is in the dead-letter queue" in cli.ok("nack", task_id, "--lease-token", token, "--dead").out
 
 
 def test_an_abandoned_task_is_there_for_the_next(cli: Cli) -> None:
     cli.enqueued()
     task_id, token = cli.claimed()
-    assert "at once" in cli.ok("abandon", task_id, "--token", token).out
+    assert "at once" in cli.ok("abandon", task_id, "--lease-token", token).out
     assert cli.claimed()[0] == task_id
 
 
 def test_a_heartbeat_says_until_when(cli: Cli) -> None:
     cli.enqueued()
     task_id, token = cli.claimed()
-    done = cli.ok("heartbeat", task_id, "--token", token, "--extend", "1h", "--progress", "page 3", "--json")
+    done = cli.ok("heartbeat", task_id, "--lease-token", token, "--extend", "1h", "--progress", "page 3", "--json")
     assert done.json["taskId"] == task_id
     shown = cli.ok("task", "show", task_id, "--json").json
     assert (shown["leaseUntil"], shown["progress"]) == (done.json["leaseUntil"], "page 3")
@@ -94,10 +94,10 @@ def test_a_heartbeat_says_until_when(cli: Cli) -> None:
 def test_an_old_token_is_refused_whatever_the_verb(cli: Cli) -> None:
     cli.enqueued()
     task_id, token = cli.claimed()
-    cli.ok("abandon", task_id, "--token", token)
+    cli.ok("abandon", task_id, "--lease-token", token)
     cli.claimed()
     for verb in (("result",), ("nack",), ("abandon",), ("heartbeat",)):
-        done = cli(*verb, task_id, "--token", token, "--json")
+        done = cli(*verb, task_id, "--lease-token", token, "--json")
         assert (done.code, done.error["code"], done.out) == (1, "not-owner", ""), verb
 
 

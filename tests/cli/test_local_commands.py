@@ -164,8 +164,8 @@ def test_a_directory_is_counted_copied_and_put_back(cli: Cli, tmp_path: Path) ->
     assert cli.ok("stats", data, "--json").json["queues"][0]["ready"] == 1
     assert cli.ok("backup", data, copy).out == f"copied {data} to {copy}\n"
     assert cli.ok("restore", copy, again, "--json").json == {"from": copy, "to": again}
-    assert cli.ok("stats", again).out.splitlines()[1].split()[:2] == ["work", "1"]
-    assert "has no queues with tasks" in cli.ok("stats", again, "--tenant", "other").out
+    assert cli.ok("stats", again).out.splitlines()[1].split()[:3] == ["default", "work", "1"]
+    assert "tenant other has no tasks" in cli.ok("stats", again, "--tenant", "other").out
 
 
 @on_rocksdb("a store on Redis is backed up with Redis's own means")

@@ -12,10 +12,38 @@ def test_the_list_has_exact_counts_under_the_names_of_the_wire(cli: Cli) -> None
     cli.claimed("work")
     [queue] = cli.ok("queue", "list", "--json").json["queues"]
     assert queue.pop("oldestAgeSeconds") >= 0
-    assert queue == {"command": "work", "ready": 1, "delayed": 1, "inProgress": 1, "dlq": 1, "paused": False}
+    assert queue == {
+        "command": "work",
+        "ready": 1,
+        "delayed": 1,
+        "inProgress": 1,
+        "dlq": 1,
+        "paused": False,
+        "workers": 1,
+    }
     [head, row] = cli.ok("queue", "list").out.splitlines()
-    assert head.split() == ["command", "pending", "delayed", "in", "progress", "dead", "oldest"]
+    assert head.split() == ["command", "pending", "delayed", "in", "progress", "dead", "oldest", "workers"]
     assert row.split()[:5] == ["work", "1", "1", "1", "1"]
+
+
+def test_a_queue_that_is_not_there_is_not_shown_as_an_empty_one(cli: Cli) -> None:
+    cli.enqueued("resize")
+    for command in ("rezise", "mail"):
+        done = cli("queue", "show", command, "--json")
+        assert (done.code, done.error["code"]) == (3, "not-found")
+    assert "did you mean resize?" in cli("queue", "show", "rezise").err
+    cli.ok("queue", "policy", "mail", "--set", "lease=1m")
+    assert cli.ok("queue", "show", "mail", "--json").json["ready"] == 0
+    cli.ok("claim", "crop")
+    assert cli.ok("queue", "show", "crop", "--json").json["workers"] == 1
+
+
+def test_a_queue_that_nobody_works_on_says_so(cli: Cli) -> None:
+    cli.enqueued("work")
+    assert "nobody works on it" in cli.ok("queue", "list").out
+    cli.claimed("work")
+    cli.enqueued("work")
+    assert "nobody works on it" not in cli.ok("queue", "list").out
 
 
 def test_no_queues_are_said_in_words(cli: Cli) -> None:

@@ -8,9 +8,9 @@ from tests.cli.shell import Cli
 def test_a_task_is_shown_with_its_whole_history(cli: Cli) -> None:
     task_id = cli.enqueued("work", '{"image": "cat.png"}')
     _, token = cli.claimed()
-    cli.ok("nack", task_id, "--token", token, "--reason", "disk full", "--delay", "0")
+    cli.ok("nack", task_id, "--lease-token", token, "--reason", "disk full", "--delay", "0")
     _, token = cli.claimed()
-    cli.ok("result", task_id, "--token", token, '{"width": 640}')
+    cli.ok("result", task_id, "--lease-token", token, '{"width": 640}')
     out = cli.ok("task", "show", task_id).out
     moves = [line.split() for line in out.splitlines() if " +" in line or "enqueue" in line]
     assert [row[2] if row[2].isalpha() else row[4] for row in moves] == [
@@ -36,7 +36,7 @@ def test_a_task_is_shown_with_its_whole_history(cli: Cli) -> None:
 def test_show_in_json_has_payload_result_and_history(cli: Cli) -> None:
     task_id = cli.enqueued("work", '{"a": 1}')
     _, token = cli.claimed()
-    cli.ok("result", task_id, "--token", token, "[2]")
+    cli.ok("result", task_id, "--lease-token", token, "[2]")
     task = cli.ok("task", "show", task_id, "--json").json
     assert (task["payload"], task["result"], task["status"]) == ({"a": 1}, [2], "COMPLETED")
     assert [event["move"] for event in task["history"]] == ["enqueue", "claim", "complete"]
@@ -121,7 +121,7 @@ def test_waiting_too_long_and_failed_tasks_have_exit_codes_of_their_own(cli: Cli
 def test_waiting_for_a_task_that_ended_prints_its_result(cli: Cli) -> None:
     cli.enqueued()
     task_id, token = cli.claimed()
-    cli.ok("result", task_id, "--token", token, '{"a": 1}')
+    cli.ok("result", task_id, "--lease-token", token, '{"a": 1}')
     assert cli.ok("task", "wait", task_id).out == '{"a":1}\n'
     assert cli.ok("task", "wait", task_id, "--json").json["result"] == {"a": 1}
 

@@ -1,10 +1,12 @@
 """`codeq worker run`: from a file with functions to tasks that are done."""
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 from tests.cli.shell import Cli
+from tests.server.server_process import eventually
 
 PROGRAM = """
 import os
@@ -85,3 +87,114 @@ def test_a_program_that_cannot_be_loaded_shows_where_it_broke(cli: Cli, program:
     assert running.returncode == 1
     assert "broken.py" in err
     assert "a_library_that_is_not_there" in err
+
+
+def ended(cli: Cli, program: Path, *arguments: str) -> tuple[int, str]:
+    with cli.start("worker", "run", *arguments, cwd=program) as running:
+        try:
+            _, err = running.communicate(timeout=30)
+        finally:
+            running.kill()
+    return running.returncode, err
+
+
+@pytest.fixture
+def own_queue(cli: Cli, program: Path) -> Path:
+    """A program whose worker has a queue of its own, and an environment that names another server."""
+    client = f"codeq.Client({cli.env['CODEQ_URL']!r}, {cli.env['CODEQ_TOKEN']!r})"
+    (program / "own.py").write_text(PROGRAM.replace("codeq.Worker(lease=5)", f"codeq.Worker({client}, lease=5)"))
+    (program / "embedded.py").write_text(PROGRAM.replace("codeq.Worker(lease=5)", "codeq.Worker(codeq.open('./own'))"))
+    return program
+
+
+def test_the_queue_of_the_program_wins_over_variables(cli: Cli, own_queue: Path) -> None:
+    task_id, url = cli.enqueued("double", '{"n": 21}'), cli.env["CODEQ_URL"]
+    cli.env |= {"CODEQ_URL": "http://127.0.0.1:1", "CODEQ_TOKEN": "wrong"}
+    code, err = ended(cli, own_queue, "own:worker", "--until-idle")
+    assert code == 0, err
+    assert f"own:worker: double, greet from {url}, as the program says, 16 at once" in err
+    cli.env["CODEQ_URL"] = url
+    done = cli.ok("task", "wait", task_id, "--json", "--token", cli.server.token(cli.tenant, "producer"))
+    assert done.json["result"]["twice"] == 42
+
+
+def test_an_option_wins_over_the_queue_of_the_program_and_that_is_said(cli: Cli, own_queue: Path) -> None:
+    task_id, url = cli.enqueued("double", '{"n": 1}'), cli.env["CODEQ_URL"]
+    code, err = ended(cli, own_queue, "embedded:worker", "--until-idle", "--url", url)
+    assert code == 0, err
+    assert f"from {url} instead of the program's own queue" in err
+    assert cli.ok("task", "wait", task_id, "--json").json["result"]["twice"] == 2
+
+
+def test_a_queue_inside_the_process_is_worked_on(cli: Cli, own_queue: Path) -> None:
+    code, err = ended(cli, own_queue, "embedded:worker", "--until-idle")
+    assert (code, "from the queue that the program has opened" in err) == (0, True)
+    code, err = ended(cli, own_queue, "embedded:worker", "--until-idle", "--token", "x")
+    assert code == 2
+    code, err = ended(cli, own_queue, "embedded:worker", "-n", "2", "--log-level", "error")
+    assert code == 2
+    assert "-n needs a server" in err
+
+
+def test_only_some_of_the_commands_are_worked_on(cli: Cli, program: Path) -> None:
+    doubled, greeted = cli.enqueued("double", '{"n": 1}'), cli.enqueued("greet", '"ada"')
+    code, err = ended(cli, program, "program:worker", "--until-idle", "--commands", "greet")
+    assert (code, "program:worker: greet from" in err) == (0, True)
+    assert cli.ok("task", "wait", greeted, "--json").json["result"] == "hello ada"
+    assert cli.ok("task", "show", doubled, "--json").json["status"] == "PENDING"
+    code, err = ended(cli, program, "program:worker", "--commands", "greet,shout")
+    assert (code, "no function for 'shout'; it has: double, greet" in err) == (2, True)
+
+
+def test_several_processes_work_and_one_that_dies_is_replaced(cli: Cli, program: Path) -> None:
+    def pids() -> list[int]:
+        return sorted(each["pid"] for each in cli.ok("workers", "--json").json["workers"])
+
+    with cli.start("worker", "run", "program:worker", "-n", "2", cwd=program) as running:
+        before = eventually(lambda: pids() if len(pids()) == 2 else None, 30)
+        assert before is not None
+        assert running.pid not in before
+        os.kill(before[0], signal.SIGKILL)
+        eventually(lambda: len(set(pids()) - set(before)) == 1, 30)
+        task_id = cli.enqueued("double", '{"n": 4}')
+        assert cli.ok("task", "wait", task_id, "--timeout", "30s", "--json").json["result"]["twice"] == 8
+        running.send_signal(signal.SIGTERM)
+        _, err = running.communicate(timeout=60)
+    assert running.returncode == 0, err
+    assert "a worker process ended with -9" in err
+    assert set(pids()) == {before[0]}, "the killed one is listed for a while, those that were stopped are not"
+
+
+def test_processes_end_with_the_supervisor_that_is_killed(cli: Cli, program: Path) -> None:
+    with cli.start("worker", "run", "program:worker", "-n", "2", cwd=program) as running:
+        found = eventually(lambda: cli.ok("workers", "--json").json["workers"], 30)
+        running.kill()
+        running.wait(30)
+        stat = Path(f"/proc/{found[0]['pid']}/stat")
+        eventually(lambda: not stat.exists() or ") Z " in stat.read_text(), 30)
+        running.communicate(timeout=30)
+
+
+def test_a_process_that_cannot_work_ends_them_all(cli: Cli, program: Path) -> None:
+    code, err = ended(cli, program, "program:nothing", "-n", "3", "--log-level", "error")
+    assert code == 2
+    assert "is not a codeq.Worker" in err
+    assert ended(cli, program, "program:worker", "-n", "2", "--until-idle")[0] == 0
+    assert ended(cli, program, "program:worker", "-n", "2", "--health", "nowhere")[0] == 2
+    assert ended(cli, program, "program:worker", "-n", "2", "--token", "secret")[0] == 2
+
+
+def test_a_changed_file_starts_the_worker_again(cli: Cli, program: Path) -> None:
+    def answer() -> str:
+        task_id = cli.enqueued("greet", '"ada"')
+        return str(cli.ok("task", "wait", task_id, "--timeout", "30s", "--json").json["result"])
+
+    with cli.start("worker", "run", "program:worker", "--reload", cwd=program) as running:
+        assert answer() == "hello ada"
+        (program / "program.py").write_text(PROGRAM.replace("hello", "good morning"))
+        eventually(lambda: answer() == "good morning ada", 30)  # until it is stopped, the old one answers
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=60)
+    assert running.returncode == 0, err
+    assert "files have changed" in err
+    assert cli.ok("workers", "--json").json["workers"] == []

@@ -61,7 +61,7 @@ def test_a_pandas_function_completes_every_task_once(spark: SparkSession, tenant
     assert seen[-1] == done
     assert moves(tenant) == {"enqueue": 30, "claim": 30, "complete": 30}
     assert results(tenant) == sorted((2 * n for n in range(30)), key=str)
-    [name] = {event["workerId"] for event in log_of(tenant.admin) if event["move"] == "claim"}
+    [name] = {event["workerName"] for event in log_of(tenant.admin) if event["move"] == "claim"}
     assert name.startswith(f"spark-{socket.gethostname()}-"), "one executor, with a name of its own"
 
 

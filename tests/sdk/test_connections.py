@@ -101,7 +101,19 @@ def test_a_token_that_turns_bad_later_is_refused_too(proxy: Proxy, connect: Conn
 def test_a_client_without_a_token_says_what_it_needs(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CODEQ_TOKEN", raising=False)
     with pytest.raises(InvalidRequest, match="CODEQ_TOKEN"):
-        connect("http://127.0.0.1:1", None)
+        connect("http://192.0.2.1:1", None)
+
+
+def test_a_server_on_this_machine_is_offered_the_token_for_development_and_no_other_is(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CODEQ_TOKEN", raising=False)
+    monkeypatch.delenv("CODEQ_URL", raising=False)
+    for url in ("", "http://127.0.0.1:1", "http://localhost:1", "http://[::1]:1"):
+        assert Client(url, None).options["token"] == AsyncClient(url, None).options["token"] == "dev-token"
+    for url in ("http://127.0.0.1.example.org", "http://localhost.example.org", "http://0.0.0.0:1"):
+        with pytest.raises(InvalidRequest, match="needs a token"):
+            connect(url, None)
 
 
 def test_url_and_token_come_from_the_environment(

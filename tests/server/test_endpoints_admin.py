@@ -55,7 +55,7 @@ def test_an_admin_of_the_platform_sees_the_queues_of_all(server: Server) -> None
 
 
 def test_the_counts_of_one_queue_are_exact(tenant: Tenant) -> None:
-    empty = {"ready": 0, "delayed": 0, "inProgress": 0, "dlq": 0, "oldestAgeSeconds": 0, "paused": False}
+    empty = {"ready": 0, "delayed": 0, "inProgress": 0, "dlq": 0, "oldestAgeSeconds": 0, "paused": False, "workers": 0}
     assert tenant.counts() == {"command": "work", "tenantId": tenant.name, **empty, "effectivePolicy": DEFAULTS}
     tenant.dead()
     tenant.held()

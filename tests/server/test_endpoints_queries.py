@@ -186,11 +186,11 @@ def test_queues_are_listed_with_exact_counts(tenant: Tenant) -> None:
     queues = answered(tenant.producer.get(paths.QUEUES), 200)["queues"]
     ages = [queue.pop("oldestAgeSeconds") for queue in queues]
     assert [tuple(queue.values()) for queue in queues] == [
-        ("a", tenant.name, 0, 0, 1, 0, False),
-        ("b", tenant.name, 2, 1, 0, 0, False),
-        ("c", tenant.name, 0, 0, 0, 1, False),
+        ("a", tenant.name, 0, 0, 1, 0, False, 1),
+        ("b", tenant.name, 2, 1, 0, 0, False, 0),
+        ("c", tenant.name, 0, 0, 0, 1, False, 1),
     ]
-    assert list(queues[0]) == ["command", "tenantId", "ready", "delayed", "inProgress", "dlq", "paused"]
+    assert list(queues[0]) == ["command", "tenantId", "ready", "delayed", "inProgress", "dlq", "paused", "workers"]
     assert ages[0] == ages[2] == 0
     assert 0 <= ages[1] < 60
 

@@ -118,6 +118,7 @@ def test_metrics_tell_the_truth_after_a_known_sequence_of_calls(talkative: Serve
     assert depths == {"ready": 2, "delayed": 1, "in_progress": 1, "dlq": 2}
     assert of(samples, tenant, "codeq_dlq_depth") == 2
     assert (of(samples, tenant, "codeq_oldest_pending_age_seconds") or 0) > 0
+    assert of(samples, tenant, "codeq_queue_workers") == 1
     moves = {
         dict(labels)["move"]: value
         for (name, labels), value in samples.items()

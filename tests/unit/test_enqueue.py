@@ -28,6 +28,7 @@ from codeq.usecases import policies
 from codeq.usecases.core import Core
 from codeq.usecases.enqueue import Enqueued, enqueue
 from codeq.usecases.waiters import Waiters
+from codeq.usecases.worker_registry import WorkerRegistry
 
 NOW = 1_700_000_000_000
 
@@ -57,7 +58,15 @@ class FakeStore:
 
 def core_of(store: FakeStore) -> Core:
     policy = EffectivePolicy(max_attempts=7, max_deliveries=70)
-    return Core(cast("Store", store), Waiters(), policy, policy, IdGenerator(bytes), lambda: 0.5)
+    return Core(
+        cast("Store", store),
+        Waiters(),
+        policy,
+        policy,
+        IdGenerator(bytes),
+        lambda: 0.5,
+        WorkerRegistry(cast("Store", store)),
+    )
 
 
 def enqueue_all(

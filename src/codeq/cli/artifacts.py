@@ -48,13 +48,13 @@ def get(
     out.answer({"taskId": task_id, "name": name, "path": str(place)}, f"{place} has {name}")
 
 
-@remote(app, "put", example='codeq artifact put "$id" report.pdf --token "$token"', retry_s=RETRY_S, has_lease=True)
+@remote(app, "put", example='codeq artifact put "$id" report.pdf --lease-token "$token"', retry_s=RETRY_S)
 def put(
     client: "Client",
     out: Output,
     task_id: TaskId,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to upload.", exists=True, dir_okay=False)],
-    token: LeaseToken,
+    lease_token: LeaseToken,
     name: Annotated[str | None, typer.Option("--name", help="Name of the artifact; default: that of the file.")] = None,
     content_type: Annotated[
         str | None, typer.Option("--type", help="Content type; default: guessed from the name.")
@@ -64,7 +64,7 @@ def put(
 
     If an upload breaks off, the same command continues it.
     """
-    job = claimed_job(task_id, token)
+    job = claimed_job(task_id, lease_token)
     artifact = client.attach(job, name or file.name, file, content_type=content_type, resume=True)
     text = f"{artifact.name} is uploaded ({format_bytes(artifact.size)}); codeq result --artifact names it"
     out.answer({"taskId": task_id, **_fields(artifact)}, text)

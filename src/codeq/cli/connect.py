@@ -5,7 +5,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import typer
@@ -75,6 +75,27 @@ class Endpoint:
         return Client(self.url, self.token, retry_for=retry_s)
 
 
+class ServerFlags(NamedTuple):
+    """The options of the command line that name a server and a token."""
+
+    url: str | None
+    token: str | None
+    token_file: Path | None
+    profile: str | None
+
+    @property
+    def names_server(self) -> bool:
+        return self.url is not None or self.profile is not None
+
+    @property
+    def names_token(self) -> bool:
+        return self.token is not None or self.token_file is not None
+
+    def endpoint(self, url: str | None = None) -> Endpoint:
+        """What the options, variables and profiles say; or this address, with the token of the options."""
+        return resolve_endpoint(url=url or self.url, token=self.token, token_file=self.token_file, profile=self.profile)
+
+
 class FileToken:
     """A token that is read from its file at each use, because files are renewed while a command runs."""
 
@@ -115,26 +136,34 @@ def resolve_endpoint(
 
 
 def remote(
-    app: typer.Typer, name: str, *, example: str, retry_s: float = RETRY_S, has_lease: bool = False
+    app: typer.Typer, name: str, *, example: str, retry_s: float = RETRY_S
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Registers a function `(client, out, ...)` as a command, with the options of the server and `--json` added.
-
-    `has_lease` leaves out `--token`, which means the lease token in such a command.
-    """
+    """Registers a function `(client, out, ...)` as a command, with the options of the server and `--json` added."""
 
     def add(run: Callable[..., None]) -> Callable[..., None]:
-        extra = dict(_SERVER_OPTIONS)
-        if has_lease:
-            del extra["token"]
-
         def command(**options: Any) -> None:
-            server = {option: options.pop(option) for option in extra}
+            server = {option: options.pop(option) for option in _SERVER_OPTIONS}
             out = Output(is_json=options.pop("json"))
             with resolve_endpoint(**server).client(retry_s=retry_s) as client:
                 run(client, out, **options)
 
         own = list(inspect.signature(run).parameters.values())[2:]
-        return _register(app, name, command, run, own=own, extra={**extra, "json": Json}, example=example)
+        return _register(app, name, command, run, own=own, extra={**_SERVER_OPTIONS, "json": Json}, example=example)
+
+    return add
+
+
+def with_server_flags(
+    app: typer.Typer, name: str, *, example: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Registers a function `(flags, ...)` as a command that decides itself what the options of the server mean."""
+
+    def add(run: Callable[..., None]) -> Callable[..., None]:
+        def command(**options: Any) -> None:
+            run(ServerFlags(**{option: options.pop(option) for option in _SERVER_OPTIONS}), **options)
+
+        own = list(inspect.signature(run).parameters.values())[1:]
+        return _register(app, name, command, run, own=own, extra=_SERVER_OPTIONS, example=example)
 
     return add
 

@@ -1,14 +1,17 @@
 """`codeq stats`, `backup` and `restore`: commands on a data directory, and the backup of a running server."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from codeq.cli.connect import ProfileName, TokenFile, TokenText, Url, local, resolve_endpoint
 from codeq.cli.errors import LocalNotFound, UsageError
 from codeq.cli.output import Output, count
-from codeq.cli.queues import print_queues
+from codeq.cli.queues import COLUMNS, queue_fields, queue_row
+
+if TYPE_CHECKING:
+    from codeq import QueueInfo
 
 Directory = Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Data directory, as given to codeq.open().")]
 
@@ -26,15 +29,35 @@ codeq backup ./data ./backup-monday
 
 
 def stats(
-    out: Output, directory: Directory, tenant: Annotated[str, typer.Option(help="Tenant of the queues.")] = "default"
+    out: Output,
+    directory: Directory,
+    tenant: Annotated[str | None, typer.Option(help="Only queues of this tenant; default: of all.")] = None,
 ) -> None:
-    """Show the queues of a data directory with their counts. No other process may have it open."""
-    import codeq
+    """Show the queues of a data directory with their tenants and counts. No other process may have it open."""
+    import asyncio
 
     _check(directory)
-    with codeq.open(directory, tenant=tenant, sweeping=False) as queue:
-        queues = queue.queues()
-    print_queues(out, queues, if_none=f"tenant {tenant} has no queues with tasks in {directory}")
+    found = asyncio.run(_queues(directory, tenant))
+    if out.is_json:
+        out.document({"queues": [{"tenant": each[0], **queue_fields(*each[1:])} for each in found]})
+    elif found:
+        out.rows(("tenant", *COLUMNS), [(each[0], *queue_row(*each[1:])) for each in found])
+    else:
+        out.say(f"{f'tenant {tenant}' if tenant else 'no tenant'} has {'no ' if tenant else ''}tasks in {directory}")
+
+
+async def _queues(directory: Path, tenant: str | None) -> "list[tuple[str, str, QueueInfo]]":
+    """Returns tenant, command and counts of each queue."""
+    import codeq
+    from codeq.usecases import queries
+
+    async with await codeq.open_async(directory, sweeping=False) as queue:
+        tenants = {tenant} if tenant else {key.tenant async for part in queries.all_counts(queue.core) for key in part}
+        return [
+            (each, command, info)
+            for each in sorted(tenants)
+            for command, info in sorted((await queue.for_tenant(each).queues()).items())
+        ]
 
 
 def backup(

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from codeq.cli.connect import examples
-from codeq.cli.errors import ExitCode
+from codeq.cli.errors import ExitCode, needs_extra
+from codeq.distribution import install_line
 
 
 def add_to(app: typer.Typer) -> None:
@@ -23,7 +24,7 @@ def demo(
     ] = None,
     keep: Annotated[Path | None, typer.Option(help="New directory in which to keep data and logs.")] = None,
     page: Annotated[Path, typer.Option("--report", help="Where to write the report.")] = Path("codeq-demo.html"),
-    pipeline: Annotated[bool, typer.Option(help="Run the data pipeline at the end; needs codeq[spark].")] = True,
+    pipeline: Annotated[bool, typer.Option(help="Run the data pipeline at the end; needs the extra `spark`.")] = True,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of a live screen.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, and lines to standard error.")] = False,
 ) -> None:
@@ -36,14 +37,15 @@ def demo(
     import msgspec
     from rich.console import Console
 
-    from codeq.demo.lake import has_spark
-    from codeq.demo.report import print_report
-    from codeq.demo.run import DemoOptions, run
-    from codeq.demo.screen import LiveView, PlainView
+    with needs_extra("server", "the demo"):
+        from codeq.demo.lake import has_spark
+        from codeq.demo.report import print_report
+        from codeq.demo.run import DemoOptions, run
+        from codeq.demo.screen import LiveView, PlainView
 
     console = Console(stderr=json)
     if pipeline and not has_spark():
-        console.print("The pipeline is skipped: it needs pip install 'codeq\\[spark]'.")
+        console.print(f"The pipeline is skipped: it needs {install_line('spark')}", markup=False)
         pipeline = False
     is_plain = plain or json or not console.is_terminal
     view = PlainView(console) if is_plain else LiveView(console)

@@ -1,9 +1,10 @@
 """How does a command end? Prints one line per error and chooses the exit code."""
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -11,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 import codeq
+from codeq.distribution import missing_package
 from codeq.domain.errors import CodeqError
 
 _TyperUsageError: Any = typer.BadParameter.__base__
@@ -66,6 +68,17 @@ class UsageError(CodeqError):
     """The options contradict each other or cannot be read. Raised before anything is changed."""
 
     code = "usage"
+
+
+@contextlib.contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Says which extra to install if an import inside the block finds that a package is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as fault:
+        if fault.name is not None and fault.name.partition(".")[0] == "codeq":
+            raise
+        raise LocalNotFound(missing_package(what, fault.name, extra)) from None
 
 
 def exit_code_of(fault: CodeqError) -> ExitCode:

@@ -16,18 +16,17 @@ RETRY_S = 15.0
 """Longer than elsewhere, because a result that is not stored loses finished work."""
 
 TaskId = Annotated[str, typer.Argument(metavar="ID", help="Task id, printed by `codeq claim`.")]
-LeaseToken = Annotated[int, typer.Option("--token", min=1, metavar="N", help="Lease token, printed with it.")]
+LeaseToken = Annotated[int, typer.Option("--lease-token", min=1, metavar="N", help="Lease token, printed with it.")]
 LEASE_COLUMNS = ("id", ">token", "command", ">attempt", "lease until", "payload")
 
 
 def add_to(app: typer.Typer) -> None:
     remote(app, "claim", example=_CLAIM, retry_s=RETRY_S)(claim)
-    remote(app, "result", example=_RESULT, retry_s=RETRY_S, has_lease=True)(result)
-    remote(app, "nack", example='codeq nack "$id" --token "$token" --reason "disk full" --delay 5m',
-           retry_s=RETRY_S, has_lease=True)(nack)  # fmt: skip
-    remote(app, "abandon", example='codeq abandon "$id" --token "$token"', retry_s=RETRY_S, has_lease=True)(abandon)
-    remote(app, "heartbeat", example='codeq heartbeat "$id" --token "$token" --extend 10m --progress "page 3 of 9"',
-           retry_s=RETRY_S, has_lease=True)(heartbeat)  # fmt: skip
+    remote(app, "result", example=_RESULT, retry_s=RETRY_S)(result)
+    remote(app, "nack", example='codeq nack "$id" --lease-token "$token" --reason "disk full" --delay 5m',
+           retry_s=RETRY_S)(nack)  # fmt: skip
+    remote(app, "abandon", example='codeq abandon "$id" --lease-token "$token"', retry_s=RETRY_S)(abandon)
+    remote(app, "heartbeat", example=_HEARTBEAT, retry_s=RETRY_S)(heartbeat)
 
 
 def claim(
@@ -54,7 +53,10 @@ def claim(
         out.note("there is no task to claim")
     elif out.is_terminal:
         out.rows(LEASE_COLUMNS, [_row(job) for job in jobs], fold="payload")
-        out.note("\nto complete it: codeq result ID --token TOKEN [JSON]; to retry later: codeq nack ID --token TOKEN")
+        out.note(
+            "\nto complete it: codeq result ID --lease-token TOKEN [JSON]; "
+            "to retry later: codeq nack ID --lease-token TOKEN"
+        )
     else:
         for job in jobs:
             print(job.id, job.holder.token, job.command, _one_line(job), sep="\t")
@@ -64,7 +66,7 @@ def result(
     client: "Client",
     out: Output,
     task_id: TaskId,
-    token: LeaseToken,
+    lease_token: LeaseToken,
     result: Annotated[str | None, typer.Argument(metavar="JSON", help="Result; - reads standard input.")] = (None),
     error: Annotated[str | None, typer.Option(help="Fail the task with this error, without a retry.")] = None,
     artifact: Annotated[
@@ -73,7 +75,7 @@ def result(
     ] = None,
 ) -> None:
     """Complete a task with its result, or fail it with --error."""
-    job, value = claimed_job(task_id, token), json_argument(result, None, "result")
+    job, value = claimed_job(task_id, lease_token), json_argument(result, None, "result")
     job.attached = [_uploaded(name) for name in artifact or ()]
     if error is None:
         client.complete(job, value)
@@ -87,7 +89,7 @@ def nack(
     client: "Client",
     out: Output,
     task_id: TaskId,
-    token: LeaseToken,
+    lease_token: LeaseToken,
     reason: Annotated[str, typer.Option(help="Why it failed; stored with the task.")] = "",
     delay: Annotated[
         float | None,
@@ -96,19 +98,19 @@ def nack(
     dead: Annotated[bool, typer.Option("--dead", help="Move it to the dead-letter queue without a retry.")] = False,
 ) -> None:
     """Report a failed attempt: the task is retried later, or dead-lettered after its last attempt."""
-    _print_release(out, task_id, client.nack(claimed_job(task_id, token), reason, delay=delay, dead=dead))
+    _print_release(out, task_id, client.nack(claimed_job(task_id, lease_token), reason, delay=delay, dead=dead))
 
 
-def abandon(client: "Client", out: Output, task_id: TaskId, token: LeaseToken) -> None:
+def abandon(client: "Client", out: Output, task_id: TaskId, lease_token: LeaseToken) -> None:
     """Return a task to its queue at once, without counting a failed attempt."""
-    _print_release(out, task_id, client.abandon(claimed_job(task_id, token)))
+    _print_release(out, task_id, client.abandon(claimed_job(task_id, lease_token)))
 
 
 def heartbeat(
     client: "Client",
     out: Output,
     task_id: TaskId,
-    token: LeaseToken,
+    lease_token: LeaseToken,
     extend: Annotated[
         float | None,
         typer.Option(parser=duration, metavar="DURATION", help="Duration of the new lease; default: the queue's."),
@@ -116,7 +118,7 @@ def heartbeat(
     progress: Annotated[str | None, typer.Option(metavar="TEXT", help="Progress, shown with the task.")] = None,
 ) -> None:
     """Extend a lease. Fails if the lease was lost, or the task was cancelled."""
-    until = client.heartbeat(claimed_job(task_id, token), extend, progress=progress)
+    until = client.heartbeat(claimed_job(task_id, lease_token), extend, progress=progress)
     until_ms = round(until.timestamp() * 1000)
     out.answer(
         {"taskId": task_id, "leaseUntil": rfc3339(until_ms)}, f"{task_id} is leased until {format_time(until_ms)}"
@@ -178,11 +180,12 @@ def _one_line(job: "Job") -> str:
     return msgspec.json.format(job.raw, indent=-1).decode()
 
 
+_HEARTBEAT = 'codeq heartbeat "$id" --lease-token "$token" --extend 10m --progress "page 3 of 9"'
 _CLAIM = """
 codeq claim resize --lease 5m --wait 20s
 codeq claim resize --limit 10 | while IFS=$'\\t' read -r id token command payload; do ...; done
 """
 _RESULT = """
-codeq result "$id" --token "$token" '{"width": 640}'
-codeq result "$id" --token "$token" --error "no such image"
+codeq result "$id" --lease-token "$token" '{"width": 640}'
+codeq result "$id" --lease-token "$token" --error "no such image"
 """

@@ -24,6 +24,7 @@ from codeq.cli import (
     top,
     webhooks,
     worker,
+    workers,
 )
 from codeq.cli.errors import EXIT_CODES, RootGroup
 
@@ -51,12 +52,13 @@ doctor.add_to(app)
 bench.add_to(app)
 demo.add_to(app)
 app.add_typer(worker.app, name="worker")
+workers.add_to(app)
 app.add_typer(pipeline.app, name="pipeline")
 reference.add_to(app)
 
 _PANELS = {
     "Tasks": ("enqueue", "claim", "result", "nack", "abandon", "heartbeat", "task", "artifact", "worker"),
-    "Queues": ("queue", "dlq", "webhooks", "subscriptions", "events", "top"),
+    "Queues": ("queue", "workers", "dlq", "webhooks", "subscriptions", "events", "top"),
     "Servers": ("serve", "token", "config", "stats", "backup", "restore"),
     "Data": ("pipeline",),
     "This machine": ("profile", "doctor", "bench", "demo"),

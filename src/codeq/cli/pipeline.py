@@ -1,4 +1,4 @@
-"""`codeq pipeline`: updates, audits, reports on and maintains a lake, and replays from it. Needs `codeq[spark]`."""
+"""`codeq pipeline`: updates, audits, reports on and maintains a lake, and replays from it. Needs the extra `spark`."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from codeq.cli.connect import FileToken, remote
-from codeq.cli.errors import ExitCode, LocalNotFound, UsageError
+from codeq.cli.errors import ExitCode, LocalNotFound, UsageError, needs_extra
 from codeq.cli.output import Output
 from codeq.cli.parameters import duration
 from codeq.wire.errors import Unreachable
@@ -266,12 +266,10 @@ def _before(keep_s: float | None) -> datetime | None:
 def _start(
     client: "Client", address: str, master: str, *, must_exist: bool = False
 ) -> "tuple[SparkSession, ServerOptions, Lake]":
-    try:
+    with needs_extra("spark", "the pipeline"):
         from codeq.pipeline import make_session
         from codeq.pipeline.client import ServerOptions
         from codeq.pipeline.lake.table import Lake
-    except ModuleNotFoundError as fault:
-        raise LocalNotFound(f"{fault.name} is not installed: pip install 'codeq[spark]'") from None
     lake = Lake(address)
     if must_exist and not lake.bronze.exists:
         raise LocalNotFound(f"there is no lake at {address}; make one with `codeq pipeline run --lake {address}`")

@@ -1,21 +1,22 @@
 """`codeq queue`: shows counts of queues, pauses and resumes them, shows and sets their policies."""
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from codeq.cli.connect import remote
-from codeq.cli.errors import UsageError
+from codeq.cli.errors import LocalNotFound, UsageError
 from codeq.cli.output import Output, format_duration
 from codeq.cli.policy_rules import policy_fields, show_policy, with_rules
 
 if TYPE_CHECKING:
-    from codeq import Client, QueueInfo
+    from codeq import Client, EffectivePolicy, QueueInfo, QueuePolicy
 
 app = typer.Typer(no_args_is_help=True, help="Show, pause and resume queues, and set their policies.")
 
 Command = Annotated[str, typer.Argument(metavar="COMMAND", help="Command of the queue.")]
-COLUMNS = ("command", ">pending", ">delayed", ">in progress", ">dead", ">oldest", "")
+COLUMNS = ("command", ">pending", ">delayed", ">in progress", ">dead", ">oldest", ">workers", "")
 
 
 @remote(app, "list", example="codeq queue list")
@@ -28,17 +29,17 @@ def list_(client: "Client", out: Output) -> None:
 def show(client: "Client", out: Output, command: Command) -> None:
     """Show one queue: its counts and, to an admin, its policy."""
     from codeq.errors import Forbidden
-    from codeq.sdk.jobs import QueueInfo
 
-    info = client.queues().get(command, QueueInfo())
+    queues = client.queues()
     try:
         rules = (client.policy(command), client.effective_policy(command))
     except Forbidden:
         rules = None
+    info = queues.get(command) or _empty_queue(client, command, list(queues), rules)
     if out.is_json:
         out.document({**queue_fields(command, info), **(policy_fields(*rules) if rules else {"policy": None})})
         return
-    out.rows(COLUMNS, [_row(command, info)])
+    out.rows(COLUMNS, [queue_row(command, info)])
     out.say()
     if rules:
         show_policy(out, command, *rules)
@@ -103,11 +104,26 @@ def policy(
         show_policy(out, command, found, effective)
 
 
+def _empty_queue(
+    client: "Client", command: str, others: list[str], rules: "tuple[QueuePolicy | None, EffectivePolicy] | None"
+) -> "QueueInfo":
+    """The queue of a command without tasks, if it has a policy or workers; else the name is most likely a mistake."""
+    from codeq.sdk.jobs import QueueInfo
+
+    workers = 0 if rules is None else sum(worker.works_on(command) for worker in client.workers())
+    if workers or (rules is not None and rules[0] is not None):
+        return QueueInfo(workers=workers, paused=rules is not None and rules[1].paused)
+    near = get_close_matches(command, others, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    policies = "" if rules is None else ", no policy and no worker"
+    raise LocalNotFound(f"there is no queue {command!r}: no task{policies}{hint}")
+
+
 def print_queues(out: Output, queues: "dict[str, QueueInfo]", *, if_none: str) -> None:
     if out.is_json:
         out.document({"queues": [queue_fields(command, info) for command, info in sorted(queues.items())]})
     elif queues:
-        out.rows(COLUMNS, [_row(command, info) for command, info in sorted(queues.items())])
+        out.rows(COLUMNS, [queue_row(command, info) for command, info in sorted(queues.items())])
     else:
         out.say(if_none)
 
@@ -122,13 +138,21 @@ def queue_fields(command: str, info: "QueueInfo") -> dict[str, Any]:
         "dlq": info.dead,
         "oldestAgeSeconds": info.oldest_seconds,
         "paused": info.paused,
+        "workers": info.workers,
     }
 
 
-def _row(command: str, info: "QueueInfo") -> tuple[Any, ...]:
+def queue_row(command: str, info: "QueueInfo") -> tuple[Any, ...]:
     oldest = format_duration(info.oldest_seconds) if info.pending else "-"
-    paused = "paused" if info.paused else ""
-    return (command, info.pending, info.delayed, info.in_progress, info.dead, oldest, paused)
+    workers = "-" if info.workers is None else info.workers
+    return (command, info.pending, info.delayed, info.in_progress, info.dead, oldest, workers, queue_note(info))
+
+
+def queue_note(info: "QueueInfo") -> str:
+    """What an operator should know of the queue, in few words."""
+    if info.paused:
+        return "paused"
+    return "nobody works on it" if info.workers == 0 and info.pending else ""
 
 
 def _print_paused(out: Output, command: str, *, is_paused: bool) -> None:

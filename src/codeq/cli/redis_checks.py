@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from codeq.cli.machine_checks import CheckResult, ok, problem, warning
+from codeq.distribution import install_line
 from codeq.domain.errors import CodeqError, StoreError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def redis(url: str) -> Iterator[CheckResult]:
     try:
         yield from asyncio.run(_all(url))
     except ModuleNotFoundError as fault:
-        advice = "install the extra: pip install 'codeq[redis]'"
+        advice = f"install the extra: {install_line('redis')}"
         yield warning("redis", f"not checked: the package {fault.name} is not installed", advice)
     except CodeqError as fault:
         where = _shown(url) if isinstance(fault, StoreError) else "the address"

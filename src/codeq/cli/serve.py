@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from codeq.cli.connect import examples
+from codeq.cli.errors import needs_extra
 from codeq.cli.parameters import duration
 from codeq.domain.errors import InvalidRequest
 
@@ -35,7 +36,7 @@ def serve(
     config: ConfigFile = None,
 ) -> None:
     """Run a server until SIGTERM or Ctrl-C."""
-    from codeq.server import main, read_settings
+    main, read_settings = _server_modules()
 
     flags = {"store.path": str(data) if data else None, "store.url": store, "http.host": host, "http.port": port}
     if dev and store == "redis":
@@ -60,7 +61,9 @@ def token(
 ) -> None:
     """Print a token for a development server."""
     from codeq.domain import validation
-    from codeq.server import dev
+
+    with needs_extra("server", "a server"):
+        from codeq.server import dev
 
     try:
         ttl_s = round(duration(ttl))
@@ -85,7 +88,7 @@ def config_check(
     dev: Annotated[bool, typer.Option("--dev", help="Check as for `codeq serve --dev`.")] = False,
 ) -> None:
     """Print all errors in the settings, or that there are none."""
-    from codeq.server import main, read_settings
+    main, read_settings = _server_modules()
 
     main.check(_load(config, {}), is_dev=dev)
     for warning in read_settings.warnings(os.environ):
@@ -99,6 +102,13 @@ def config_reference() -> None:
     from codeq.cli.reference import page
 
     print(page("settings"), end="")
+
+
+def _server_modules() -> tuple[Any, Any]:
+    """Imports what a server is made of. It needs more packages than clients and workers do."""
+    with needs_extra("server", "a server"):
+        from codeq.server import main, read_settings
+    return main, read_settings
 
 
 def _load(config: Path | None, flags: dict[str, Any]) -> Any:

@@ -16,6 +16,7 @@ CUT_CHARS = 4000
 ROW_COLUMNS = (">age", "id", "command", "status", ">prio", ">attempts", "error")
 _NOT_SHOWN = ("payload", "lastKnownLocation", "resultKey")
 FAILING = frozenset({"nack", "expire", "fail", "abandon"})
+OF_DELIVERY = {"claim", "complete", "fail", "nack", "expire", "abandon", "cancel"}
 """Moves at which an error happens. Later events of the task repeat it."""
 
 
@@ -76,7 +77,7 @@ def facts(task: "Task") -> list[tuple[str, str]]:
     if task.visible_ms:
         pairs.append(("waits until", format_time(task.visible_ms)))
     if task.status.value == "IN_PROGRESS":
-        pairs += [("worker", task.worker or "-"), ("lease token", str(task.lease_token))]
+        pairs += [("worker", _worker(task)), ("lease token", str(task.lease_token))]
         pairs.append(("lease until", f"{format_time(task.lease_until_ms)} ({_left(task.lease_until_ms)})"))
         if task.progress:
             pairs.append(("progress", task.progress))
@@ -103,9 +104,20 @@ def timeline(events: "Sequence[Event]") -> list[Sequence[Any]]:
     for event in events:
         at_ms = moment_ms(event.at)
         passed = f"+{format_duration((at_ms - before_ms) / 1000)}" if before_ms else ""
-        rows.append((format_time(at_ms), passed, event.move, event.status_after, event.worker_id or "", _remark(event)))
+        rows.append((format_time(at_ms), passed, event.move, event.status_after, _event_worker(event), _remark(event)))
         before_ms = at_ms
     return rows
+
+
+def _worker(task: "Task") -> str:
+    """What the worker calls itself, and the subject of its token."""
+    return f"{task.worker_name} ({task.worker})" if task.worker_name else task.worker or "-"
+
+
+def _event_worker(event: "Event") -> str:
+    if event.worker_name and event.move in OF_DELIVERY:
+        return event.worker_name
+    return event.worker_id or ""
 
 
 def _remark(event: "Event") -> str:

@@ -10,7 +10,7 @@ import typer
 from codeq.cli.connect import remote
 from codeq.cli.output import Output, console, format_duration, format_time, rfc3339, table
 from codeq.cli.parameters import duration
-from codeq.cli.queues import queue_fields
+from codeq.cli.queues import queue_fields, queue_note
 from codeq.domain.errors import CodeqError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class _QueueMonitor:
             info.dead,
             format_duration(info.oldest_seconds) if info.pending else "-",
             *("-" if rate is None else f"{rate:.1f}" for rate in rates),
-            "paused" if info.paused else "",
+            queue_note(info),
         )
 
     def _all(self) -> "list[tuple[str, QueueInfo]]":

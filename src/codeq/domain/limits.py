@@ -72,6 +72,38 @@ WORKER_CHARS_MAX = 256
 IDEMPOTENCY_KEY_CHARS_MAX = 255
 """Fits a URL or three UUIDs; the caller should hash longer keys."""
 
+WORKER_NAME_PATTERN = r"[A-Za-z0-9_.:@+\-]{1,100}"
+"""What a worker calls itself: a host name and a process id, safe in URLs. Copied into every later event of the task,
+so it must stay small."""
+
+WORKER_TEXT_CHARS_MAX = 100
+"""Of its host and its version: they fit on a line of a screen."""
+
+WORKER_SLOTS_MAX = 100_000
+"""Far more than a process runs at once."""
+
+WORKERS_MAX = 1_000
+"""Workers of a tenant that are registered at a time, each in at most 5 KB: they are read together to be listed. Further
+ones work as well, and are not listed."""
+
+WORKERS_KNOWN_MAX = 10_000
+"""Workers of all tenants of which a process remembers when it registered them last; others cost a look-up."""
+
+WORKER_TTL_MS = 90_000
+"""How long a worker is listed after it was heard from: three claims that wait as long as they may."""
+
+WORKER_REFRESH_MS = 15_000
+"""How often a registration is written again, however often the worker claims: a sixth of its time."""
+
+WORKER_CHANGE_MS = 1_000
+"""How often a worker may change what it tells about itself."""
+
+WORKER_TASKS_SHOWN_MAX = 10
+"""Ids of tasks that are listed with the worker that holds them."""
+
+WORKERS_SCAN_MAX = 10_000
+"""Tasks in progress that are read to say what workers hold; beyond them the numbers are lower bounds."""
+
 REQUEST_ID_CHARS_MAX = 64
 """Fits a UUID or the hash of anything longer. It is held in memory with the leases of its claim."""
 

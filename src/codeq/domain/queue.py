@@ -120,3 +120,5 @@ class QueueStatus(Struct, frozen=True, kw_only=True, gc=False):
     paused: bool
     oldest_age_ms: int
     """How long the task that waits longest has been ready; 0 when none waits."""
+    workers: int
+    """How many workers that were heard from lately claim from it; 0 if nobody works on it."""

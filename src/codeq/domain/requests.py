@@ -8,6 +8,7 @@ from codeq.domain.artifacts import Artifact, ArtifactInput, split_result
 from codeq.domain.backoff import Backoff
 from codeq.domain.queue import Index
 from codeq.domain.task import Body, Holder, Status, Task
+from codeq.domain.workers import WorkerInfo
 
 
 class NewTask(Struct, frozen=True, kw_only=True, gc=False):
@@ -37,6 +38,8 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
     wait_ms: int = 0
     request_id: str | None = None
     """Chosen by the caller. The same id again returns the same tasks, as long as they are leased by that claim."""
+    info: WorkerInfo | None = None
+    """What the worker tells about itself."""
 
 
 class Delivery(Struct, frozen=True, gc=False):

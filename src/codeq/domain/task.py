@@ -98,6 +98,8 @@ class Task(Struct, frozen=True, array_like=True, gc=False):
     artifacts: Number = 0
     """Files of its result, links included."""
     artifact_bytes: Number = 0
+    worker_name: str | None = None
+    """What the worker of the last delivery calls itself: to show, never to decide who holds a lease."""
 
     @property
     def is_dead(self) -> bool:

@@ -13,9 +13,11 @@ from codeq.domain.errors import InvalidRequest
 from codeq.domain.queue import WEBHOOKS, EffectivePolicy, OnExpiry, QueuePolicy, effective_policy
 from codeq.domain.requests import NewTask
 from codeq.domain.webhooks import parse_url
+from codeq.domain.workers import WorkerInfo
 
 _NAME = re.compile(limits.NAME_PATTERN)
 _TENANT = re.compile(limits.TENANT_PATTERN)
+_WORKER_NAME = re.compile(limits.WORKER_NAME_PATTERN)
 _FAR_MS = 253_402_300_799_999
 """The last millisecond of the year 9999: the latest date that the wire format can express."""
 _ETAG = re.compile(r"[0-9]{1,19}(-[0-9]{1,19})?|\*", re.ASCII)
@@ -146,6 +148,22 @@ def integer(value: int, what: str, least: int, most: int) -> int:
 
 def worker(value: str) -> str:
     return text(value, "worker", limits.WORKER_CHARS_MAX, least=1)
+
+
+def worker_info(value: WorkerInfo) -> WorkerInfo:
+    """Checks what a worker tells about itself: only its size and its characters, as nothing depends on it."""
+    if not isinstance(value.name, str) or not _WORKER_NAME.fullmatch(value.name):
+        raise InvalidRequest("a worker's name is 1 to 100 letters, digits and '_.:@+-', such as host:pid")
+    text(value.host, "host of the worker", limits.WORKER_TEXT_CHARS_MAX)
+    text(value.version, "version of the worker", limits.WORKER_TEXT_CHARS_MAX)
+    integer(value.pid, "process id of the worker", 0, (1 << 63) - 1)
+    integer(value.slots, "slots of the worker", 0, limits.WORKER_SLOTS_MAX)
+    if value.commands is not None:
+        if len(value.commands) > limits.CLAIM_COMMANDS_MAX:
+            raise InvalidRequest(f"a worker works on at most {limits.CLAIM_COMMANDS_MAX} commands")
+        for command in value.commands:
+            name(command, "command")
+    return value
 
 
 def request_id(value: str) -> str:

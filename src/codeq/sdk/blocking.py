@@ -89,6 +89,7 @@ class BlockingVerbs:
     history = _blocking(Verbs.history)
     list = _blocking(Verbs.list)
     queues = _blocking(Verbs.queues)
+    workers = _blocking(Verbs.workers)
     replay = _blocking(Verbs.replay)
     purge = _blocking(Verbs.purge)
     replay_dead = _blocking(Verbs.replay_dead)

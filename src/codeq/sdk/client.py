@@ -3,6 +3,7 @@
 import os
 from collections.abc import Coroutine
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from codeq.domain.errors import InvalidRequest
 from codeq.sdk.backend import ClientOptions, Token
@@ -14,7 +15,7 @@ from codeq.sdk.http_client import HttpClient
 from codeq.sdk.subscriptions import AsyncSubscriptions, Subscriptions
 from codeq.sdk.transport import Address, AsyncTransport, BlockingTransport, Transport, address_of
 from codeq.sdk.verbs import Verbs
-from codeq.wire.local_server import DEFAULT_URL
+from codeq.wire.local_server import DEFAULT_URL, DEV_TOKEN, is_loopback
 from codeq.wire.system import Backup
 
 T = TypeVar("T")
@@ -32,7 +33,8 @@ class AsyncClient(Verbs):
         retry_for: Seconds = 30,
         ca_file: str | None = None,
     ) -> None:
-        """`url` and `token` default to CODEQ_URL and CODEQ_TOKEN. `token` may be a function, which is called again when
+        """`url` and `token` default to CODEQ_URL and CODEQ_TOKEN; without either, a server on this machine gets the
+        token of `codeq serve --dev`. `token` may be a function, which is called again when
         the server refuses the last token. `retry_for` bounds how long a call is repeated while the server is
         unreachable or busy; `timeout` bounds one try, on top of the time that the call itself waits."""
         self.options = _options(url, token, timeout=timeout, retry_for=retry_for, ca_file=ca_file)
@@ -85,11 +87,16 @@ class Client(BlockingVerbs):
 def _options(
     url: str | None, token: Token | None, *, timeout: Seconds, retry_for: Seconds, ca_file: str | None
 ) -> ClientOptions:
-    known = token or os.environ.get("CODEQ_TOKEN")
-    if not known:
-        raise InvalidRequest("a token is needed: pass token=..., or set CODEQ_TOKEN")
     known_url = url or os.environ.get("CODEQ_URL") or DEFAULT_URL
+    known = token or os.environ.get("CODEQ_TOKEN") or _dev_token(known_url)
+    if not known:
+        raise InvalidRequest(f"{known_url} needs a token: pass token=..., or set CODEQ_TOKEN")
     return ClientOptions(url=known_url, token=known, timeout=timeout, retry_for=retry_for, ca_file=ca_file)
+
+
+def _dev_token(url: str) -> str | None:
+    """What a development server accepts; others refuse it. It is offered to this machine only."""
+    return DEV_TOKEN if is_loopback(urlsplit(url).hostname or "") else None
 
 
 def _backend(transport: Transport, address: Address, options: ClientOptions) -> HttpBackend:

@@ -12,6 +12,7 @@ from codeq.domain.errors import CodeqError, InvalidRequest, NotFound, QuotaExcee
 from codeq.domain.queue import EffectivePolicy, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
+from codeq.domain.workers import WorkerStatus
 from codeq.sdk.artifacts import ArtifactPart
 from codeq.sdk.backend import ClientOptions, Send
 from codeq.sdk.encoding import EncodedTasks, TaskEncoder, new_request_id, pack
@@ -24,6 +25,7 @@ from codeq.wire.artifacts import ArtifactViews, SubmittedArtifact, UploadView, a
 from codeq.wire.client import ClaimedTaskList, ItemVerdicts, TaskAndRawResult
 from codeq.wire.errors import error_of
 from codeq.wire.events import Event, EventPage, History
+from codeq.wire.workers import WorkerViews, worker_fields
 
 T = TypeVar("T")
 
@@ -88,6 +90,7 @@ class HttpBackend:
             wait_seconds=wanted.wait_ms / 1000,
             count=wanted.limit,
             request_id=wanted.request_id or new_request_id(),
+            worker=None if wanted.info is None else worker_fields(wanted.info),
         )
         body = encoded(pack, request)
         response = await self.http.send("POST", paths.CLAIM_BATCH, body, packed=True, wait_ms=wanted.wait_ms)
@@ -189,9 +192,17 @@ class HttpBackend:
                 dead=view.dlq,
                 oldest_seconds=view.oldest_age_seconds,
                 paused=view.paused,
+                workers=view.workers,
             )
             for view in found.queues
         }
+
+    async def workers(self) -> list[WorkerStatus]:
+        found = await self.http.call("GET", paths.WORKERS, None, WorkerViews)
+        return [to_domain.worker_status(view) for view in found.workers]
+
+    async def leave(self, worker: str, name: str) -> None:  # noqa: ARG002 - the token's subject decides
+        await self.http.send("DELETE", path_of(paths.WORKER, {"name": name}))
 
     async def policy(self, command: str) -> QueuePolicy | None:
         try:

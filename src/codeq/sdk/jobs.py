@@ -114,6 +114,8 @@ class QueueInfo(Struct, frozen=True, kw_only=True, gc=False):
     oldest_seconds: float = 0
     """How long the oldest pending task has been ready; 0 when none is pending."""
     paused: bool = False
+    workers: int | None = None
+    """How many workers that were heard from lately claim from it; 0 if nobody works on it. None from older servers."""
 
 
 class ReleaseResult(Struct, frozen=True, gc=False):

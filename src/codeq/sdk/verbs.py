@@ -22,6 +22,7 @@ from codeq.domain.limits import (
 from codeq.domain.queue import EffectivePolicy, Index, QueuePolicy
 from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page
 from codeq.domain.task import Status, Task
+from codeq.domain.workers import WorkerStatus
 from codeq.sdk import artifacts as transfer
 from codeq.sdk.arguments import BULK_MAX, check_changed, lease_ms, reason_text, selection, wait_ms
 from codeq.sdk.artifacts import Source
@@ -44,6 +45,7 @@ from codeq.sdk.jobs import (
 from codeq.sdk.json_encoding import encode_json
 from codeq.sdk.new_tasks import EnqueueOptions, new_task_of
 from codeq.sdk.tracing import current_trace
+from codeq.sdk.worker_info import claimer_info
 from codeq.wire.events import Event, EventPage
 
 EARLY_S = 0.05
@@ -128,6 +130,7 @@ class Verbs:
             limit=limit,
             lease_ms=None if lease is None else lease_ms(lease),
             wait_ms=wait_ms(wait, CLAIM_WAIT_MS_MAX),
+            info=claimer_info(),
         )
         return await self.backend.claim(wanted)
 
@@ -266,6 +269,10 @@ class Verbs:
     async def queues(self) -> dict[str, QueueInfo]:
         """The counts of the queue of each command."""
         return await self.backend.queues()
+
+    async def workers(self) -> builtins.list[WorkerStatus]:
+        """The workers that were heard from lately or hold tasks, with what each holds. For admins."""
+        return await self.backend.workers()
 
     async def replay(self, task: Task | str) -> None:
         """Puts a dead task back into its queue, with its attempts reset."""

@@ -20,6 +20,7 @@ import uvicorn
 
 import codeq
 from codeq.clock import SteadyClock
+from codeq.distribution import missing_package
 from codeq.domain.errors import InvalidRequest, StoreError
 from codeq.server import dev, logs, openapi
 from codeq.server.app import App
@@ -255,9 +256,7 @@ def _open_redis(
         from codeq.store.redis.filters import Filters, FilterSize, RotatingFilter  # noqa: PLC0415 - as below
         from codeq.store.redis.opening import Wanted, open_redis  # noqa: PLC0415 - needs the extra `redis`
     except ModuleNotFoundError as fault:
-        raise InvalidRequest(
-            f"tasks in Redis need the package {fault.name}; install the extra: pip install 'codeq[redis]'"
-        ) from None
+        raise InvalidRequest(missing_package("a store in Redis", fault.name, "redis")) from None
 
     store = settings.store
     wanted = Wanted(

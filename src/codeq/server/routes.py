@@ -25,6 +25,7 @@ from codeq.wire import deliveries, paths, queues, tasks
 from codeq.wire import events as wire_events
 from codeq.wire import subscriptions as subscriptions_wire
 from codeq.wire import system as system_wire
+from codeq.wire import workers as workers_wire
 
 _SMALL = 64 * 1024
 _ONE = 2 * PAYLOAD_BYTES_MAX
@@ -164,6 +165,10 @@ ROUTES: Sequence[Route] = (
            gives=((200, deliveries.WebhookSecret),)),
     _route("POST", paths.BACKUP, _ADMIN, admin.back_up, "Back up the running server (platform admins)",
            takes=system_wire.BackUp, gives=((200, system_wire.Backup),), refuses=(404, 409), is_bulk=True),
+    _route("GET", paths.WORKERS, _ADMIN, worker.list_workers, "List workers with the tasks that they hold",
+           gives=((200, workers_wire.WorkerViews),), is_bulk=True),
+    _route("DELETE", paths.WORKER, _WORKER, worker.leave, "Remove a worker that stops from the list",
+           gives=((204, None),), scope="codeq:claim"),
     _route("POST", paths.SUBSCRIPTIONS, _WORKER, subscriptions.subscribe,
            "Subscribe to notifications that queues have tasks", takes=subscriptions_wire.Subscribe,
            gives=((200, subscriptions_wire.Subscribed),), scope="codeq:subscribe"),

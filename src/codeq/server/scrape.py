@@ -20,6 +20,7 @@ from codeq.server.queue_series import OTHER, QueueSeries, Ranking
 from codeq.server.webhooks import metrics as webhooks
 from codeq.usecases import deliver, queries
 from codeq.usecases.core import Core
+from codeq.usecases.worker_registry import Attendance
 
 BUDGET_S = 2.0
 RANK_EVERY_MS = 60_000
@@ -92,6 +93,7 @@ class _Gauges:
         self._text = text
         self._pace = pace
         self._others = [0, 0, 0, 0]
+        self._attendance: dict[str, Attendance] = {}
 
     async def add(self, shown: Sequence[tuple[str, str]], ranking: Ranking) -> None:
         with_series: dict[tuple[str, str], QueueCounts | None] = dict.fromkeys(shown)
@@ -128,12 +130,18 @@ class _Gauges:
                 if in_time or known[name] is not None:
                     age_s = _age_s(counts, self._core.now_ms()) if in_time else None
                     self._text.add_counts(name, _numbers(counts), age_s)
+                    self._text.add("codeq_queue_workers", _labels(name), await self._workers_on(*name))
                 else:
                     self._sum(counts)
         return is_whole
 
     async def _counts(self, name: tuple[str, str], known: QueueCounts | None, *, ages: bool) -> QueueCounts | None:
         return known if known is not None else await queries.count(self._core, QueueKey(*name), ages=ages)
+
+    async def _workers_on(self, tenant: str, command: str) -> int:
+        if tenant not in self._attendance:
+            self._attendance[tenant] = await self._core.workers.attendance(tenant)
+        return self._attendance[tenant].workers_on(command)
 
     def _sum(self, counts: QueueCounts) -> int:
         numbers = _numbers(counts)
@@ -199,6 +207,7 @@ _HELP = {
     "codeq_queue_depth": ("gauge", "Tasks by index"),
     "codeq_dlq_depth": ("gauge", "Dead tasks"),
     "codeq_oldest_pending_age_seconds": ("gauge", "How long the first in line waits"),
+    "codeq_queue_workers": ("gauge", "Workers heard from lately that claim from a queue with tasks; 0 if nobody does"),
     "codeq_scrape_truncated": ("gauge", "1 if this scrape ran out of time: some queues are summed, or not counted"),
 }
 _BY_MOVE = (

@@ -43,6 +43,8 @@ class ClaimRequest(Struct, frozen=True, kw_only=True, gc=False):
     commands: Sequence[str] | None
     """None for all queues of the tenant."""
     worker: str
+    worker_name: str | None = None
+    """What the worker calls itself, for the event."""
     lease_ms: int | None
     """None for the lease that the policy of a task's queue names."""
     limit: int
@@ -70,6 +72,7 @@ class ClaimRequest(Struct, frozen=True, kw_only=True, gc=False):
             tenant=self.tenant,
             commands=self.commands,
             worker=self.worker,
+            worker_name=self.worker_name,
             lease_ms=self.lease_ms,
             limit=limit,
             bytes_max=bytes_max,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from codeq.distribution import missing_package
 from codeq.domain.errors import CodeqError, InvalidRequest, StoreFull, StoreUnavailable
 from codeq.domain.limits import DISK_RESERVE_BYTES
 from codeq.store.objects import Content, ObjectMissing, StoredObject
@@ -206,7 +207,5 @@ def _obstore() -> Any:
         import obstore.exceptions  # noqa: PLC0415
         import obstore.store  # noqa: PLC0415
     except ModuleNotFoundError as fault:
-        raise InvalidRequest(
-            f"artifacts need the package {fault.name}; install the extra: pip install 'codeq[artifacts]'"
-        ) from None
+        raise InvalidRequest(missing_package("storing artifacts", fault.name, "artifacts")) from None
     return obstore

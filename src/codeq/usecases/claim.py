@@ -45,10 +45,15 @@ async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
         await core.turns.wait(tenant)
     since = core.waiters.signals
     deliveries = await attempt.take()
-    if not deliveries and wanted.wait_ms:
+    is_served = bool(deliveries)
+    if not is_served:
+        await attempt.register()
+    if not is_served and wanted.wait_ms:
         async with core.store.peers.watch(attempt.queues):
             deliveries = await core.waiters.wait_for_tasks(attempt, wanted.wait_ms, since=since, ticket=ticket)
     try:
+        if is_served:  # else it may have left the list while it waited
+            await attempt.register()
         if len(deliveries) < wanted.limit and attempt.has_filled(deliveries):
             await attempt.take_more(deliveries)
         await core.store.flush([delivery.task.id for delivery in deliveries])
@@ -67,6 +72,7 @@ class _ClaimAttempt:
         self._wanted = wanted
         self._piece_max = SHORT_BATCH_MAX if core.store.is_local else BATCH_PIECE_MAX
         """Tasks that are taken before others may run. From another machine, more: each piece is a round trip."""
+        self._call = core.workers.begin()
 
     @property
     def queues(self) -> Sequence[QueueKey]:
@@ -80,6 +86,7 @@ class _ClaimAttempt:
                 tenant=self._tenant,
                 commands=wanted.commands,
                 worker=wanted.worker,
+                worker_name=wanted.info.name if wanted.info is not None else None,
                 lease_ms=wanted.lease_ms,
                 limit=min(wanted.limit - len(taken), self._piece_max),
                 policy_of=core.policy_of,
@@ -90,6 +97,19 @@ class _ClaimAttempt:
             )
         )
         return await self._renewed(piece) if piece and piece[0].is_repeat else piece
+
+    async def register(self) -> None:
+        """Lists the worker among those that work, unless that was done lately. After the first take, so that claims
+        are served as they came."""
+        wanted = self._wanted
+        await self._core.workers.claims(
+            self._tenant,
+            wanted.worker,
+            wanted.info,
+            commands=wanted.commands,
+            lease_ms=wanted.lease_ms or 0,
+            call=self._call,
+        )
 
     def has_filled(self, piece: Sequence[Delivery]) -> bool:
         """Returns whether a piece was limited by its own size, so that there may be more tasks. One that was asked for
@@ -186,6 +206,8 @@ def _check(tenant: str, wanted: Claim) -> None:
         validation.lease_ms(wanted.lease_ms)
     if wanted.request_id is not None:
         validation.request_id(wanted.request_id)
+    if wanted.info is not None:
+        validation.worker_info(wanted.info)
     if wanted.commands is not None:
         if not 1 <= len(wanted.commands) <= CLAIM_COMMANDS_MAX or len(set(wanted.commands)) < len(wanted.commands):
             raise InvalidRequest(f"a claim names 1 to {CLAIM_COMMANDS_MAX} different commands")

@@ -29,6 +29,7 @@ from codeq.usecases.result_callbacks import with_deliveries
 from codeq.usecases.traces import Spans
 from codeq.usecases.turns import Turns
 from codeq.usecases.waiters import Waiters
+from codeq.usecases.worker_registry import WorkerRegistry
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,6 +66,7 @@ class Core:
     """The same for the queues of deliveries to webhooks."""
     ids: IdGenerator
     random: Callable[[], float]
+    workers: WorkerRegistry
     strict_idempotency: bool = False
     """Whether a repeated idempotency key with another command or payload is refused."""
     tenant_limits: TenantLimits = UNLIMITED
@@ -161,6 +163,7 @@ def make_core(
         effective_policy(webhook_defaults, _of_deliveries(filled)),
         IdGenerator(randomness.randbytes),
         randomness.random,
+        WorkerRegistry(store),
         sweeping=sweeping,
         spans=spans,
         strict_idempotency=strict_idempotency,

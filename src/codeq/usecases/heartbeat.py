@@ -21,12 +21,12 @@ async def heartbeat(
     Changes memory and does not wait for the disk: losing it in a crash only shortens a lease, and a restart extends
     every lease by a grace period.
     """
-    now_ms = core.store.now_ms()
+    now_ms, call = core.store.now_ms(), core.workers.begin()
     if extend_ms is not None:
         validation.lease_ms(extend_ms)
     if progress is not None:
         validation.text(progress, "progress", PROGRESS_CHARS_MAX)
-    return await move_one(
+    task = await move_one(
         core,
         tenant,
         task_id,
@@ -38,3 +38,5 @@ async def heartbeat(
             progress=progress,
         ),
     )
+    await core.workers.beats(task, lease_ms=extend_ms or 0, call=call)
+    return task

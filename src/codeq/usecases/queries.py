@@ -18,6 +18,7 @@ from codeq.domain.requests import Filter, Page, Record
 from codeq.domain.task import Task
 from codeq.usecases.budget import LoopBudget, is_short, pieces
 from codeq.usecases.core import Core, durable
+from codeq.usecases.worker_registry import Attendance
 
 
 @durable
@@ -146,22 +147,24 @@ async def queue(core: Core, key: QueueKey) -> QueueStatus:
     """Returns one queue, whether or not it holds a task."""
     validation.queue_name(key.command, "command")
     counted = (await counts(core, key.tenant, key.command)).get(key, QueueCounts())
-    return _status(core, key, counted)
+    return _status(core, key, counted, await core.workers.attendance(key.tenant))
 
 
 async def queues(core: Core, tenant: str) -> list[QueueStatus]:
     """Returns every queue of the tenant that holds a task, by command."""
     budget = LoopBudget(core, tenant)
     found: list[QueueStatus] = []
+    attendance = await core.workers.attendance(tenant)
     for key, counted in (await counts(core, tenant)).items():
-        found.append(_status(core, key, counted))
+        found.append(_status(core, key, counted, attendance))
         await budget.yield_if_spent()
     return found
 
 
-def _status(core: Core, key: QueueKey, counted: QueueCounts) -> QueueStatus:
+def _status(core: Core, key: QueueKey, counted: QueueCounts, attendance: Attendance) -> QueueStatus:
     age_ms = 0 if counted.oldest_ms is None else max(0, core.store.now_ms() - counted.oldest_ms)
-    return QueueStatus(key=key, counts=counted, paused=core.policy(*key).paused, oldest_age_ms=age_ms)
+    workers = attendance.workers_on(key.command)
+    return QueueStatus(key=key, counts=counted, paused=core.policy(*key).paused, oldest_age_ms=age_ms, workers=workers)
 
 
 async def _record(core: Core, tenant: str, task_id: str) -> Record:

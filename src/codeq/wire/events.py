@@ -107,6 +107,8 @@ class Event(Wire, frozen=True, kw_only=True, gc=False):
     artifact_bytes: int = 0
     payload: str | UnsetType | None = UNSET
     """Only if requested: JSON text; null once the task is purged."""
+    worker_name: str | UnsetType = UNSET
+    """What the worker of the last delivery calls itself, such as `host:pid`; in JSON only."""
 
 
 class EventPage(Wire, frozen=True, kw_only=True, gc=False):
@@ -169,6 +171,7 @@ def event(task: Task, payload: str | UnsetType | None = UNSET) -> Event:
         artifacts=task.artifacts,
         artifact_bytes=task.artifact_bytes,
         payload=payload,
+        worker_name=task.worker_name or UNSET,
     )
 
 

@@ -22,6 +22,8 @@ class QueueView(Wire, frozen=True, kw_only=True, gc=False):
     oldest_age_seconds: float
     """How long the task that waits longest has been ready; 0 when none waits."""
     paused: bool
+    workers: int | None = None
+    """How many workers that were heard from lately claim from it; 0 if nobody works on it. Older servers omit it."""
 
 
 class QueueViews(Wire, frozen=True, kw_only=True, gc=False):
@@ -157,6 +159,7 @@ def _queue_fields(status: QueueStatus) -> dict[str, Any]:
         "dlq": counts.dead,
         "oldest_age_seconds": status.oldest_age_ms / 1000,
         "paused": status.paused,
+        "workers": status.workers,
     }
 
 

@@ -25,6 +25,7 @@ from codeq.domain.task import Body, Status, Task
 from codeq.wire import times
 from codeq.wire.artifacts import ArtifactView, SubmittedArtifact, artifact_view
 from codeq.wire.message import Name, Request, Seconds, Wire
+from codeq.wire.workers import WorkerFields
 
 
 class Backoff(Request, omit_defaults=False, frozen=True, kw_only=True, gc=False):
@@ -83,8 +84,10 @@ class Claim(Request, frozen=True, kw_only=True, gc=False):
     request_id: Annotated[str, Meta(min_length=1, max_length=REQUEST_ID_CHARS_MAX)] | None = None
     """Any text, another one for each claim. A claim that is sent again with the same one, because its answer was lost,
     gets the same tasks, as long as they are leased by it."""
+    worker: WorkerFields | None = None
+    """What the worker tells about itself. It is listed and shown; who holds a lease is up to the token's subject."""
     worker_id: str | None = None
-    """Accepted from older clients and ignored: the worker is the token's subject."""
+    """Of older clients: the name of the worker, where `worker` is missing and it can be one."""
 
 
 class ClaimBatch(Claim, frozen=True, kw_only=True, gc=False):
@@ -204,6 +207,8 @@ class TaskView(Wire, omit_defaults=True, frozen=True, gc=False):
     artifacts: int = 0
     """How many files its result has."""
     artifact_bytes: int = 0
+    worker_name: str | None = None
+    """What the worker of the last delivery calls itself."""
 
 
 class ResultView(Wire, omit_defaults=True, frozen=True, gc=False):
@@ -310,7 +315,7 @@ def view(task: Task, body: Body) -> TaskView:
         text(task.ended_ms) if task.ended_ms else None,
         task.error, task.last_error, task.progress, body.webhook, body.idempotency_key,
         "codeq:results" if status is _COMPLETED else None,
-        body.trace_parent, body.trace_state, task.artifacts, task.artifact_bytes,
+        body.trace_parent, body.trace_state, task.artifacts, task.artifact_bytes, task.worker_name,
     )  # fmt: skip
 
 

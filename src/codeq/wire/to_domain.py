@@ -8,9 +8,11 @@ import msgspec
 from codeq.domain.backoff import Backoff, BackoffKind, PartialBackoff
 from codeq.domain.queue import EffectivePolicy, OnExpiry, QueuePolicy, effective_policy
 from codeq.domain.task import Task
+from codeq.domain.workers import WorkerInfo, WorkerStatus
 from codeq.wire import queues, tasks, times
 from codeq.wire.queues import optional
 from codeq.wire.tasks import TaskView
+from codeq.wire.workers import WorkerFields, WorkerView
 
 
 def task_of(view: TaskView) -> Task:
@@ -24,7 +26,7 @@ def task_of(view: TaskView) -> Task:
         "deliveries": view.deliveries, "error": view.error, "last_error": view.last_error,
         "payload_bytes": len(view.payload.encode()), "has_webhook": view.webhook is not None,
         "trace_id": view.trace_parent[3:35] if view.trace_parent else None, "progress": view.progress,
-        "artifacts": view.artifacts, "artifact_bytes": view.artifact_bytes,
+        "artifacts": view.artifacts, "artifact_bytes": view.artifact_bytes, "worker_name": view.worker_name,
     }  # fmt: skip
     return msgspec.convert([fields.get(name, absent) for name, absent in _ABSENT.items()], Task)
 
@@ -63,6 +65,33 @@ def topic_policy(topic: queues.Topic) -> QueuePolicy:
 def effective_of(message: queues.PolicyFields) -> EffectivePolicy:
     """Returns the rules of a message that has every rule."""
     return effective_policy(policy_of(message), EffectivePolicy())
+
+
+def worker_info(message: WorkerFields) -> WorkerInfo:
+    return WorkerInfo(
+        name=message.name,
+        host=message.host,
+        pid=message.pid,
+        version=message.version,
+        slots=message.slots,
+        commands=optional(message.commands, tuple),
+    )
+
+
+def worker_status(view: WorkerView) -> WorkerStatus:
+    return WorkerStatus(
+        name=view.name,
+        subject=view.subject,
+        host=view.host,
+        pid=view.pid,
+        version=view.version,
+        slots=view.slots,
+        commands=optional(view.commands, tuple),
+        first_seen_ms=moment_ms(view.first_seen_at),
+        last_seen_ms=moment_ms(view.last_seen_at),
+        holds=view.holds,
+        tasks=tuple(view.tasks),
+    )
 
 
 def _partial_backoff(message: queues.BackoffRules) -> PartialBackoff:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from codeq.cli.errors import UsageError
+from codeq.cli.errors import UsageError, needs_extra
 
 PAGES = {
     "cli": "codeq.cli.reference.cli:page",
@@ -24,7 +24,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def page(name: str) -> str:
-    made: str = resolve_name(PAGES[name])()
+    with needs_extra("server", "this page"):
+        make = resolve_name(PAGES[name])
+        made: str = make()
     return made
 
 

@@ -72,6 +72,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
         codeq.TaskDetails,
         codeq.ReleaseResult,
         codeq.QueueInfo,
+        codeq.WorkerStatus,
         Page,
         BulkResult,
         Event,

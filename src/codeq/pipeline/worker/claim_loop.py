@@ -25,6 +25,7 @@ from codeq.errors import CodeqError, InvalidRequest
 from codeq.pipeline.client import TRANSIENT, PipelineClient, ServerOptions, log_line
 from codeq.sdk.blocking import run_blocking
 from codeq.sdk.jobs import Job
+from codeq.sdk.worker_info import claimer_info
 
 FUNCTION_INPUT = pa.schema(
     [("id", pa.string()), ("command", pa.string()), ("payload", pa.string()), ("priority", pa.int32()),
@@ -98,7 +99,12 @@ class ClaimLoop(Struct, frozen=True, kw_only=True):
     def claim(self, client: PipelineClient) -> list[Job]:
         lease_ms, wait_ms = round(self.lease_s * 1000), round(self.wait_s * 1000)
         request = Claim(
-            worker=executor_name(), commands=(self.command,), limit=self.batch, lease_ms=lease_ms, wait_ms=wait_ms
+            worker=executor_name(),
+            commands=(self.command,),
+            limit=self.batch,
+            lease_ms=lease_ms,
+            wait_ms=wait_ms,
+            info=msgspec.structs.replace(claimer_info(), name=executor_name()),
         )
         return run_blocking(client.backend.claim(request))
 

@@ -35,6 +35,8 @@ class ClaimState:
         self.is_stopping = asyncio.Event()
         self.answered_s = monotonic()
         self.was_answered = False
+        self.is_cut_off = False
+        """Whether the last claim failed."""
         self.is_all_done: Callable[[], bool] = lambda: False
         """For a worker that stops when it is idle: whether nothing is in flight and nothing is unreported."""
         self.turn = 0
@@ -116,11 +118,11 @@ class Claimer:
                     raise
                 pause_s = min(pause_s + 0.5, 5.0)
                 log.warning("cannot claim, trying again in %.1f s: %s", pause_s, fault)
-                self.began_s = 0.0
+                self.began_s, state.is_cut_off = 0.0, True
                 await asyncio.sleep(pause_s)
                 continue
             self.began_s = pause_s = 0.0
-            state.answered_s, state.was_answered = monotonic(), True
+            state.answered_s, state.was_answered, state.is_cut_off = monotonic(), True, False
             if jobs:
                 state.turn += 1
                 await state.heartbeater.ready()
@@ -167,4 +169,5 @@ def _claim(wanted: Claim, limit: int, request_id: str | None) -> Claim:
         wait_ms=wanted.wait_ms,
         limit=limit,
         request_id=request_id,
+        info=wanted.info,
     )

@@ -31,6 +31,7 @@ from codeq.sdk.worker.pool import InFlightJob, InFlightJobs, Pool
 from codeq.sdk.worker.processes import ProcessPool
 from codeq.sdk.worker.running_job import AttachedFile, RunningJob, as_current, name_tasks_in_logs
 from codeq.sdk.worker.threads import ThreadPool
+from codeq.sdk.worker_info import worker_info
 
 if TYPE_CHECKING:
     from codeq.sdk.worker.worker import Worker
@@ -45,6 +46,8 @@ the same process); an older one is waiting for new tasks."""
 INTERRUPT_S = 2.0
 """How long a handler may take to end after it was interrupted."""
 LAST_REPORTS_S = 5.0
+LEAVE_S, LEAVE_SILENT_S = 5.0, 1.0
+"""Time to be taken off the list of workers; less if the last claim failed, as the server may be gone."""
 
 
 class Stuck(CodeqError):
@@ -72,6 +75,9 @@ class Runner:
         )
         self._claims.is_all_done = lambda: not self._in_flight and self._completer.is_idle
         self._pools: dict[str, Pool] = {}
+        label = None if worker.name == "worker" else worker.name
+        slots = sum(worker.slots(kind) for kind in {handler.pool for handler in worker.handlers.values()})
+        self._info = worker_info(label, slots=slots, commands=worker.commands)
         self._progress: dict[str, str] = {}
         """What handlers have reported since the last tick."""
         self._warned: set[str] = set()
@@ -130,6 +136,7 @@ class Runner:
                 commands=tuple(handlers),
                 lease_ms=min(handler.lease_ms for handler in handlers.values()),
                 wait_ms=wait_ms,
+                info=self._info,
             )
             size, prefetch = self._worker.slots(first.pool), self._worker.prefetch
             if isinstance(pool, BatchPool):
@@ -271,12 +278,18 @@ class Runner:
             answer_s = ANSWER_LOCAL_S if self._backend.client_options is None else ANSWER_S
             is_done = lambda: all(task.done() for task in claiming)  # noqa: E731 - as short as a comparison
             await _wait_until(is_done, began_s + answer_s - monotonic(), unless=self._is_hurried)
-        for task in claiming:
-            task.cancel()
+        await _cancel(*claiming)  # they must have ended before the worker leaves, or they might list it again
         await _wait_until(lambda: not self._in_flight, self._worker.grace_s, unless=self._is_hurried)
         self._decide([(entry, ABANDONED) for entry in self._in_flight.by_key.values()])
         await _wait_until(lambda: not self._in_flight, INTERRUPT_S)
         await _wait_until(lambda: self._completer.is_idle, LAST_REPORTS_S)
+        await self._leave()
+
+    async def _leave(self) -> None:
+        """Takes the worker off the list of workers, where it would stay for a while."""
+        with contextlib.suppress(CodeqError, TimeoutError):
+            async with asyncio.timeout(LEAVE_SILENT_S if self._claims.is_cut_off else LEAVE_S):
+                await self._backend.leave(self._worker.name, self._info.name)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

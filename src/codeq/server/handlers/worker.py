@@ -1,5 +1,6 @@
-"""Routes for workers: claim, heartbeat, abandon, nack, result."""
+"""Routes for workers: claim, heartbeat, abandon, nack, result; and the list of workers."""
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -11,16 +12,23 @@ from msgspec.structs import replace
 
 from codeq.domain import validation
 from codeq.domain.errors import CodeqError, InvalidRequest
-from codeq.domain.limits import BACKOFF_MS_MAX, CLAIM_BYTES_MAX, CLAIM_WAIT_MS_MAX, LEASE_MS_MIN
+from codeq.domain.limits import (
+    BACKOFF_MS_MAX,
+    CLAIM_BYTES_MAX,
+    CLAIM_WAIT_MS_MAX,
+    LEASE_MS_MIN,
+    WORKER_NAME_PATTERN,
+)
 from codeq.domain.queue import is_system
 from codeq.domain.requests import Claim, Delivery, Outcome
 from codeq.domain.task import Holder, Status, Task
+from codeq.domain.workers import WorkerInfo
 from codeq.server.auth.principal import EVERY_COMMAND
 from codeq.server.json_content import Content
 from codeq.server.microbatch import BatchedHandler
 from codeq.server.request import BatchParser, HttpRequest, HttpResponse, Parser
 from codeq.server.state import AppState
-from codeq.usecases import queries
+from codeq.usecases import queries, workers
 from codeq.usecases.abandon import abandon as abandon_task
 from codeq.usecases.budget import LoopBudget, fit_into_piece, is_short, pieces_of
 from codeq.usecases.claim import Lease, claim, hand_back, leases_of
@@ -31,9 +39,10 @@ from codeq.usecases.submit import Submitted, submit
 from codeq.usecases.traces import trace_parents
 from codeq.usecases.watch_leases import watch_leases as find_lost_leases
 from codeq.wire import tasks as wire
-from codeq.wire import times
+from codeq.wire import times, to_domain
 from codeq.wire.artifacts import artifact_input
 from codeq.wire.errors import Forbidden
+from codeq.wire.workers import WorkerViews, worker_view
 
 CLAIM = Parser(wire.Claim)
 CLAIM_MANY = Parser(wire.ClaimBatch)
@@ -50,6 +59,7 @@ SUBMIT_MANY = BatchParser(
 )
 
 _NOTHING = HttpResponse(204)
+_WORKER_NAME = re.compile(WORKER_NAME_PATTERN)
 _STATUSES = {status.value: status for status in Status}
 
 
@@ -217,6 +227,7 @@ async def _claim(state: AppState, request: HttpRequest, message: Any, count: int
         limit=state.limiter.affordable(charge, caller, count),
         lease_ms=max(_ms(message.lease_seconds), LEASE_MS_MIN) if message.lease_seconds > 0 else None,
         request_id=message.request_id,
+        info=_worker_info(request, message),
     )
     slot = state.long_polls.held(request.tenant) if wait_ms else nullcontext()
     with slot, state.tracing.verb("claim", worker_id=wanted.worker, tenant_id=request.tenant) as span:
@@ -230,6 +241,31 @@ async def _claim(state: AppState, request: HttpRequest, message: Any, count: int
         returning = partial(_return_tasks, state.core, request.tenant, leases)
         request.connection.on_undelivered = (*request.connection.on_undelivered, returning)
     return deliveries
+
+
+def _worker_info(request: HttpRequest, message: wire.Claim) -> WorkerInfo | None:
+    """Returns what the worker tells about itself, of which it may be about commands that the token names only."""
+    if message.worker is None:
+        name = message.worker_id
+        return WorkerInfo(name=name) if name and _WORKER_NAME.fullmatch(name) else None
+    info, allowed = to_domain.worker_info(message.worker), request.principal.commands
+    if info.commands is None or EVERY_COMMAND in allowed:
+        return info
+    return replace(info, commands=tuple([command for command in info.commands if command in allowed]))
+
+
+async def leave(state: AppState, request: HttpRequest) -> HttpResponse:
+    await workers.leave(state.core, request.tenant, request.principal.subject, request.params["name"])
+    return _NOTHING
+
+
+async def list_workers(state: AppState, request: HttpRequest) -> HttpResponse:
+    found = await workers.list_workers(state.core, request.tenant)
+    views = map(worker_view, found.workers)
+    budget = LoopBudget(state.core, request.tenant)
+    return await request.respond_in_pieces(
+        200, views, lambda parts: WorkerViews(workers=parts, complete=found.is_complete), budget
+    )
 
 
 async def _return_tasks(core: Core, tenant: str, leases: Sequence[Lease]) -> None:

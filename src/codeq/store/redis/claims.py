@@ -149,7 +149,8 @@ def take_arguments(
         remember_ms = max(leases_ms) if request.request_id is not None else 0
         arguments += [request.limit, request.bytes_max, remember_ms, "1" if request.is_part else ""]
         for lease_ms in leases_ms:
-            arguments += [records.claim_arguments(request.worker, now_ms, lease_ms), now_ms + lease_ms]
+            claim_arguments = records.claim_arguments(request.worker, now_ms, lease_ms, request.worker_name)
+            arguments += [claim_arguments, now_ms + lease_ms]
     return names, arguments
 
 

@@ -26,6 +26,7 @@ class StoredClaim(Struct, frozen=True, array_like=True, gc=False):
     worker: str
     at_ms: int
     lease_ms: int
+    worker_name: str | None = None
 
 
 _decode_claim = msgspec.msgpack.Decoder(StoredClaim).decode
@@ -38,9 +39,9 @@ def without_version(task: Task) -> bytes:
     return len(data).to_bytes(_LENGTH_BYTES, "big") + data
 
 
-def claim_arguments(worker: str, at_ms: int, lease_ms: int) -> bytes:
+def claim_arguments(worker: str, at_ms: int, lease_ms: int, worker_name: str | None) -> bytes:
     """Returns the encoded claim, which the script appends to a record with its new version."""
-    return codec.encode(StoredClaim(CLAIM_RULE, worker, at_ms, lease_ms))
+    return codec.encode(StoredClaim(CLAIM_RULE, worker, at_ms, lease_ms, worker_name))
 
 
 def decode(data: bytes) -> Task:
@@ -53,7 +54,9 @@ def decode(data: bytes) -> Task:
             raise msgspec.DecodeError("the record has no version")
         claim = _decode_claim(data[claim_at:version_at])
         codec.versioned(task, int.from_bytes(data[end:claim_at], "big"))
-        task = lifecycle.claim(task, claim.worker, claim.at_ms, lease_ms=claim.lease_ms).after
+        task = lifecycle.claim(
+            task, claim.worker, claim.at_ms, lease_ms=claim.lease_ms, worker_name=claim.worker_name
+        ).after
     return codec.versioned(task, int.from_bytes(data[version_at:], "big"))
 
 

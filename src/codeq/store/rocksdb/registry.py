@@ -14,6 +14,8 @@ from codeq.store.rocksdb.write_buffer import WriteBuffer
 Name = tuple[str, str, str]
 """Kind, tenant and name."""
 
+_EXPIRIES_MIN = 1024
+
 _decode = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
 
 
@@ -27,11 +29,9 @@ class RocksRegistry:
         """Raises if the store cannot be used."""
         self._stored: defaultdict[tuple[str, str], dict[str, Registration]] = defaultdict(dict)
         self._load()
-        self._expiries = [
-            (entry.expires_ms, (*place, name)) for place, named in self._stored.items() for name, entry in named.items()
-        ]
+        self._expiries: list[tuple[int, Name]] = []
         """A heap; an entry that was stored again is in it again."""
-        heapify(self._expiries)
+        self._forget_replaced()
 
     def _load(self) -> None:
         for key, data in self._buffer.scan(keys.REGISTRY, keys.after(keys.REGISTRY)):
@@ -81,7 +81,17 @@ class RocksRegistry:
         place = (entry.kind, entry.tenant, entry.name)
         self._stored[entry.kind, entry.tenant][entry.name] = entry
         heappush(self._expiries, (entry.expires_ms, place))
+        if len(self._expiries) > self._expiries_max:
+            self._forget_replaced()
         self._buffer.put(keys.registration(*place), codec.encode((entry.expires_ms, entry.value)))
+
+    def _forget_replaced(self) -> None:
+        """Rebuilds the heap of the entries as they are: long-lived ones that are stored again and again fill it."""
+        self._expiries = [
+            (entry.expires_ms, (*place, name)) for place, named in self._stored.items() for name, entry in named.items()
+        ]
+        heapify(self._expiries)
+        self._expiries_max = max(_EXPIRIES_MIN, 2 * len(self._expiries))
 
     def _remove(self, place: Name) -> bool:
         kind, tenant, name = place

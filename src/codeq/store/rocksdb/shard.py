@@ -359,13 +359,13 @@ class RocksShard:
         data: list[bytes] = []
         bodies: list[Body | None] = []
         queue: QueueState | None = None
-        lease_ms = 0
+        lease_ms, name = 0, request.worker_name
         for window, (before, body) in selected:
             if queue is not window.queue:
                 queue = window.queue
                 lease_ms = request.lease_ms or request.policy_of(queue.key).lease_ms
                 self._queues.changed(queue)
-            after = lifecycle.claim(before, request.worker, now_ms, lease_ms=lease_ms).after
+            after = lifecycle.claim(before, request.worker, now_ms, lease_ms=lease_ms, worker_name=name).after
             data.append(buffer.event(after))
             tasks.append(after)
             queues.append(queue)

@@ -1,0 +1,54 @@
+"""Lists the workers of a tenant with what each holds, and removes those that stop."""
+
+from collections import defaultdict
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from codeq.domain import validation
+from codeq.domain.limits import LIST_TASKS_MAX, WORKER_TASKS_SHOWN_MAX, WORKERS_SCAN_MAX
+from codeq.domain.queue import Index
+from codeq.domain.requests import Filter
+from codeq.domain.workers import WorkerStatus
+from codeq.usecases import queries
+from codeq.usecases.core import Core
+
+_IN_PROGRESS = Filter(index=Index.IN_PROGRESS)
+
+
+class WorkerList(Struct, frozen=True, gc=False):
+    workers: list[WorkerStatus]
+    is_complete: bool
+    """Whether all tasks in progress were counted. There may be more than a list may read."""
+
+
+async def list_workers(core: Core, tenant: str) -> WorkerList:
+    """Returns the workers that were heard from lately and those that hold tasks, by name."""
+    validation.tenant(tenant)
+    registered = {(each.name, each.subject): each for each in await core.workers.all_of(tenant)}
+    held, is_complete = await _held(core, tenant)
+    gone = {place: WorkerStatus(name=place[0], subject=place[1]) for place in held.keys() - registered.keys()}
+    found = [
+        replace(worker, holds=len(held[place]), tasks=tuple(held[place][:WORKER_TASKS_SHOWN_MAX]))
+        for place, worker in (registered | gone).items()
+    ]
+    return WorkerList(sorted(found, key=lambda worker: (worker.name, worker.subject)), is_complete)
+
+
+async def leave(core: Core, tenant: str, subject: str, name: str) -> bool:
+    """Removes a worker that stops from the list, so that nobody counts on it. Returns whether it was there."""
+    return await core.workers.leaves(tenant, subject, name)
+
+
+async def _held(core: Core, tenant: str) -> tuple[defaultdict[tuple[str, str], list[str]], bool]:
+    """Returns the ids of tasks in progress by name and subject of their worker, and whether these are all."""
+    held: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    cursor: str | None = None
+    for _ in range(0, WORKERS_SCAN_MAX, LIST_TASKS_MAX):
+        page = await queries.find(core, tenant, _IN_PROGRESS, cursor=cursor, limit=LIST_TASKS_MAX)
+        for task in page.tasks:
+            held[task.worker_name or "", task.worker or ""].append(task.id)
+        cursor = page.cursor
+        if cursor is None:
+            return held, True
+    return held, False
