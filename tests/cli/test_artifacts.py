@@ -13,14 +13,14 @@ def test_files_are_uploaded_listed_and_fetched(cli: Cli, tmp_path: Path) -> None
     task_id, token = cli.claimed()
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
     (tmp_path / "model.bin").write_bytes(LARGE)
-    put = cli.ok("artifact", "put", task_id, str(tmp_path / "table.csv"), "--token", token)
+    put = cli.ok("artifact", "put", task_id, str(tmp_path / "table.csv"), "--lease-token", token)
     assert put.out == "table.csv is uploaded (8 B); codeq result --artifact names it\n"
     named = cli.ok(
         "artifact",
         "put",
         task_id,
         str(tmp_path / "model.bin"),
-        "--token",
+        "--lease-token",
         token,
         "--name",
         "m",
@@ -33,7 +33,7 @@ def test_files_are_uploaded_listed_and_fetched(cli: Cli, tmp_path: Path) -> None
         "sha256": hashlib.sha256(LARGE).hexdigest(),
     }  # fmt: skip
     assert cli.ok("artifact", "list", task_id).out == "the task has no artifacts\n", "its result names none yet"
-    cli.ok("result", task_id, "--token", token, "--artifact", "table.csv", "--artifact", "m")
+    cli.ok("result", task_id, "--lease-token", token, "--artifact", "table.csv", "--artifact", "m")
 
     listed = cli.ok("artifact", "list", task_id, env={"COLUMNS": "1000"}).out
     assert "text/csv" in listed
@@ -52,11 +52,11 @@ def test_what_cannot_be_had_is_said_and_leaves_no_file(cli: Cli, tmp_path: Path)
     cli.enqueued()
     task_id, token = cli.claimed()
     (tmp_path / "a").write_text("a")
-    assert cli("artifact", "put", task_id, str(tmp_path / "none"), "--token", token).code == 2
-    assert cli("artifact", "put", task_id, str(tmp_path / "a"), "--token", token, "--name", "../a").code != 0
-    assert cli("artifact", "put", task_id, str(tmp_path / "a"), "--token", str(int(token) + 1)).code != 0
-    cli.ok("result", task_id, "--token", token)
-    refused = cli("artifact", "put", task_id, str(tmp_path / "a"), "--token", token)
+    assert cli("artifact", "put", task_id, str(tmp_path / "none"), "--lease-token", token).code == 2
+    assert cli("artifact", "put", task_id, str(tmp_path / "a"), "--lease-token", token, "--name", "../a").code != 0
+    assert cli("artifact", "put", task_id, str(tmp_path / "a"), "--lease-token", str(int(token) + 1)).code != 0
+    cli.ok("result", task_id, "--lease-token", token)
+    refused = cli("artifact", "put", task_id, str(tmp_path / "a"), "--lease-token", token)
     assert refused.code != 0
     missing = cli("artifact", "get", task_id, "a", "--output", str(tmp_path / "b"))
     assert missing.code == 3

@@ -166,7 +166,7 @@ def test_an_interrupted_import_says_how_far_it_came(cli: Cli) -> None:
     assert process.stdin is not None
     process.stdin.write("1\n" * 700)
     process.stdin.flush()
-    eventually(lambda: cli.ok("queue", "show", "bulk", "--json").json["ready"] == 700)
+    eventually(lambda: [each["ready"] for each in cli.ok("queue", "list", "--json").json["queues"]] == [700])
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (130, "enqueued 700 tasks, refused 0 lines\n")

@@ -9,8 +9,8 @@ from typer.main import get_command
 
 from codeq.cli.main import app
 
-SILENT = {"serve", "token", "config check", "config reference"}
-"""Commands without `--json`: they run a server, or print what is one word or a page already."""
+SILENT = {"serve", "worker run", "token", "config check", "config reference"}
+"""Commands without `--json`: they run a server or a worker, or print what is one word or a page already."""
 
 
 def commands(group: Any = None, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -114,7 +114,7 @@ def test_the_loop_of_the_help_page_works_through_a_queue(cli: Cli) -> None:
     script = f"""
         codeq() {{ {codeq} "$@"; }}
         codeq claim work --limit 10 | while IFS=$'\\t' read -r id token command payload; do
-            codeq result "$id" --token "$token" "$payload" || exit 1
+            codeq result "$id" --lease-token "$token" "$payload" || exit 1
         done
     """
     run = subprocess.run(

@@ -1,6 +1,7 @@
 """`codeq task`: show, list, wait, cancel."""
 
 import json
+import os
 
 from tests.cli.shell import Cli
 
@@ -25,7 +26,7 @@ def test_a_task_is_shown_with_its_whole_history(cli: Cli) -> None:
         "COMPLETED",
         "disk full",
         "token 2",
-        "me",
+        f":{os.getpid()}",
         '"image": "cat.png"',
         '"width": 640',
         "in all",

@@ -72,7 +72,7 @@ def test_the_restore_drill_of_the_deployment_guide_runs(tmp_path: Path) -> None:
         )
     assert run.returncode == 0, run.stdout + run.stderr
     assert re.search(r"^backed up as drill: \d+ bytes, 3 tasks", run.stdout, re.MULTILINE)
-    assert re.search(r"^resize +3 ", run.stdout, re.MULTILINE)
+    assert re.search(r"^\S+ +resize +3 ", run.stdout, re.MULTILINE)
     assert run.stdout.count("PENDING") == 3
     assert list(backups.iterdir()) == []
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +47,13 @@ def test_a_failure_can_be_sent_to_another_process(tmp_path: Path) -> None:
             queue.wait(task.id)
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (str(copy), copy.details) == (str(caught.value), caught.value.details)
+
+
+def test_a_program_that_leaves_its_queue_open_ends_as_it_wants_to(tmp_path: Path) -> None:
+    program = "import codeq, os, sys; q = codeq.open(sys.argv[1]); q.enqueue('a', 1); os.fork() or exit(8); exit(7)"
+    for number in range(1, 4):
+        run = [sys.executable, "-c", program, str(tmp_path)]
+        ended = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+        assert (ended.returncode, ended.stderr) == (7, "")
+        with codeq.open(tmp_path) as queue:
+            assert len(queue.list().tasks) == number

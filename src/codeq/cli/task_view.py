@@ -16,8 +16,9 @@ CUT_CHARS = 4000
 ROW_COLUMNS = (">age", "id", "command", "status", ">prio", ">attempts", "error")
 _NOT_SHOWN = ("payload", "lastKnownLocation", "resultKey")
 FAILING = frozenset({"nack", "expire", "fail", "abandon"})
-OF_DELIVERY = {"claim", "complete", "fail", "nack", "expire", "abandon", "cancel"}
 """Moves at which an error happens. Later events of the task repeat it."""
+OF_DELIVERY = frozenset({"claim", "complete", "fail", "nack", "expire", "abandon", "cancel"})
+"""Moves that begin or end a delivery, and so have a worker. Later events of the task repeat its name."""
 
 
 def task_fields(task: "Task") -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """A queue in the same process with blocking calls for any thread: its event loop runs in a thread of its own."""
 
 import asyncio
+import atexit
 import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -68,6 +70,9 @@ class Queue(BlockingVerbs):
         self._loop = loop
         self._thread = thread
         self._is_open = True
+        self._at_exit = partial(_close_at_exit, weakref.ref(self), os.getpid())
+        if thread is not None:
+            atexit.register(self._at_exit)
         self.tenant = inner.tenant
         self.aio = Verbs(CrossLoopBackend(CoreBackend(inner.core, inner.tenant), self._submit))
 
@@ -87,6 +92,7 @@ class Queue(BlockingVerbs):
         """Waits until all changes are on disk, and releases the directory. May be called twice."""
         if self._is_open and self._thread is not None:
             self._is_open = False
+            atexit.unregister(self._at_exit)
             try:
                 asyncio.run_coroutine_threadsafe(self._inner.close(), self._loop).result()
             finally:
@@ -105,6 +111,23 @@ class Queue(BlockingVerbs):
             call.close()
             raise StoreClosed("this queue was closed")
         return asyncio.run_coroutine_threadsafe(call, self._loop)
+
+
+def _close_at_exit(queue: "weakref.ref[Queue]", pid: int) -> None:
+    """Closes a queue that the program has left open: a thread that is still inside RocksDB when Python ends it aborts
+    the process. A forked child has the queue without its thread, and leaves it alone."""
+    if os.getpid() == pid and (opened := queue()) is not None:
+        opened._loop.set_default_executor(_InlineExecutor())
+        opened.close()
+
+
+class _InlineExecutor(ThreadPoolExecutor):
+    """Calls in the thread of the event loop what belongs in another: at exit Python starts no more threads."""
+
+    def submit(self, call: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
+        future: Future[T] = Future()
+        future.set_result(call(*args, **kwargs))
+        return future
 
 
 def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
