@@ -15,11 +15,20 @@ ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(r"^(?P<mark><!-- not run.*?-->\n+)?```(?P<kind>\w+)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# (\w+\.py)\n")
 
-# A page shows `worker.run()`, which would never return: here it returns when there is nothing left to do.
-_UNTIL_IDLE = """
-from codeq.sdk.worker.worker import Worker
-run_for_ever = Worker.run
-Worker.run = lambda self, queue=None, **_: run_for_ever(self, queue, until_idle=True)
+# A file that works until it is stopped is stopped as a reader does it: with Ctrl-C, once everything is done.
+_RUN_FILE = """
+def _run_file(name):
+    import signal, subprocess, sys, time
+    import codeq
+    process = subprocess.Popen([sys.executable, name])
+    if "worker.run()" in open(name).read():
+        client = codeq.Client()
+        while process.poll() is None and process.pid not in [worker.pid for worker in client.workers()]:
+            time.sleep(0.05)
+        while process.poll() is None and any(of.pending or of.in_progress for of in client.queues().values()):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0, name
 """
 
 
@@ -35,15 +44,14 @@ def program(page: str, folder: Path) -> str:
         named = _FILE.match(text)
         if named:
             (folder / named[1]).write_text(text)
-            parts.append(f"__import__('subprocess').run([{sys.executable!r}, {named[1]!r}], check=True)\n")
+            parts.append(f"_run_file({named[1]!r})\n")
         else:
             parts.append(text)
-    (folder / "sitecustomize.py").write_text(_UNTIL_IDLE)
-    return "\n".join(parts)
+    return "\n".join([_RUN_FILE, *parts])
 
 
 def environment(folder: Path, **extra: str) -> dict[str, str]:
-    """Variables for a program of a page: `codeq` is the one under test, and workers end when they are idle."""
+    """Variables for a program of a page: `codeq` is the one under test."""
     bin_folder = folder / "bin"
     bin_folder.mkdir(exist_ok=True)
     command = bin_folder / "codeq"
