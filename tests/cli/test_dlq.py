@@ -17,6 +17,14 @@ def test_errors_are_grouped_by_their_text_the_largest_group_first(cli: Cli) -> N
     assert all(task_id in out for task_id in full)
 
 
+def test_tracebacks_do_not_split_groups_and_are_shown_with_the_task_alone(cli: Cli) -> None:
+    tasks = [cli.dead("one", reason=f"ValueError: bad\nTraceback:\n  line {number}") for number in range(2)]
+    [group] = cli.ok("dlq", "list", "--json").json["groups"]
+    assert (group["count"], group["error"]) == (2, "ValueError: bad")
+    assert "Traceback" not in cli.ok("dlq", "list").out
+    assert "line 1" in cli.ok("task", "show", tasks[1]).out
+
+
 def test_the_list_filters_and_says_when_there_is_more(cli: Cli) -> None:
     cli.dead("one", reason="timeout")
     cli.dead("two", reason="disk full")

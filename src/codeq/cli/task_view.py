@@ -59,8 +59,12 @@ def task_row(task: "Task") -> Sequence[Any]:
 
 
 def error_text(task: "Task") -> str:
-    """The reason that the last worker gave, or else the error of the task."""
-    return task.last_error or task.error or ""
+    """The reason that the last worker gave, or else the error of the task: its first line, without the traceback."""
+    return _first_line(task.last_error or task.error or "")
+
+
+def _first_line(error: str) -> str:
+    return error.partition("\n")[0]
 
 
 def facts(task: "Task") -> list[tuple[str, str]]:
@@ -128,7 +132,7 @@ def _remark(event: "Event") -> str:
     if event.move == "claim":
         remarks.append(f"token {event.lease_token}")
     if event.move in FAILING and event.error:
-        remarks.append(truncate(event.error, 200))
+        remarks.append(truncate(_first_line(event.error), 200))
     if event.artifacts:
         remarks.append(f"{event.artifacts} artifact{'' if event.artifacts == 1 else 's'}")
     if event.visible_at and event.move != "claim":
