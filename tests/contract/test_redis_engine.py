@@ -36,9 +36,9 @@ def calls(*names: str) -> int:
 
 @on_node
 async def test_claims_at_the_same_time_are_served_in_order_by_few_scripts(world: World) -> None:
+    await asyncio.gather(*(world.claim("work", worker=f"w{number}") for number in range(16)))  # they are registered now
     tasks = await world.enqueue_many(40)
     await world.claim("work")  # the script is known to the server now, and the queue to the store
-    await asyncio.gather(*(world.claim("none", worker=f"w{number}") for number in range(16)))  # they are registered now
     before = calls("evalsha")
     claimed = await asyncio.gather(*(world.claim("work", worker=f"w{number}", limit=2) for number in range(16)))
     assert calls("evalsha") - before <= 4

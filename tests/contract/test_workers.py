@@ -18,6 +18,8 @@ from codeq.usecases.worker_registry import KIND
 
 ANN = WorkerInfo(name="ann@box:7", host="box", pid=7, version="1.2", slots=4, commands=("resize", "crop"))
 
+on_redis = pytest.mark.parametrize("engine", ["redis", "redis-cluster"], indirect=True)
+
 
 async def claim(world: World, info: WorkerInfo | None = ANN, *, subject: str = "token", lease_ms: int | None = None,
                 commands: tuple[str, ...] | None = ("resize",), tenant: str = TENANT) -> list[Task]:  # fmt: skip
@@ -256,6 +258,7 @@ async def test_a_call_that_began_before_its_worker_left_does_not_list_it_again(
     assert [each.last_seen_ms for each in await listed(world)] == [world.clock.now_ms], "it works on after all"
 
 
+@on_redis  # on RocksDB nothing comes between a registration and its storing
 async def test_a_registration_that_is_being_stored_is_removed_when_the_worker_leaves(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -244,7 +244,7 @@ def test_check_81_internal_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 UNPICKLING = {
-    "sdk/worker/processes.py": "a child process gets its handlers from its parent",
+    "sdk/worker/child_process.py": "a child process gets its handlers from its parent",
     "pipeline/lake/partitions.py": "the driver gets exceptions from its executors",
 }
 

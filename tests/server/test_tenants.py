@@ -298,6 +298,30 @@ def a_secret_is_ones_own(two: Neighbours) -> None:
     assert two.owner.name not in answered_text(two.stranger.admin.get(paths.WEBHOOK_SECRET))
 
 
+@on("POST", paths.LEASES_WATCH)
+def leases_of_others_are_lost_as_unknown_ones(two: Neighbours) -> None:
+    unknown = "01a1ecef-bfc8-7001-8623-984b35e40000"
+    ids = [*two.ids, unknown]
+    wanted = {"leases": [{"taskId": task_id, "leaseToken": 1} for task_id in ids]}
+    ended = answered(two.worker.post(paths.LEASES_WATCH, wanted), 200)["ended"]
+    assert [(each["taskId"], each["code"]) for each in ended] == [(task_id, "not-found") for task_id in ids]
+
+
+@on("GET", paths.WORKERS)
+def others_workers_are_not_listed(two: Neighbours) -> None:
+    names = {each["subject"] for each in answered(two.stranger.admin.get(paths.WORKERS), 200)["workers"]}
+    assert not any(two.owner.name in name for name in names)
+
+
+@on("DELETE", paths.WORKER)
+def nobody_removes_anothers_worker(two: Neighbours) -> None:
+    claim = {"commands": ["nothing"], "worker": {"name": "here"}}
+    assert two.owner.worker.post(paths.CLAIM, claim).status_code == 204
+    assert two.worker.delete(paths.WORKER.replace("{name}", "here")).status_code == 204
+    listed = answered(two.owner.admin.get(paths.WORKERS), 200)["workers"]
+    assert "here" in [each["name"] for each in listed]
+
+
 @on("POST", paths.SUBSCRIPTIONS)
 def a_subscription_is_ones_own(two: Neighbours) -> None:
     wanted = {"callbackUrl": "https://example.invalid/", "eventTypes": ["secret"]}

@@ -91,6 +91,8 @@ def abuses(found: dict[str, Any]) -> dict[tuple[str, str], list[Abuse]]:
     add("DELETE", paths.ARTIFACT, target=at(paths.ARTIFACT, of_worker))
     add("POST", paths.DELIVERIES_REPLAY, b'{"all":true}', b'{"error":"nothing"}')
     add("POST", paths.WEBHOOK_TEST, b'{"url":"https://example.invalid/"}')
+    watched = [{"taskId": task_id, "leaseToken": 1} for task_id in found["leased"][:256]]
+    add("POST", paths.LEASES_WATCH, msgspec.json.encode({"leases": watched}))
     add("POST", paths.SUBSCRIPTIONS, *[b'{"callbackUrl":"https://example.invalid/"}'] * 3)
     for query in ("limit=1000", "state=dead&limit=1000"):
         add("GET", paths.DELIVERIES, target=f"{paths.DELIVERIES}?{query}")
@@ -122,7 +124,7 @@ PLAIN = {
     ("GET", paths.OPENAPI), ("GET", paths.DOCS), ("GET", paths.JWKS), ("POST", paths.BACKUP),
     ("GET", paths.ARTIFACTS), ("GET", paths.ARTIFACT), ("GET", paths.DELIVERY), ("GET", paths.WEBHOOK_SECRET),
     ("POST", paths.SUBSCRIPTION_HEARTBEAT), ("DELETE", paths.SUBSCRIPTION), ("GET", paths.ADMIN_SUBSCRIPTIONS),
-    ("DELETE", paths.ADMIN_SUBSCRIPTION),
+    ("DELETE", paths.ADMIN_SUBSCRIPTION), ("GET", paths.WORKERS), ("DELETE", paths.WORKER),
 }  # fmt: skip
 """Routes that take nothing to abuse them with: their worst call is the plain one, on this data."""
 

@@ -178,7 +178,7 @@ ROUTES: Sequence[Route] = (
     _route("DELETE", paths.SUBSCRIPTION, _WORKER, subscriptions.unsubscribe, "End a subscription",
            gives=((204, None),), refuses=(404,), scope="codeq:subscribe"),
     _route("GET", paths.ADMIN_SUBSCRIPTIONS, _ADMIN, subscriptions.list_subscriptions, "List subscriptions",
-           gives=((200, subscriptions_wire.SubscriptionViews),)),
+           gives=((200, subscriptions_wire.SubscriptionViews),), is_bulk=True),
     _route("DELETE", paths.ADMIN_SUBSCRIPTION, _ADMIN, subscriptions.delete_subscription, "Delete a subscription",
            gives=((204, None),), refuses=(404,)),
     _route("GET", paths.HEALTHZ, _NONE, system.healthz, "Whether the process is alive",

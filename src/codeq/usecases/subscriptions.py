@@ -15,7 +15,9 @@ from codeq.domain.limits import (
 )
 from codeq.domain.subscriptions import DeliveryMode, Subscription
 from codeq.store.interface import Registration
+from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core, durable
+from codeq.usecases.sweep import SWEEPER
 
 KIND = "subscription"
 
@@ -64,9 +66,15 @@ async def unsubscribe(core: Core, tenant: str, subscription_id: str) -> None:
 
 
 async def all_of(core: Core, tenant: str | None = None) -> list[Subscription]:
-    """Returns the subscriptions of the tenant, or of all tenants, oldest first."""
-    entries = await core.store.registry.entries(KIND, tenant)
-    return sorted((_decode(entry.value) for entry in entries), key=lambda each: each.id)
+    """Returns the subscriptions of the tenant, or of all tenants, oldest first. Other calls run in between."""
+    budget = LoopBudget(core, SWEEPER if tenant is None else tenant)
+    await budget.yield_if_spent()
+    found: list[Subscription] = []
+    for entry in await core.store.registry.entries(KIND, tenant):
+        if budget.is_spent:
+            await budget.yield_if_spent()
+        found.append(_decode(entry.value))
+    return sorted(found, key=lambda each: each.id)
 
 
 def _entry(made: Subscription) -> Registration:

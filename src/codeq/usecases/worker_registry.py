@@ -144,6 +144,9 @@ class WorkerRegistry:
             return
         last = self._written.get(place)
         self._remember(place, new)
+        if self._store.is_local:  # it does not suspend, so a claim keeps its place before those that come later
+            await self._store_it(place, new, last)
+            return
         storing = asyncio.get_running_loop().create_task(self._store_it(place, new, last))
         self._storing[storing] = place
         storing.add_done_callback(self._storing.pop)

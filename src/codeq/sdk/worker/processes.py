@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from time import monotonic
+from time import monotonic, sleep
 
 import msgspec
 
@@ -279,7 +279,9 @@ class _Child:
         if self._pool.is_closing:
             return
         if self._process is not None:
-            self._process.join(EXIT_S)
+            until_s = monotonic() + EXIT_S
+            while self._process.is_alive() and monotonic() < until_s:  # `join` would wait for one that lives on
+                sleep(0.005)
             if self._process.is_alive():
                 self._reason = self._reason or "the handler's process closed its pipe and was ended"
                 self.kill()

@@ -9,6 +9,7 @@ from codeq.server.auth.principal import EVERY_COMMAND
 from codeq.server.request import HttpRequest, HttpResponse, Parser
 from codeq.server.state import AppState
 from codeq.usecases import subscriptions as usecases
+from codeq.usecases.budget import LoopBudget
 from codeq.wire import subscriptions as wire
 from codeq.wire.errors import Forbidden
 
@@ -60,7 +61,10 @@ async def unsubscribe(state: AppState, request: HttpRequest) -> HttpResponse:
 
 async def list_subscriptions(state: AppState, request: HttpRequest) -> HttpResponse:
     found = await usecases.all_of(state.core, request.tenant)
-    return request.respond(200, wire.SubscriptionViews(subscriptions=[wire.view(each) for each in found]))
+    budget = LoopBudget(state.core, request.tenant)
+    return await request.respond_in_pieces(
+        200, map(wire.view, found), lambda parts: wire.SubscriptionViews(subscriptions=parts), budget
+    )
 
 
 async def delete_subscription(state: AppState, request: HttpRequest) -> HttpResponse:
