@@ -42,7 +42,7 @@ reference: setup ## Write docs/reference from the code
 	$(BIN)/codeq reference --all docs/reference
 
 test: setup ## All tests but those of test-cluster
-	$(BIN)/pytest -n 2 -m "not cluster"
+	$(BIN)/pytest -n 3 -m "not cluster"
 
 test-cluster: setup ## The tests with clusters of their own, Spark's and Redis's, and long kills; 13 minutes
 	$(BIN)/pytest -m cluster

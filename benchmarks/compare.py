@@ -25,10 +25,11 @@ import uvloop
 from benchmarks.compare_engine import EngineRound
 from benchmarks.http import PAYLOAD_BYTES, serving
 from benchmarks.http_load import HOST, Connection, Load, Requests, Target, connect
+from benchmarks.sdk_calls import SdkRound
 from rich.console import Console
 from rich.table import Table
 
-ENGINE = Path(__file__).with_name("compare_engine.py")
+ENGINE, CALLS = (Path(__file__).with_name(name) for name in ("compare_engine.py", "sdk_calls.py"))
 MEMORY = Path("/dev/shm")
 """What the kernel spends on fsync is the same for both, and varies by more than what is compared."""
 _ANSWERS_S = 300.0
@@ -44,6 +45,8 @@ class Setting(msgspec.Struct, frozen=True):
     is_cycle: bool = True
     is_packed: bool = False
     durability: str = "fsync"
+    call: str = ""
+    """What a program does with the SDK."""
 
 
 HTTP = [
@@ -65,6 +68,14 @@ ENGINES = [
     Setting("engine: batches of 128", 1_024, batch=128, durability="process"),
     Setting("engine: batches of 128, 8 callers, fsync", 1_024, batch=128, callers=8),
 ]
+SDK = [
+    Setting(f"SDK: {call}", tasks, call=call)
+    for call, tasks in (
+        ("enqueue", 200), ("typed enqueue", 200), ("batcher", 2_000), ("typed batcher", 2_000),
+        ("async batcher", 2_000), ("threads", 1_000), ("typed threads", 1_000), ("async", 1_000),
+    )
+]  # fmt: skip
+"""Each checkout's program against its own server. Of the worker, starting and ending it counts too."""
 
 Round = Callable[[], Awaitable[float]]
 """Does the tasks of one round; returns the CPU time per task in microseconds."""
@@ -137,25 +148,54 @@ class HttpCalls:
             connection.send(requests.result(body, self._setting.batch) if is_claimed else requests.claim)
 
 
-class EngineProcess:
-    """The embedded queue of one checkout, in a process that runs with that checkout's own Python."""
+class RoundProcess:
+    """A process that runs with a checkout's own Python, and does one round per line."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", setting: Setting) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
         self.pid = process.pid
-        self._job = msgspec.json.encode(
-            EngineRound(tasks=setting.tasks, batch=setting.batch, callers=setting.callers, payload_bytes=PAYLOAD_BYTES)
-        )
 
-    async def round(self) -> float:
+    def do(self, job: msgspec.Struct) -> float:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(self._job + b"\n")
+        self._process.stdin.write(msgspec.json.encode(job) + b"\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
-            raise RuntimeError("the engine's process has failed; see its message above")
+            raise RuntimeError("the measured process has failed; see its message above")
         return float(answer)
+
+
+class EngineProcess(RoundProcess):
+    """The embedded queue of one checkout."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", setting: Setting) -> None:
+        super().__init__(process)
+        self._job = EngineRound(
+            tasks=setting.tasks, batch=setting.batch, callers=setting.callers, payload_bytes=PAYLOAD_BYTES
+        )
+
+    async def round(self) -> float:
+        return self.do(self._job)
+
+
+class SdkProcess(RoundProcess):
+    """A program of one checkout, against that checkout's server."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", setting: Setting) -> None:
+        super().__init__(process)
+        self._setting = setting
+
+    async def round(self) -> float:
+        self.prepare(self._setting.tasks)
+        return self.work(self._setting.tasks)
+
+    def prepare(self, tasks: int) -> None:
+        self.do(SdkRound(call=self._setting.call, tasks=tasks, is_preparation=True))
+
+    def work(self, tasks: int) -> float:
+        """Returns the CPU time per task in microseconds, or NaN if this version has no such call."""
+        return self.do(SdkRound(call=self._setting.call, tasks=tasks))
 
 
 @contextmanager
@@ -165,6 +205,20 @@ def engine(tree: Path, home: Path, setting: Setting, *, program: Path | None = N
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         yield EngineProcess(process, setting)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def sdk(
+    tree: Path, url: str, setting: Setting, *, program: Path | None = None, slower: int = 1
+) -> Iterator[SdkProcess]:
+    """`program` is the Python to run, if not the checkout's own, and `slower` how many times slower it is."""
+    command = [str(program or tree / ".venv/bin/python"), str(CALLS), url, str(slower)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        yield SdkProcess(process, setting)
     finally:
         process.kill()
         process.wait()
@@ -226,6 +280,23 @@ async def measure_engine(trees: Sequence[Path], home: Path, settings: Sequence[S
     return rows
 
 
+async def measure_sdk(trees: Sequence[Path], home: Path, settings: Sequence[Setting], number: int) -> list[Row]:
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        targets = [
+            stack.enter_context(serving(home / f"sdk-{side}", program=tree / ".venv/bin/codeq"))
+            for side, tree in enumerate(trees)
+        ]
+        for setting in settings:
+            with ExitStack() as each:
+                programs = [
+                    each.enter_context(sdk(tree, f"http://{HOST}:{target.port}", setting))
+                    for tree, target in zip(trees, targets, strict=True)
+                ]
+                rows.append(Row(setting, *await alternate([program.round for program in programs], number)))
+    return rows
+
+
 def show(console: Console, rows: Sequence[Row]) -> None:
     table = Table(title="CPU time per task in microseconds", title_justify="left")
     table.add_column("")
@@ -253,9 +324,11 @@ def main(
         home = Path(folder)
         chosen_http = [setting for setting in HTTP if only in setting.name]
         chosen_engine = [setting for setting in ENGINES if only in setting.name]
+        chosen_sdk = [setting for setting in SDK if only in setting.name]
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             rows = runner.run(measure_http(trees, home, chosen_http, rounds)) if chosen_http else []
             rows += runner.run(measure_engine(trees, home, chosen_engine, rounds))
+            rows += runner.run(measure_sdk(trees, home, chosen_sdk, rounds)) if chosen_sdk else []
     show(Console() if sys.stdout.isatty() else Console(width=150), rows)
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=2))

@@ -2,10 +2,11 @@
 
 The measured process runs in Valgrind's callgrind, so the figures do not depend on what else the machine does. It runs
 some fifty times slower there, so its timers do, too. Each checkout has its own `.venv`. Needs `valgrind`; takes about
-four minutes.
+twelve minutes.
 """
 
 import asyncio
+import math
 import re
 import subprocess
 import sys
@@ -21,8 +22,9 @@ sys.path.pop(1)  # this folder: it would hide Python's own `http` behind ours
 import msgspec
 import typer
 import uvloop
-from benchmarks.compare import ENGINES, HTTP, MEMORY, HttpCalls, Setting, engine
+from benchmarks.compare import ENGINES, HTTP, MEMORY, SDK, HttpCalls, Setting, engine, sdk
 from benchmarks.http import serving
+from benchmarks.http_load import HOST
 from rich.console import Console
 from rich.table import Table
 
@@ -84,12 +86,13 @@ def in_callgrind(tree: Path, folder: Path) -> Path:
 
 
 async def count_http(tree: Path, home: Path, settings: Sequence[Setting], rounds: int) -> dict[str, float]:
+    """Starts a server for each setting: in one for all, RocksDB's flush of a memtable counts for whoever it meets."""
     found: dict[str, float] = {}
     programs = in_callgrind(tree, home)
-    with serving(home / "http", program=programs / "codeq") as target:
-        counter = Counter(target.pid, programs)
-        for number, setting in enumerate(settings):
-            calls = HttpCalls(target, setting, f"compare-{number}")
+    for number, setting in enumerate(settings):
+        with serving(home / f"http-{number}", program=programs / "codeq") as target:
+            counter = Counter(target.pid, programs)
+            calls = HttpCalls(target, setting, "compare")
             for _ in range(_WARM_ROUNDS):
                 await calls.round()
             counter.start()
@@ -117,6 +120,31 @@ async def count_engine(tree: Path, home: Path, settings: Sequence[Setting], roun
     return found
 
 
+async def count_sdk(tree: Path, home: Path, settings: Sequence[Setting], rounds: int) -> dict[str, float]:
+    """Counts what the program does, with the server outside of callgrind. From rounds of two lengths, so that what
+    starts and ends a worker or a batcher does not count."""
+    found: dict[str, float] = {}
+    programs = in_callgrind(tree, home)
+    with serving(home / "server", program=tree / ".venv/bin/codeq") as target:
+        for setting in settings:
+            url = f"http://{HOST}:{target.port}"
+            total, tasks = [0.0, 0.0], [setting.tasks, 3 * setting.tasks]
+            with ExitStack() as stack:
+                program = stack.enter_context(sdk(tree, url, setting, program=programs / "python", slower=_SLOWER))
+                counter = Counter(program.pid, programs)
+                for turn in range(rounds + 1):  # the first one warms up
+                    for length in range(2):
+                        program.prepare(tasks[length])
+                        counter.start()
+                        is_known = not math.isnan(program.work(tasks[length]))
+                        counted = counter.stop(setting.name)
+                        total[length] += counted if turn else 0
+                        if not is_known:
+                            total = [math.nan, math.nan]
+            found[setting.name] = (total[1] - total[0]) / rounds / (tasks[1] - tasks[0])
+    return found
+
+
 def show(console: Console, counts: Sequence[dict[str, float]]) -> None:
     table = Table(title="Instructions per task, in thousands", title_justify="left")
     for name in ("", "old", "new", "change"):
@@ -139,13 +167,15 @@ def main(
     counts: list[dict[str, float]] = []
     chosen_http = [setting for setting in HTTP if only in setting.name]
     chosen_engine = [setting for setting in ENGINES if only in setting.name]
+    chosen_sdk = [setting for setting in SDK if only in setting.name]
     with (
         tempfile.TemporaryDirectory(prefix="codeq-instructions-", dir=MEMORY) as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         for side, tree in enumerate((old.resolve(), new.resolve())):
             found = runner.run(count_http(tree, Path(folder, f"http-{side}"), chosen_http, rounds))
-            counts.append(found | runner.run(count_engine(tree, Path(folder, f"engine-{side}"), chosen_engine, rounds)))
+            found |= runner.run(count_engine(tree, Path(folder, f"engine-{side}"), chosen_engine, rounds))
+            counts.append(found | runner.run(count_sdk(tree, Path(folder, f"sdk-{side}"), chosen_sdk, rounds)))
     show(Console() if sys.stdout.isatty() else Console(width=150), counts)
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(counts), indent=2))

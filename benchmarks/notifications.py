@@ -1,6 +1,6 @@
 """What 100 subscriptions cost producers: rates of creates with and without them, in turn, on one server.
 
-    python benchmarks/notifications.py [--rounds 6] [--seconds 6] [--tasks N]
+    python benchmarks/notifications.py [--store redis] [--rounds 6] [--seconds 6] [--tasks N]
 
 Prints the ratio of the rates, and of the tasks per second of the server's CPU, which says more on a machine with other
 work; the goal is 0.95 or more. Where a round would create few tasks because the machine is busy, `--tasks` makes a
@@ -20,9 +20,11 @@ import multiprocessing
 import statistics
 import tempfile
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import psutil  # type: ignore[import-untyped]
+from tests.redis_servers import start_node
 from tests.server.server_process import Tenant, answered, start_server
 from tests.webhooks.notified import receiving
 
@@ -42,9 +44,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--tasks", type=int, default=0)
     parser.add_argument("--batch", type=int, choices=(1, BATCH))
+    parser.add_argument("--store", choices=("rocksdb", "redis"), default="rocksdb")
     wanted = parser.parse_args()
     settings: dict[str, Any] = {"webhooks": {"allow": "127.0.0.1"}, "log": {"level": "error"}}
-    with tempfile.TemporaryDirectory() as folder, start_server(Path(folder), settings=settings) as server:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        if wanted.store == "redis":
+            node = stack.enter_context(start_node(Path(folder) / "redis", appendonly="yes", appendfsync="everysec"))
+            settings["store"] = {"url": node.url}
+        server = stack.enter_context(start_server(Path(folder) / "server", settings=settings))
         base, received = _start_receiver()
         quiet, subscribed = Tenant(server, "quiet"), Tenant(server, "subscribed")
         for number in range(SUBSCRIPTIONS):

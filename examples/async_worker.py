@@ -20,7 +20,7 @@ worker = codeq.Worker(os.environ.get("CODEQ_URL", "http://127.0.0.1:8080"), conc
 http = httpx.AsyncClient(timeout=10, follow_redirects=True)
 
 
-@worker.task("fetch", backoff=codeq.Backoff(codeq.BackoffKind.EXP_FULL_JITTER, 1_000, 60_000))
+@worker.task("fetch", backoff=codeq.exponential(1, 60))
 async def fetch(payload: dict[str, Any]) -> dict[str, Any]:
     # A refused connection raises an httpx error: a failed try, which is repeated after the backoff.
     response = await http.get(payload["url"])

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 from tests.server.server_process import eventually
 
+PROJECT = Path(__file__).parents[1]
 BUCKET = "bucket"
 SECRET = "s3-secret-of-the-tests"
 _LISTENS = re.compile(r"http://127\.0\.0\.1:(\d+)")
@@ -61,9 +62,19 @@ def start_rclone(folder: Path) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
+def lose_answers(folder: Path, port: int, times: int) -> Iterator[tuple[dict[str, str], Path]]:
+    """Starts a server in front of another that loses the answers to some commits; see `s3_loss.py`. Yields the
+    variables by which it is reached, and its log.
+    """
+    log = folder / "loss.log"
+    with _started([sys.executable, "-m", "tests.s3_loss", str(port), str(times)], log) as listens:
+        yield s3_environment(listens), log
+
+
+@contextmanager
 def _started(command: Sequence[str], log: Path) -> Iterator[int]:
     """Yields the port that the program says it listens on."""
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+    with log.open("wb") as output, subprocess.Popen(command, cwd=PROJECT, stdout=output, stderr=output) as process:
         try:
             listens = eventually(lambda: _LISTENS.search(log.read_text()), UP_S_MAX)
             assert listens is not None, log.read_text()

@@ -9,13 +9,12 @@ if TYPE_CHECKING:
     from codeq import errors
     from codeq.domain.backoff import Backoff, BackoffKind, PartialBackoff
     from codeq.domain.errors import CodeqError
-    from codeq.domain.queue import EffectivePolicy, OnExpiry, QueuePolicy
+    from codeq.domain.queue import OnExpiry
     from codeq.domain.requests import NewTask
-    from codeq.domain.task import Move, Status, Task
+    from codeq.domain.task import Move, Status
     from codeq.domain.tenants import TenantLimits
-    from codeq.domain.workers import WorkerStatus
     from codeq.embedded import AsyncQueue, Queue, open, open_async
-    from codeq.sdk.backoffs import exponential, fixed, linear
+    from codeq.sdk.backoffs import exponential, fixed, linear, partial_backoff
     from codeq.sdk.client import AsyncClient, Client
     from codeq.sdk.default_queue import set_default_queue
     from codeq.sdk.definitions import TaskDefinition, task
@@ -23,14 +22,13 @@ if TYPE_CHECKING:
         Job,
         QueueInfo,
         ReleaseResult,
-        ReplayedTask,
         TaskDetails,
         TaskFailed,
-        TypedTask,
         WaitTimeout,
     )
     from codeq.sdk.new_tasks import new_task, new_tasks
-    from codeq.sdk.queue_policies import queue_policy
+    from codeq.sdk.queue_policies import EffectivePolicy, QueuePolicy
+    from codeq.sdk.tasks import ReplayedTask, Task, TypedTask
     from codeq.sdk.webhooks import WebhookInvalid, verify_webhook
     from codeq.sdk.worker import (
         Bury,
@@ -43,33 +41,32 @@ if TYPE_CHECKING:
         Worker,
         current_job,
     )
+    from codeq.sdk.worker_info import WorkerStatus
     from codeq.store.data_dir import restore
 
 _NAMES_BY_MODULE = {
     "codeq.domain.backoff": ("Backoff", "BackoffKind", "PartialBackoff"),
     "codeq.domain.errors": ("CodeqError",),
-    "codeq.domain.queue": ("EffectivePolicy", "OnExpiry", "QueuePolicy"),
+    "codeq.domain.queue": ("OnExpiry",),
     "codeq.domain.requests": ("NewTask",),
-    "codeq.domain.task": ("Move", "Status", "Task"),
+    "codeq.domain.task": ("Move", "Status"),
     "codeq.domain.tenants": ("TenantLimits",),
-    "codeq.domain.workers": ("WorkerStatus",),
     "codeq.embedded": ("AsyncQueue", "Queue", "open", "open_async"),
     "codeq.sdk.client": ("AsyncClient", "Client"),
     "codeq.sdk.jobs": (
         "ReleaseResult",
-        "ReplayedTask",
         "Job",
         "TaskDetails",
         "QueueInfo",
         "TaskFailed",
-        "TypedTask",
         "WaitTimeout",
     ),
-    "codeq.sdk.backoffs": ("exponential", "fixed", "linear"),
+    "codeq.sdk.backoffs": ("exponential", "fixed", "linear", "partial_backoff"),
     "codeq.sdk.default_queue": ("set_default_queue",),
     "codeq.sdk.definitions": ("TaskDefinition", "task"),
     "codeq.sdk.new_tasks": ("new_task", "new_tasks"),
-    "codeq.sdk.queue_policies": ("queue_policy",),
+    "codeq.sdk.queue_policies": ("EffectivePolicy", "QueuePolicy"),
+    "codeq.sdk.tasks": ("ReplayedTask", "Task", "TypedTask"),
     "codeq.sdk.webhooks": ("WebhookInvalid", "verify_webhook"),
     "codeq.sdk.worker": (
         "Bury",
@@ -82,6 +79,7 @@ _NAMES_BY_MODULE = {
         "Worker",
         "current_job",
     ),
+    "codeq.sdk.worker_info": ("WorkerStatus",),
     "codeq.store.data_dir": ("restore",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
@@ -132,7 +130,7 @@ __all__ = [
     "new_tasks",
     "open",
     "open_async",
-    "queue_policy",
+    "partial_backoff",
     "restore",
     "set_default_queue",
     "task",

@@ -21,10 +21,11 @@ from typing import Any, Self
 
 import msgspec
 
-from codeq.domain.queue import QueuePolicy
-from codeq.domain.task import Status, Task
+from codeq.domain.task import Status
 from codeq.embedded import AsyncQueue, Queue, open_async
 from codeq.embedded.blocking import start
+from codeq.sdk.queue_policies import QueuePolicy
+from codeq.sdk.tasks import Task, record_of
 from codeq.sdk.worker import Worker
 
 ROUNDS_MAX = 1000
@@ -68,7 +69,8 @@ class QueueForTests(Queue):
         """As `work`, and moves the clock to each delay and retry in turn, until no task waits."""
         for _ in range(ROUNDS_MAX):
             self.work(worker)
-            due_ms = [task.visible_ms for task in self.tasks(status=Status.PENDING) if task.command in worker.commands]
+            waiting = [task for task in self.tasks(status=Status.PENDING) if task.command in worker.commands]
+            due_ms = [record_of(task).visible_ms for task in waiting]
             if not due_ms:
                 return
             self.clock.now_ms = max(self.clock.now_ms, min(due_ms))
@@ -76,7 +78,7 @@ class QueueForTests(Queue):
 
     def tasks(self, command: str | None = None, *, status: Status | None = None) -> list[Task]:
         """All tasks, oldest first."""
-        found = []
+        found: list[Task] = []
         cursor = None
         while True:
             page = self.list(command=command, status=status, cursor=cursor, limit=1000)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.cli.shell import Cli
 from tests.redis_servers import RedisNode, start_node, wait_until
 from tests.server.server_process import start_server
@@ -48,7 +49,8 @@ def test_what_may_lose_tasks_is_a_problem(redis: RedisNode) -> None:
 
 
 def test_a_replica_that_nobody_waits_for_is_a_warning(redis: RedisNode, tmp_path: Path) -> None:
-    with start_node(tmp_path / "replica", replicaof=f"127.0.0.1 {redis.port}") as replica:
+    with start_node(tmp_path / "replica") as replica:
+        replica.command("REPLICAOF", "127.0.0.1", redis.port)
         wait_until(lambda: replica.client().info("replication")["master_link_status"] == "up", "the replica")
         assert checked(redis.url)["redis replicas"].state == "warning"
 
@@ -67,6 +69,13 @@ def test_no_password_is_ever_shown(redis: RedisNode, port: int | None) -> None:
     assert (result.state, "hunter2" in result.detail) == ("problem", False)
 
 
+def test_it_is_told_why_redis_cannot_be_used(redis: RedisNode) -> None:
+    [refused] = redis_checks.redis(f"redis://someone:hunter2@127.0.0.1:{redis.port}/0")
+    assert "invalid username-password pair" in refused.detail
+    [away] = redis_checks.redis("redis://127.0.0.1:1/0")
+    assert "Connect call failed" in away.detail
+
+
 @pytest.mark.parametrize(
     ("settings", "states"),
     [
@@ -83,6 +92,12 @@ def test_each_setting_is_judged(settings: NodeSettings, states: list[str]) -> No
 
 def test_more_replicas_than_are_attached_are_a_warning() -> None:
     assert "every write will be refused" in judge(SAFE, replicas=1).warnings[0]
+
+
+def test_replicas_that_calls_do_not_wait_for_are_a_warning() -> None:
+    [warning] = judge(replace(SAFE, replicas=2), replicas=1).warnings
+    assert "a failover to another one loses what that one lacks; store.replicas: 2" in warning
+    assert judge(replace(SAFE, replicas=2), replicas=2).warnings == ()
 
 
 @pytest.mark.parametrize(

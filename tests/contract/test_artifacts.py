@@ -92,7 +92,7 @@ async def test_files_survive_with_their_result(world: World) -> None:
     assert await content(world, task, "small") == b"s"
 
 
-async def test_a_refused_result_leaves_nothing_visible_and_the_sweep_removes_it(world: World) -> None:
+async def test_check_69_a_refused_result_leaves_nothing_visible_and_the_sweep_removes_it(world: World) -> None:
     task = await held(world)
     await upload(world, task, "up", b"1")
     [nacked] = [await world.nack(task)]

@@ -4,15 +4,27 @@ import asyncio
 from collections.abc import Awaitable
 from time import perf_counter
 
+import msgspec
 import pytest
 from tests.contract.world import LEASE_MS, TENANT, World, accepted, ids
 
 from codeq.domain.errors import CodeqError
-from codeq.domain.limits import BATCH_PIECE_MAX, BATCH_TASKS_MAX, PIECE_BYTES_MAX, SHORT_BATCH_MAX
+from codeq.domain.limits import (
+    BATCH_PIECE_MAX,
+    BATCH_TASKS_MAX,
+    CLAIM_COMMANDS_MAX,
+    PIECE_BYTES_MAX,
+    SHORT_BATCH_MAX,
+    WORKERS_MAX,
+)
+from codeq.domain.queue import QueueKey
 from codeq.domain.requests import Claim, Delivery, NewTask
-from codeq.store.interface import ClaimRequest
+from codeq.domain.workers import WorkerStatus
+from codeq.store.interface import ClaimRequest, Registration
 from codeq.usecases import claim as claiming
+from codeq.usecases import queries
 from codeq.usecases.enqueue import Enqueued
+from codeq.usecases.worker_registry import KIND
 
 MANY = 3 * BATCH_PIECE_MAX
 
@@ -145,3 +157,25 @@ async def test_a_large_claim_is_handed_back_whole_even_if_that_is_interrupted(wo
     returning.cancel()
     await returning
     assert await world.counts() == (MANY, 0, 0, 0)
+
+
+@pytest.mark.parametrize("engine", ["rocksdb"], indirect=True)
+async def test_other_calls_run_while_the_workers_of_a_tenant_are_counted(world: World) -> None:
+    """(13.16) A thousand workers, each with as many commands as it may have: whoever reads a queue counts them."""
+    commands = tuple(f"{place:02}".ljust(64, "c") for place in range(CLAIM_COMMANDS_MAX))
+    value = msgspec.msgpack.encode(WorkerStatus(name="worker", subject="token", commands=commands))
+    until_ms = world.clock.now_ms + 60_000
+    await world.store.registry.put(
+        [
+            Registration(kind=KIND, tenant=TENANT, name=f"{place} token", value=value, expires_ms=until_ms)
+            for place in range(WORKERS_MAX)
+        ]
+    )
+    world.core.turns.note_short_call("other", perf_counter() + 60)  # so that pieces are short
+    reading = asyncio.create_task(queries.queue(world.core, QueueKey(TENANT, commands[0])))
+    iterations = 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        iterations += 1
+    assert (await reading).workers == WORKERS_MAX
+    assert iterations > 10

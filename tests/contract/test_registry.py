@@ -4,6 +4,8 @@ import pytest
 from tests.contract.world import World
 
 from codeq.store.interface import Registration
+from codeq.store.rocksdb.write_buffer import WriteBuffer
+from codeq.usecases import cancel
 
 KIND = "worker"
 
@@ -56,6 +58,18 @@ async def test_kinds_and_tenants_are_kept_apart(world: World) -> None:
     assert await names(world, None, "subscription") == ["s"]
 
 
+@pytest.mark.parametrize("kind", ["worker", "subscription", "announced"])
+async def test_a_tenant_with_the_name_of_a_kind_has_queues_like_any_other(world: World, kind: str) -> None:
+    tasks = [await world.enqueue("acme", tenant=kind) for _ in range(3)]
+    await cancel.cancel(world.core, kind, [tasks[0].id])
+    await world.store.registry.put([entry(world, "a", kind=kind)])
+    await cancel.cancel(world.core, kind, [tasks[1].id])
+    assert await names(world, "acme", kind) == ["a"]
+    assert [task.id for task in await world.claim("acme", tenant=kind)] == [tasks[2].id]
+    for shard in (await world.events()).values():
+        assert [event.version for event in shard] == list(range(1, len(shard) + 1))
+
+
 async def test_only_one_of_two_adds_the_same_entry_until_it_has_expired(world: World) -> None:
     registry = world.store.registry
     assert await registry.add([entry(world, "once"), entry(world, "once"), entry(world, "other")]) == [
@@ -99,6 +113,31 @@ async def test_many_expired_entries_go_in_bounded_steps(world: World, count: int
     world.clock.pass_ms(1000)
     await world.store.registry.put([entry(world, "last")])
     assert await names(world) == ["last"]
+
+
+@pytest.mark.parametrize("engine", ["rocksdb"], indirect=True)
+async def test_no_call_deletes_all_that_has_expired_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """(13.16) A tenant can have ten thousand entries expire in the same second, for whoever calls next."""
+    registry = world.store.registry
+    await registry.put([entry(world, f"w{number}") for number in range(2500)])
+    world.clock.pass_ms(1000)
+    deleted: list[bytes] = []
+    delete = WriteBuffer.delete
+
+    def noted(buffer: WriteBuffer, key: bytes) -> None:
+        deleted.append(key)
+        delete(buffer, key)
+
+    monkeypatch.setattr(WriteBuffer, "delete", noted)
+    assert await registry.get(KIND, "acme", ["w0", "w2499"]) == [None, None]
+    assert await registry.add([entry(world, "w2499", b"new")]) == [True]
+    assert await registry.remove(KIND, "acme", ["w2498"]) == [False]
+    assert await names(world) == ["w2499"]
+    assert len(deleted) < 1000
+    for _ in range(50):
+        await registry.get(KIND, "acme", [])
+    assert len(set(deleted)) == 2499
+    assert await names(world) == ["w2499"]
 
 
 async def test_entries_survive_a_restart(world: World) -> None:

@@ -13,6 +13,7 @@ from codeq.store.rocksdb import database, pending
 from codeq.store.rocksdb.leases import Leases
 from codeq.store.rocksdb.pending import Window
 from codeq.usecases import queries
+from codeq.usecases.worker_registry import KIND
 
 pytestmark = on_files
 
@@ -163,7 +164,7 @@ async def test_nothing_is_left_on_disk_of_tasks_that_were_purged(world: World) -
     await world.sweep()
     await world.sweep()
     await world.store.trim(before_ms=0, keep_max=0)
-    assert await world.core.workers.all_of(TENANT) == [], "the registration of the worker has expired"
+    assert await world.store.registry.entries(KIND, TENANT) == [], "the registration of the worker has expired"
     await world.close()
     for shard in sorted(world.path.glob("shard-*")):
         files = database.Database(shard / "rocksdb")

@@ -212,6 +212,22 @@ async def test_a_tenant_has_a_bounded_number_of_workers_and_others_still_work(
     assert len(await world.store.registry.entries(KIND, TENANT)) == WORKERS_MAX
 
 
+async def test_a_heartbeat_does_not_list_a_worker_for_commands_that_it_did_not_name(world: World) -> None:
+    """One that found no place on the list may find one later. Its heartbeats do not tell what it works on."""
+    now_ms = world.clock.now_ms
+    entries = [
+        Registration(kind=KIND, tenant=TENANT, name=f"w{n} token", value=b"", expires_ms=now_ms + WORKER_REFRESH_MS)
+        for n in range(WORKERS_MAX)
+    ]
+    await world.store.registry.put(entries)
+    task = await world.enqueue("resize")
+    [held] = await claim(world)
+    world.clock.pass_ms(2 * WORKER_REFRESH_MS)
+    await world.heartbeat(held)
+    [found] = await listed(world)
+    assert (found.name, found.commands, found.tasks) == (ANN.name, ("resize",), (task.id,))
+
+
 async def test_the_largest_registration_is_small(world: World) -> None:
     long = WorkerInfo(
         name="n" * 100, host="h" * 100, pid=1 << 62, version="v" * 100, slots=100_000,

@@ -197,7 +197,7 @@ class World:
         return await self.nack(await self.claim_one(command), "killed")
 
     async def set_policy(self, command: str, policy: QueuePolicy | None, tenant: str = TENANT) -> None:
-        await AsyncQueue(self.core, tenant, None).set_policy(command, policy)
+        await AsyncQueue(self.core, tenant, None).backend.set_policy(command, policy)
 
     # -- background work -----------------------------------------------------------------------------------------
 

@@ -57,9 +57,9 @@ asyncio.run(main())
 
 REVEALED = [
     "list[codeq.sdk.jobs.Job]",
-    "codeq.domain.task.Task",
+    "codeq.sdk.tasks.Task",
     "dict[str, codeq.sdk.jobs.QueueInfo]",
-    "list[codeq.domain.workers.WorkerStatus]",
+    "list[codeq.sdk.worker_info.WorkerStatus]",
     "codeq.domain.task.Status",
     (
         "codeq.sdk.definitions.PlainTaskDefinition["

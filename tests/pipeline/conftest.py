@@ -73,8 +73,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory, s3_port: int) -> Iterator[Sp
 
 
 @pytest.fixture(scope="session")
-def gold_sample(spark: SparkSession) -> GoldSample:
-    return make_gold_sample(spark)
+def gold_sample() -> GoldSample:
+    return make_gold_sample()
 
 
 @pytest.fixture(scope="session")

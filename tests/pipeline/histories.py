@@ -16,6 +16,8 @@ from codeq.domain.errors import CodeqError
 from codeq.domain.queue import WEBHOOKS
 from codeq.domain.requests import Claim, NewTask, Outcome
 from codeq.domain.task import Holder, Status, Task
+from codeq.domain.workers import WorkerInfo
+from codeq.sdk.tasks import record_of
 from codeq.testing import ClockForTests
 from codeq.usecases import abandon, cancel, deliver, nack, submit, sweep
 from codeq.usecases.claim import claim
@@ -46,16 +48,13 @@ async def _churn(seed: int, rounds: int) -> History:
     dice, clock = random.Random(seed), ClockForTests(START_MS)
     backoff = codeq.Backoff(codeq.BackoffKind.FIXED, 4000, 4000)
     defaults = codeq.QueuePolicy(
-        max_attempts=3, max_deliveries=6, lease_ms=20_000, backoff=backoff, retention_ms=60_000,
-        dead_retention_ms=90_000,
+        max_attempts=3, max_deliveries=6, lease=20, backoff=backoff, retention=60, dead_retention=90,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="codeq-history-") as folder:
         async with await codeq.open_async(
             folder, shards=SHARDS, durability="process", clock=clock, sweeping=False, defaults=defaults
         ) as queue:
-            few = codeq.QueuePolicy(
-                max_attempts=2, max_consumers=4, max_deliveries=3, backoff=backoff, retention_ms=60_000
-            )
+            few = codeq.QueuePolicy(max_attempts=2, max_consumers=4, max_deliveries=3, backoff=backoff, retention=60)
             for tenant in TENANTS:
                 await queue.for_tenant(tenant).set_policy("charge", few)
             actors = [_Actor(queue.core, dice, tenant) for tenant in TENANTS]
@@ -85,10 +84,11 @@ async def _sweep(core: Core) -> None:
 
 
 async def _all(queue: codeq.AsyncQueue, command: str | None) -> list[Task]:
-    found, cursor = [], None
+    found: list[Task] = []
+    cursor = None
     while True:
         page = await queue.list(command=command, cursor=cursor, limit=1000)
-        found += page.tasks
+        found += [record_of(task) for task in page.tasks]
         cursor = page.cursor
         if cursor is None:
             return found
@@ -124,12 +124,14 @@ class _Actor:
             )
             for _ in range(dice.randint(1, 5))
         ])  # fmt: skip
-        self.known += [answer.id for answer in answers if isinstance(answer, Task)]
+        self.known += [answer.id for answer in answers]
 
     async def claim(self) -> None:
         dice = self.dice
         commands = dice.choice((None, dice.sample(COMMANDS, dice.randint(1, 2))))
-        wanted = Claim(worker=f"{self.tenant}-{dice.randrange(3)}", commands=commands, limit=dice.randint(1, 6))
+        number, limit = dice.randrange(3), dice.randint(1, 6)
+        info = WorkerInfo(name=f"host:{number}") if number else None
+        wanted = Claim(worker=f"{self.tenant}-{number}", commands=commands, limit=limit, info=info)
         self.held += [delivery.task for delivery in await claim(self.core, self.tenant, wanted)]
 
     async def end(self) -> None:

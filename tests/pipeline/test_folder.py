@@ -15,6 +15,10 @@ def test_a_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         folder = folder_of(address)
         assert (str(folder), folder.is_local, folder.name) == (f"{tmp_path}/lake", True, "lake")
         assert os.fspath(folder / "bronze") == f"{tmp_path}/lake/bronze"
+    for name in ("s3", "a:b", "2026:11"):
+        assert str(folder_of(f"./{name}")) == f"{tmp_path}/{name}" == str(folder_of(name))
+    assert str(folder_of(f"file://{tmp_path}/a%20b")) == f"{tmp_path}/a b"
+    assert str(folder_of("./s3:/lake")) == f"{tmp_path}/s3:/lake"
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,13 @@ def test_an_address_of_a_store_is_kept_in_one_form(address: str, becomes: str) -
         "s3://bucket/../hidden",
         "https://bucket/lake",
         "S3X://bucket/lake",
+        "s3:/hidden/lake",
+        "S3:hidden/lake",
+        "dbfs:/hidden/lake",
+        "file:/hidden",
+        "file://hidden/lake",
+        "",
+        " ",
     ],
 )
 def test_an_address_with_a_secret_or_of_no_store_is_refused_and_not_repeated(address: str) -> None:

@@ -1,33 +1,30 @@
 """Gold rows equal those counted in plain Python, however batches are cut and merged."""
 
 import math
+import random
+import re
 from collections import Counter
-from dataclasses import replace
-from datetime import datetime
-from functools import partial
+from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as f
-from pyspark.sql.types import StructType
 from tests.pipeline.gold_sample import GOALS, GoldSample
-from tests.pipeline.histories import Row, empty
-from tests.pipeline.table_comparison import in_parallel
+from tests.pipeline.histories import Row
 
 from codeq.pipeline.lake import gold
-from codeq.pipeline.lake.gold import GoldBatch, GoldTable
-from codeq.pipeline.lake.tables import SILVER_TASKS
-
-pytestmark = pytest.mark.spark
-
-
-def plain(at: datetime) -> datetime:
-    """Returns the time as Spark does: in the time zone of the machine, without a tzinfo."""
-    return at.astimezone().replace(tzinfo=None)
+from codeq.pipeline.lake.gold import GoldBatch, GoldTable, failures, sketches
+from codeq.pipeline.lake.gold.adding import added_up
+from codeq.pipeline.lake.gold.batch import no_rows
+from codeq.pipeline.lake.grouping import Rows
+from codeq.pipeline.lake.tables import SILVER_ATTEMPTS, Merge
 
 
-def rows_of(table: GoldTable, rows: list[Any]) -> dict[tuple[Any, ...], Row]:
+def rows_of(table: GoldTable, rows: list[Row]) -> dict[tuple[Any, ...], Row]:
     """Returns rows by key, without the sketches, whose bytes may differ."""
     plain_columns = [column.name for column in table.table.columns if not column.name.endswith("_sketch")]
     found = {tuple(row[key] for key in table.table.keys): {name: row[name] for name in plain_columns} for row in rows}
@@ -39,33 +36,54 @@ def whole_of(table: GoldTable, gold_sample: GoldSample) -> dict[tuple[Any, ...],
     return rows_of(table, gold_sample.rows[table.table.name])
 
 
-@pytest.fixture(scope="module")
-def grouped(spark: SparkSession, gold_sample: GoldSample) -> dict[str, tuple[StructType, list[Any]]]:
-    """The rows of each table, merged from three batches in another order."""
-
-    def merged(table: GoldTable) -> tuple[StructType, list[Any]]:
-        none = empty(spark, table.table.schema)
-        first, second, third = (table.partials(part) for part in gold_sample.parts)
-        early = table.merged(none, first.unionByName(second), GOALS)
-        rows = table.merged(table.merged(none, third, GOALS), early, GOALS)
-        return rows.schema, rows.collect()
-
-    return in_parallel({table.table.name: partial(merged, table) for table in gold.ALL})
+@pytest.mark.parametrize("table", gold.ALL, ids=lambda table: str(table.table.name))
+def test_any_order_and_grouping_of_merges_gives_the_same_rows(gold_sample: GoldSample, table: GoldTable) -> None:
+    none = table.schema.empty_table()
+    first, second, third = (table.partials(part) for part in gold_sample.parts)
+    early = table.merged(none, pa.concat_tables([first, second]), GOALS)
+    rows = table.merged(table.merged(none, third, GOALS), early, GOALS)
+    assert rows.schema == table.schema
+    assert rows_of(table, rows.to_pylist()) == whole_of(table, gold_sample)
 
 
 @pytest.mark.parametrize("table", gold.ALL, ids=lambda table: str(table.table.name))
-def test_any_order_and_grouping_of_merges_gives_the_same_rows(
-    gold_sample: GoldSample, grouped: dict[str, tuple[StructType, list[Any]]], table: GoldTable
-) -> None:
-    schema, rows = grouped[table.table.name]
-    assert [(field.name, field.dataType) for field in schema] == [(c.name, c.kind) for c in table.table.columns]
-    assert rows_of(table, rows) == whole_of(table, gold_sample)
+def test_rows_may_come_a_few_at_a_time(gold_sample: GoldSample, table: GoldTable) -> None:
+    whole = gold_sample.whole
+    pieces = [
+        GoldBatch(**{kind: rows.slice(start, 37)}, goals=GOALS)
+        for kind, rows in (("tasks", whole.tasks), ("events", whole.events), ("attempts", whole.attempts))
+        for start in range(0, len(rows), 37)
+    ]
+    random.Random(1).shuffle(pieces)
+    rows = table.completed(pa.concat_tables([table.partials(piece) for piece in pieces]), GOALS)
+    assert rows_of(table, rows.to_pylist()) == whole_of(table, gold_sample)
+
+
+def test_a_missing_value_is_no_value_and_a_missing_key_is_a_key() -> None:
+    many = [sketches.kll_of(np.array([float(n)])) for n in (1, 2)]
+    rows = pa.table({
+        "key": pa.array(["a", None, "a", "b", None, "a"]).dictionary_encode(),
+        "number": [1, 2, None, None, 4, 8],
+        "time": pa.array([5, None, None, None, 7, 3], pa.timestamp("us", "UTC")),
+        "texts": [["c", "a"], ["b"], None, None, [], ["b", "a"]],
+        "sketch": [many[0], None, None, None, many[1], many[1]],
+    })  # fmt: skip
+    columns = {"number": Merge.SUM, "first": Merge.MIN, "last": Merge.MAX, "texts": Merge.FEW, "sketch": Merge.KLL}
+    rows = rows.append_column("first", rows["time"]).append_column("last", rows["time"])
+    found = added_up(Rows(rows), ["key"], columns, {"texts": 2}).to_pylist()
+    read = {row["key"]: (row["number"], row["first"], row["last"], row["texts"]) for row in found}
+    at = {n: datetime(1970, 1, 1, microsecond=n, tzinfo=UTC) for n in (3, 5, 7)}
+    assert read == {
+        "a": (9, at[3], at[5], ["a", "b"]), "b": (0, None, None, []), None: (6, at[7], at[7], ["b"]),
+    }  # fmt: skip
+    highest = {row["key"]: sketches.kll_quantiles(row["sketch"], [0.5, 1.0]) for row in found}
+    assert highest == {"a": [1.0, 2.0], "b": None, None: [2.0, 2.0]}
 
 
 def test_throughput_counts_every_event_once(gold_sample: GoldSample) -> None:
     rows = whole_of(gold.THROUGHPUT, gold_sample)
     counted = Counter(
-        (e["tenant"], e["command"], e["priority"], plain(e["at"].replace(second=0, microsecond=0)), e["move"])
+        (e["tenant"], e["command"], e["priority"], e["at"].replace(second=0, microsecond=0), e["move"])
         for e in gold_sample.events
     )
     columns = {"enqueue": "enqueues", "claim": "claims", "complete": "completes", "fail": "fails", "nack": "nacks",
@@ -106,19 +124,51 @@ def test_latency_has_the_percentiles_of_each_hour_and_day(gold_sample: GoldSampl
     )
 
 
-def test_sketches_of_many_values_stay_close(spark: SparkSession) -> None:
+def test_sketches_of_many_values_stay_close() -> None:
     """Merged from forty parts, each percentile is within 1.5 % of its rank."""
-    numbers = spark.range(40_000).select(
-        f.lit("t").alias("tenant"), f.lit("c").alias("command"), f.lit(0).alias("priority"),
-        f.expr("(id * 7919) % 40000").alias("wait_ms"), f.lit(1).cast("bigint").alias("run_ms"),
-        f.expr("timestamp_seconds(1767225600 + (id % 20) * 3600)").alias("ended_at"), f.lit(False).alias("is_open"),
-    )  # fmt: skip
-    tasks = empty(spark, SILVER_TASKS.schema)
-    partials = gold.LATENCY.partials(GoldBatch(tasks, numbers, tasks))
-    rows = gold.LATENCY.merged(empty(spark, gold.LATENCY.table.schema), partials).where("grain = 'day'").collect()
-    assert [row.waits for row in rows] == [40_000]
+    numbers = np.arange(40_000)
+    columns: dict[str, Any] = {
+        "tenant": "t", "command": "c", "priority": 0, "wait_ms": numbers * 7919 % 40_000, "run_ms": 1,
+        "ended_at": (1_767_225_600 + numbers % 20 * 3600) * 1_000_000, "is_open": False,
+    }  # fmt: skip
+    schema = no_rows(SILVER_ATTEMPTS).schema
+    attempts = pa.table([
+        pa.array(np.broadcast_to(columns[field.name], 40_000)).cast(field.type)
+        if field.name in columns else pa.nulls(40_000, field.type)
+        for field in schema
+    ], schema=schema)  # fmt: skip
+    halves = [gold.LATENCY.partials(GoldBatch(attempts=attempts.slice(start, 20_000))) for start in (0, 20_000)]
+    rows = gold.LATENCY.completed(pa.concat_tables(halves)).to_pylist()
+    [row] = [row for row in rows if row["grain"] == "day"]
+    assert row["waits"] == 40_000
     for p in (50, 90, 95, 99):
-        assert abs(rows[0][f"wait_p{p}_ms"] / 40_000 - p / 100) < 0.015
+        assert abs(row[f"wait_p{p}_ms"] / 40_000 - p / 100) < 0.015
+
+
+@pytest.mark.spark
+def test_spark_reads_the_sketches_and_they_read_those_of_spark(spark: SparkSession) -> None:
+    """A lake is continued whose sketches were made by Spark's functions, and Spark's users add up ours."""
+    numbers, workers = [float(n * 7919 % 1000) for n in range(150)], [f"wörker-{n % 37}" for n in range(150)]
+    rows = spark.createDataFrame(list(zip(numbers, workers, strict=True)), "number double, worker string")
+    [made] = rows.selectExpr(
+        "kll_sketch_agg_double(number) as kll", "hll_sketch_agg(worker) as hll",
+        "kll_sketch_agg_double(null) as none",
+    ).collect()  # fmt: skip
+    theirs = [bytes(made.kll), bytes(made.hll)]
+    ours = [sketches.kll_of(np.array(numbers)), sketches.hll_of(workers)]
+    ranks = [0.1, 0.5, 0.9, 0.99]
+    exact = [sorted(numbers)[math.ceil(rank * len(numbers)) - 1] for rank in ranks]
+    assert sketches.kll_quantiles(theirs[0], ranks) == sketches.kll_quantiles(ours[0], ranks) == exact
+    assert sketches.kll_quantiles(bytes(made.none), ranks) is None
+    assert sketches.hll_count(sketches.hll_merged([theirs[1], ours[1]])) == 37
+    both = spark.createDataFrame([tuple(theirs), tuple(ours)], "kll binary, hll binary")
+    [merged] = both.selectExpr(
+        "kll_merge_agg_double(kll) as kll", "hll_sketch_estimate(hll_union_agg(hll)) as workers"
+    ).collect()
+    assert merged.workers == 37
+    assert sketches.kll_quantiles(bytes(merged.kll), [0.0]) == [min(numbers)]
+    quantiles = ", ".join(f"kll_sketch_get_quantile_double(kll, {rank}D)" for rank in ranks)
+    assert [row[0] for row in both.selectExpr(f"array({quantiles})").collect()] == [exact, exact]
 
 
 def test_service_levels_judge_each_command_by_its_target(gold_sample: GoldSample) -> None:
@@ -214,31 +264,13 @@ def test_capacity_is_planned_from_arrivals_and_runs(gold_sample: GoldSample) -> 
         assert row["utilisation"] == pytest.approx(row["run_ms"] / 1000 / row["seconds"] / row["workers"])
 
 
-def test_sums_that_tables_share_are_kept_until_the_block_ends(spark: SparkSession, gold_sample: GoldSample) -> None:
-    batch = replace(gold_sample.whole)
-    partials = gold.USAGE.partials(batch)
-    shared = (batch.move_sums, batch.delivery_sums)
-
-    def fail_at_the_end() -> None:
-        with batch.cached():
-            assert all(sums.storageLevel.useMemory for sums in shared)
-            merged = gold.USAGE.merged(empty(spark, gold.USAGE.table.schema), partials, GOALS)
-            assert rows_of(gold.USAGE, merged.collect()) == whole_of(gold.USAGE, gold_sample)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail_at_the_end()
-    assert not any(sums.storageLevel.useMemory for sums in shared)
-    assert not batch.task_sums.storageLevel.useMemory  # no table used them
-
-
-def test_workers_needed_are_those_of_the_formula(spark: SparkSession) -> None:
+def test_workers_needed_are_those_of_the_formula() -> None:
     cases = [(load, service) for load in (0.01, 0.7, 1.0, 3.5, 12.0, 140.0) for service in (5.0, 900.0, 60_000.0)]
-    rows = spark.createDataFrame(cases, "load double, service_ms double")
-    found = rows.select(
-        *(gold.workers_needed("load", "service_ms", wait).alias(str(wait)) for wait in (1, 1000))
-    ).collect()
-    assert [tuple(row) for row in found] == [tuple(by_the_book(*case, wait) for wait in (1, 1000)) for case in cases]
+    loads, services = (np.array(column) for column in zip(*cases, strict=True))
+    for wait in (1, 1000):
+        found = gold.workers_needed(loads, services, wait).to_pylist()
+        assert found == [by_the_book(*case, wait) for case in cases]
+    assert gold.workers_needed(np.array([np.nan, 0.0]), np.array([np.nan, 0.0]), 1).to_pylist() == [None, 0]
 
 
 def by_the_book(load: float, service_ms: float, wait_ms: int) -> int:
@@ -252,7 +284,7 @@ def by_the_book(load: float, service_ms: float, wait_ms: int) -> int:
         servers += 1
 
 
-def test_errors_of_one_kind_have_one_signature(spark: SparkSession) -> None:
+def test_errors_of_one_kind_have_one_signature() -> None:
     alike = {
         "timeout after <n> s": ["timeout after 30 s", "timeout after 1.5 s", "  timeout   after 7 s \n  at line 3"],
         "no user <text>": ['no user "ada"', "no user 'bob the 2nd'", "no user `x`"],
@@ -266,10 +298,20 @@ def test_errors_of_one_kind_have_one_signature(spark: SparkSession) -> None:
         "unknown": ["", "   "],
     }
     errors = [(error, wanted) for wanted, errors in alike.items() for error in errors]
-    rows = spark.createDataFrame(errors, "error string, wanted string")
-    assert [
-        (row.error, row.found) for row in rows.select("error", gold.signature(f.col("error")).alias("found")).collect()
-    ] == errors
+    assert [(error, gold.signature(error)) for error, _ in errors] == errors
+    assert gold.signature(None) == "unknown"
+
+
+PLAIN = {failures._SCHEME_OR_URL: (r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+", "<url>"),
+         failures._NAME_OR_MAIL: (r"[\w.+-]+@[\w-]+\.[\w.-]+", "<mail>")}  # fmt: skip
+
+
+@given(st.lists(st.sampled_from([*"aB1 .+-_@/'<ä", "://", "a@b", "a.b"]), max_size=12).map("".join))
+def test_long_words_are_searched_once_and_nothing_is_missed(text: str) -> None:
+    """The patterns that match what may begin a URL or an address too replace what the plain ones do."""
+    for (pattern, (plain, name)), instead in zip(PLAIN.items(), ("<url>", "<mail>"), strict=True):
+        found = re.sub(pattern, failures._instead(instead), text, flags=re.ASCII)
+        assert found == re.sub(plain, name, text, flags=re.ASCII)
 
 
 def hour_of(at: datetime) -> datetime:

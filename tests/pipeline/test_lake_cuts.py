@@ -18,7 +18,7 @@ from tests.pipeline.table_comparison import comparable, counted
 from codeq.pipeline.lake import gold, maintenance, run, tables, update
 from codeq.pipeline.lake.maintenance import compact
 from codeq.pipeline.lake.run import rebuild, update_gold, update_silver
-from codeq.pipeline.lake.table import DAYS, Lake, LakeConflict, LakeTable
+from codeq.pipeline.lake.table import DAYS, Lake, LakeConflict, LakeDamaged, LakeTable
 from codeq.pipeline.lake.upgrade import upgrade
 
 pytestmark = pytest.mark.spark
@@ -149,11 +149,13 @@ def test_a_run_that_began_before_a_rebuild_cannot_commit_after_it(
     update_gold(spark, lake)
     stale = Lake(lake.folder)
     rebuild(spark, Lake(lake.folder))
-    put(spark, stale, second)
+    with pytest.raises(LakeConflict):
+        put(spark, stale, second)
+    put(spark, stale, second)  # its bronze was read again
     with pytest.raises(LakeConflict):
         update_silver(spark, stale)
     fresh = Lake(lake.folder)
-    stale.attempts, stale.tasks = fresh.attempts, fresh.tasks
+    stale.attempts, stale.tasks, stale.queues = fresh.attempts, fresh.tasks, fresh.queues
     update_silver(spark, stale)
     with pytest.raises(LakeConflict):
         update_gold(spark, stale)
@@ -173,10 +175,25 @@ def test_a_column_that_a_version_adds_reaches_the_schema_of_the_table(
     schema = t.StructType([*tables.GOLD_USAGE.schema.fields, t.StructField("added", t.StringType())])
     table = LakeTable(old.folder, schema)
     rows = table.read(spark, table.files()).fillna("new", ["added"])
-    table.commit(table.write(rows, part=DAYS, batch=9, by=rows.day), batch=9, removed=table.files())
+    table.commit(table.write(rows, part=DAYS, batch=9), batch=9, removed=table.files())
     read = deltalake.DeltaTable(str(old.folder)).to_pyarrow_table()
     assert set(read["added"].to_pylist()) == {"new"}
     assert read.num_rows == len(rows.collect()) > 0
+
+
+def test_a_run_that_adds_columns_does_not_pass_by_the_commit_of_an_older_version(lake: Lake) -> None:
+    lake.queues.commit([], batch=1, offsets={0: 5})
+    more = t.StructType([*tables.AUDIT_QUEUES.schema.fields, t.StructField("added", t.StringType())])
+    newer, older = LakeTable(lake.queues.folder, more), LakeTable(lake.queues.folder, tables.AUDIT_QUEUES.schema)
+    older.commit([], batch=2, offsets={0: 9})
+    with pytest.raises(LakeConflict):
+        newer.commit([], batch=2, offsets={0: 7})
+    assert (newer.batch, newer.offsets) == (2, {0: 9})
+    newer.commit([], batch=3, offsets={0: 12})
+    with pytest.raises(LakeConflict):
+        older.set_properties({"codeq.test": "late"})
+    assert older.batch == 3
+    assert "added" in deltalake.DeltaTable(str(lake.queues.folder)).schema().to_arrow().names
 
 
 @pytest.fixture
@@ -201,3 +218,30 @@ def test_a_lake_of_the_version_before_is_continued(spark: SparkSession, before: 
     again = Lake(before.folder)
     rebuild(spark, again)
     assert_as_rebuilt_at_once(spark, Lake(before.folder), events, tmp_path / "again")
+
+
+def test_new_events_bring_a_lake_of_the_version_before_the_columns_of_this_one(
+    spark: SparkSession, before: Lake, history: History
+) -> None:
+    upgrade(spark, before)
+    ends = before.bronze.offsets
+    put(spark, before, [{**row, "seq": row["seq"] + ends[row["shard"]] - 1} for row in history.events])
+    update_silver(spark, before)
+    new = {row["task_id"] for row in history.events}
+    named = {(row["task_id"], row["lease_token"]): row["worker_name"] for row in history.events if row["worker_name"]}
+    assert len(set(named.values())) > 1
+    for table in (before.bronze, before.attempts):
+        rows = deltalake.DeltaTable(str(table.folder)).to_pyarrow_table().to_pylist()
+        assert {row["worker_name"] for row in rows if row["task_id"] not in new} == {None}, table.folder.name
+        found = {(row["task_id"], row["lease_token"]): row["worker_name"] for row in rows if row["worker_name"]}
+        assert found == named, table.folder.name
+
+
+def test_a_table_whose_log_is_damaged_is_an_error_in_one_line(lake: Lake) -> None:
+    lake.queues.commit([], batch=1, offsets={0: 1})
+    last = Path(lake.queues.folder) / "_delta_log" / f"{1:020}.json"
+    last.write_text(last.read_text()[:50])
+    with pytest.raises(LakeDamaged, match="audit_queues cannot be read") as error:
+        Lake(lake.folder)
+    assert "\n" not in str(error.value)
+    assert "unknown" not in str(error.value), "no stack"

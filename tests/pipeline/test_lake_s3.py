@@ -17,7 +17,7 @@ import pytest
 from pyarrow.fs import FileSelector
 from pyspark.sql import SparkSession
 from tests.pipeline.table_comparison import comparable, counted, in_parallel
-from tests.s3_servers import SECRET, start_rclone
+from tests.s3_servers import SECRET, lose_answers, start_rclone
 from tests.server.server_process import Server, start_server
 from typer.testing import CliRunner
 
@@ -220,6 +220,22 @@ def test_a_store_that_ignores_the_condition_of_a_put_is_refused(
                 Lake("s3://bucket/unsafe").bronze.set_properties({"codeq.test": "new"})
         finally:
             folder._store.cache_clear()
+
+
+def test_a_store_that_loses_answers_is_not_taken_for_one_that_ignores_conditions(
+    s3: str, s3_port: int, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """delta-rs repeats a commit whose answer was lost, and finds that the version is there."""
+    check_commits.cache_clear()
+    with lose_answers(tmp_path, s3_port, times=1) as (environment, log):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", environment["AWS_ENDPOINT_URL"])
+        folder._store.cache_clear()
+        try:
+            check_commits(folder_of(address))
+        finally:
+            folder._store.cache_clear()
+            check_commits.cache_clear()
+        assert log.read_text().count("lost") == 1
 
 
 def test_the_check_of_a_store_leaves_no_file(s3: str, address: str) -> None:

@@ -1,5 +1,8 @@
 """The plan of a step: every event and every open row of its task in one share, and no leaf that has no event."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +17,7 @@ from codeq.pipeline.lake.leaves import Plan, plan, row_groups
 from codeq.pipeline.lake.parquet import FileTarget, write_rows
 
 SCHEMA = pa.schema([("task_id", pa.string())])
+PROJECT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -121,3 +125,15 @@ def test_every_event_is_in_one_share_with_the_open_rows_of_its_task(
 
 def _is_before(number: int, high: str | None) -> bool:
     return high is None or name(number) < high
+
+
+@pytest.mark.slow
+def test_a_spark_task_needs_no_more_memory_for_a_larger_step(tmp_path: Path) -> None:
+    def peak_mib(events: int) -> int:
+        command = [sys.executable, "-m", "tests.pipeline.share_memory", str(tmp_path / str(events)), str(events)]
+        environment = {**os.environ, "MALLOC_ARENA_MAX": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+        done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    small, large = peak_mib(250_000), peak_mib(1_000_000)
+    assert large - small < 150, f"{small} MiB for a quarter of the events, {large} MiB for all"

@@ -2,10 +2,12 @@
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -14,14 +16,19 @@ from tests.pipeline.histories import SHARDS, History, Row, churn, frame
 from tests.pipeline.silver_by_spark import silver_by_spark
 
 from codeq.pipeline import audit
-from codeq.pipeline.lake import gold, silver, tables
+from codeq.pipeline.lake import gold, run, silver, tables
 from codeq.pipeline.lake.maintenance import EventsDeleted, compact, maintain
 from codeq.pipeline.lake.run import rebuild, update_gold, update_silver
-from codeq.pipeline.lake.table import CLOSED, EVENTS, Lake, LakeTable
+from codeq.pipeline.lake.table import CLOSED, EVENTS, Lake, LakeConflict, LakeTable
+from codeq.pipeline.parallel import QUERIES_AT_ONCE, in_parallel
 
 pytestmark = pytest.mark.spark
 
 BATCHES = 3
+
+
+class Killed(Exception):
+    """What ends a rebuild in the middle."""
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +90,37 @@ def test_rows_that_are_too_old_are_deleted_and_the_rest_is_still_sound(
     assert left.tasks.read(spark).count() > 0
 
 
+@pytest.mark.parametrize("emptied", [0, 1, 2])
+def test_events_are_not_deleted_once_a_rebuild_has_begun(
+    spark: SparkSession, history: History, lake: Lake, tmp_path: Path, emptied: int
+) -> None:
+    """A rebuild dies when it has emptied some tables; the next run has to find all events that they are made from."""
+    before = Lake(Path(shutil.copytree(lake.folder, tmp_path / "lake")))
+    wanted = {table.folder.name: rows(table.read(spark)) for table in before.silver}
+    later = max(event["at"] for event in history.events) + timedelta(days=1)
+    begin_epoch, left = LakeTable.begin_epoch, iter([True] * emptied)
+
+    def until_killed(table: LakeTable, *args: Any) -> None:
+        if not next(left, False):
+            raise Killed
+        begin_epoch(table, *args)
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(LakeTable, "begin_epoch", until_killed)
+        patched.setattr(run, "update_silver", die)
+        with pytest.raises(Killed):
+            rebuild(spark, Lake(before.folder))
+    with pytest.raises(LakeConflict):
+        maintain(spark, before, delete_before=later)
+    assert maintain(spark, Lake(before.folder), delete_before=later).deleted_rows == 0
+    after = Lake(before.folder)
+    update_silver(spark, after)
+    assert {table.folder.name: rows(table.read(spark)) for table in after.silver} == wanted
+
+
 def test_small_files_are_compacted_and_no_row_changes(spark: SparkSession, history: History, lake: Lake) -> None:
     before = {table.folder.name: rows(table.read(spark)) for table in lake.all}
     assert len(lake.bronze.files()) >= BATCHES
@@ -118,3 +156,30 @@ def test_files_are_deleted_a_day_after_they_left_the_table(spark: SparkSession, 
     assert files_of(lake.attempts) == named
     assert not died.exists()
     assert lake.attempts.read(spark).count() > 0
+
+
+def test_of_runs_that_delete_unused_files_at_once_the_others_are_refused(lake: Lake, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(lake.folder, tmp_path / "lake"))
+    unused = folder / Path(lake.attempts.folder).name / "b00000001-died" / "part=closed"
+    unused.mkdir(parents=True)
+    for number in range(20):
+        (unused / f"{number}.parquet").write_bytes(b"PAR1")
+    ends: list[str] = []
+    together = threading.Barrier(QUERIES_AT_ONCE)
+
+    def vacuum() -> None:
+        table = Lake(folder).attempts
+        together.wait()
+        try:
+            table.vacuum(unused_hours=0)
+            ends.append("deleted")
+        except LakeConflict:
+            ends.append("refused")
+
+    in_parallel([vacuum] * QUERIES_AT_ONCE)
+    assert len(ends) == QUERIES_AT_ONCE
+    assert "deleted" in ends
+    Lake(folder).attempts.vacuum(unused_hours=0)  # what the winner left to the others
+    assert {str(file) for file in files_of(Lake(folder).attempts)} == {
+        str(Lake(folder).attempts.path(file)) for file in Lake(folder).attempts.files()
+    }

@@ -52,6 +52,15 @@ def test_ranges_cover_every_event_once(partitions_min: int) -> None:
     assert len(pieces) >= min(partitions_min, len(expected))
 
 
+@pytest.mark.parametrize("events", [1, 24, 25, 26, 49, 51, 1000])
+def test_many_cores_get_no_tiny_ranges(events: int) -> None:
+    ends = {"0": 1 + events, "1": 1 + events // 2}
+    pieces = split({}, ends, partitions_min=64, events_min=25)
+    assert sorted(covered(pieces)) == [(shard, n) for shard, end in enumerate(ends.values()) for n in range(1, end)]
+    for piece in pieces:
+        assert piece.end - piece.start >= min(25, ends[str(piece.shard)] - 1)
+
+
 def test_a_long_range_is_split_by_default() -> None:
     pieces = split({"0": 1}, {"0": 2_000_000}, partitions_min=1)
     assert len(pieces) == 4

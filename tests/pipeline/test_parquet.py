@@ -1,15 +1,17 @@
 """Files that Python writes: every row once, sorted by task, in row groups of limited size, with their ranges."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.pipeline.histories import arrow, churn
+from tests.system.disks import fill, small_disk
 
 from codeq.pipeline.lake import parquet
-from codeq.pipeline.lake.folder import folder_of
+from codeq.pipeline.lake.folder import LakeUnavailable, folder_of
 from codeq.pipeline.lake.parquet import FileTarget, write_rows, write_stream
 from codeq.wire import events as wire
 
@@ -58,3 +60,17 @@ def test_too_many_rows_for_a_file_are_split_by_task(tmp_path: Path) -> None:
     assert [json.loads(file.stats)["maxValues"] for file in files] == [{"task_id": last} for last in "bdg"]
     again = write_rows(target(tmp_path, schema), coded, rows_max=3)
     assert not {file.path for file in files} & {file.path for file in again}, "nothing is written over"
+
+
+def test_a_full_disk_is_an_error_of_the_storage_and_stays_as_full_as_it_was(tmp_path: Path) -> None:
+    rows = arrow(churn(5, 200).events)
+    with small_disk(tmp_path, 1) as disk:
+        fill(disk, leaving_bytes=8192)
+        writes = [
+            partial(write_stream, target(disk), rows.to_batches()),
+            partial(write_rows, target(disk), rows, rows_max=1000),
+        ]
+        for write in writes:
+            with pytest.raises(LakeUnavailable, match=r"No space left.*new/\w+\.parquet"):
+                write()
+            assert list(disk.rglob("*.parquet")) == []

@@ -4,6 +4,7 @@ import os
 import signal
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +13,8 @@ from pyspark.sql import SparkSession
 from tests.pipeline.histories import History, Row, arrow, churn
 
 from codeq.errors import Unreachable
-from codeq.pipeline.lake.folder import folder_of
+from codeq.pipeline.lake import leaves
+from codeq.pipeline.lake.folder import LakeDamaged, LakeUnavailable, folder_of
 from codeq.pipeline.lake.parquet import FileTarget, write_stream
 from codeq.pipeline.lake.partitions import IdRange, ParquetFiles, run_on_executors
 from codeq.wire import events as wire
@@ -36,7 +38,7 @@ def rows_of(table: pa.Table) -> list[Row]:
     return sorted(table.to_pylist(), key=lambda row: (row["shard"], row["seq"]))
 
 
-def files(*paths: str, **given: dict[int, int]) -> ParquetFiles:
+def files(*paths: str, **given: Any) -> ParquetFiles:
     return ParquetFiles(paths, wire.arrow_schema(), **given)
 
 
@@ -80,15 +82,39 @@ def test_times_written_the_old_way_are_read_as_the_same_times(history: History, 
     assert rows_of(files(old).read()) == rows_of(arrow(history.events))
 
 
-def test_executors_answer_for_every_piece_and_an_error_of_ours_is_raised_as_it_was(spark: SparkSession) -> None:
+def test_a_damaged_file_is_named(written: tuple[str, ...]) -> None:
+    whole, damaged = (Path(path) for path in written)
+    known = damaged.read_bytes()
+    middle = len(known) // 2
+    for wrong, error in (
+        (known[:middle], LakeDamaged),
+        (b"", LakeDamaged),
+        (known[:64] + b"\xff" * (middle - 64) + known[middle:], LakeUnavailable),  # pyarrow has no error of its own
+    ):
+        damaged.write_bytes(wrong)
+        with pytest.raises(error, match=damaged.name):
+            files(str(whole), str(damaged)).read()
+    damaged.unlink()
+    for read in (lambda: files(str(whole), str(damaged)).read(), lambda: leaves.row_groups([str(damaged)])):
+        with pytest.raises(LakeDamaged, match=damaged.name):
+            read()
+
+
+def test_executors_answer_for_every_piece_and_an_error_of_ours_is_raised_as_it_was(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     def work(piece: tuple[str, int]) -> list[str]:
         if piece[1] > 2:
             raise Unreachable(f"nobody answers for {piece[0]}")
+        if piece[1] < 0:
+            return [str(batch.num_rows) for batch in files(piece[0]).batches()]
         return [piece[0]] * piece[1]
 
     assert sorted(run_on_executors(spark, work, [("a", 1), ("b", 0), ("c", 2)])) == ["a", "c", "c"]
     with pytest.raises(Unreachable, match="nobody answers for d"):
         run_on_executors(spark, work, [("a", 1), ("d", 3)])
+    with pytest.raises(LakeDamaged, match="missing"):
+        run_on_executors(spark, work, [("a", 1), (str(tmp_path / "missing.parquet"), -1)])
 
 
 def test_a_worker_that_is_killed_is_replaced_and_only_the_values_of_its_successor_count(

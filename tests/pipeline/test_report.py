@@ -4,6 +4,7 @@ import json
 import re
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -15,8 +16,9 @@ from tests.pipeline.report_sample import broken, sample
 from codeq.pipeline import audit, report
 from codeq.pipeline.lake import gold
 from codeq.pipeline.report import formatting
-from codeq.pipeline.report.charts import Series, linear, logarithmic, time_plot
+from codeq.pipeline.report.charts import Series, apart, linear, logarithmic, time_plot
 from codeq.pipeline.report.data import ReportData, Totals
+from codeq.pipeline.report.roll_up import NewRows
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 EMPTY = {"meta", "line", "path", "link", "br", "img"}
@@ -156,6 +158,15 @@ def test_nearly_all_is_not_all() -> None:
     assert [formatting.percent(share) for share in (None, 1, 0.99999, 0.5)] == ["-", "100.0 %", "> 99.9 %", "50.0 %"]
 
 
+def test_labels_of_an_axis_do_not_overlap() -> None:
+    axis = logarithmic([1, 40 * 86_400_000])
+    assert apart(axis, 0.05)[-1] == axis.high
+    for least in (0.05, 0.2):
+        places = [axis.fraction(tick) for tick in apart(axis, least)]
+        assert all(later - place >= least for place, later in pairwise(places))
+    assert len(apart(axis, 0.2)) < len(apart(axis, 0.05)) < len(axis.ticks)
+
+
 def test_axes_hold_every_value_between_round_numbers() -> None:
     for most in (0, 1, 3, 4, 7, 99, 101, 12_345):
         axis = linear([0, most])
@@ -170,10 +181,10 @@ def test_axes_hold_every_value_between_round_numbers() -> None:
 @pytest.mark.spark
 def test_the_report_of_a_real_history_adds_up(spark: SparkSession, gold_sample: GoldSample) -> None:
     tables = {of.table.name: spark.createDataFrame(gold_sample.rows[of.table.name], of.table.schema) for of in gold.ALL}
-    verdicts = audit.audit(gold_sample.whole.events)
-    data = report.collect(
-        tables, made_at=NOW, title="a real one", verdicts=verdicts, detail=lambda _, __: gold_sample.whole
-    )
+    whole = gold_sample.whole
+    new = NewRows(*(spark.createDataFrame(rows) for rows in (whole.events, whole.attempts, whole.tasks)))
+    verdicts = audit.audit(new.events)
+    data = report.collect(tables, made_at=NOW, title="a real one", verdicts=verdicts, detail=lambda _, __: new)
     assert_adds_up(data, gold_sample.events)
     page = report.render(data)
     assert "All 9 rules hold" in page  # the tenth needs the store's listing

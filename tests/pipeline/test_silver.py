@@ -191,9 +191,9 @@ def milliseconds(start: datetime | None, end: datetime | None) -> int | None:
     return round((end - start) / timedelta(milliseconds=1)) if start and end else None
 
 
-expected_names = ("ready_at", "claimed_at", "ended_at", "ended_by", "worker_id", "wait_ms", "run_ms", "attempt",
-                  "ready_by", "is_open", "first_seq", "last_seq", "visible_at", "is_dead", "error", "lease_until",
-                  "status_after")  # fmt: skip
+expected_names = ("ready_at", "claimed_at", "ended_at", "ended_by", "worker_id", "worker_name", "wait_ms", "run_ms",
+                  "attempt", "ready_by", "is_open", "first_seq", "last_seq", "visible_at", "is_dead", "error",
+                  "lease_until", "status_after")  # fmt: skip
 
 
 def deliveries_by_hand(events: Sequence[Row]) -> dict[tuple[str, int], Row]:
@@ -223,7 +223,8 @@ def coming_after(coming: Row, event: Row) -> Row:
     """Returns the open delivery after this event."""
     if event["move"] == "claim":
         return coming | {"claimed_at": event["at"], "worker_id": event["worker_id"], "attempt": event["attempts"] + 1,
-                         "lease_until": event["lease_until"], "last_seq": event["seq"]}  # fmt: skip
+                         "worker_name": event["worker_name"], "lease_until": event["lease_until"],
+                         "last_seq": event["seq"]}  # fmt: skip
     if event["move"] == "promote":
         return coming | {"last_seq": event["seq"]}
     if event["status_after"] == "PENDING":

@@ -1,6 +1,7 @@
 """The sink enqueues every row once, with every column and type of payload, and reports every rejected row."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from tests.pipeline.event_log import OptionsFor
-from tests.server.server_process import Tenant, answered
+from tests.server.server_process import Tenant, answered, eventually
 
 from codeq.pipeline import last_write_summary
 from codeq.pipeline.connector import rejects
@@ -115,15 +116,34 @@ def test_a_spark_task_that_is_retried_enqueues_nothing_twice(
 
 
 def test_a_job_that_is_started_again_enqueues_only_what_is_missing(
-    spark: SparkSession, tenant: Tenant, options_for: OptionsFor
+    spark: SparkSession, tenant: Tenant, options_for: OptionsFor, tmp_path: Path
 ) -> None:
+    half_done = tmp_path / "half-done"
+
+    def half_done_after(number: int) -> None:
+        eventually(lambda: len(tasks(tenant)) >= number, 60)
+        half_done.touch()
+
+    def killed_half_way(batches: Any) -> Any:
+        import time  # noqa: PLC0415
+
+        for batch in batches:
+            if 35 in batch["payload"].to_pylist():
+                until_s = time.monotonic() + 60
+                while not half_done.exists() and time.monotonic() < until_s:
+                    time.sleep(0.01)
+                raise ValueError("killed")
+            yield batch
+
     options = options_for(tenant.producer, command="ship", batchSize="10", jobId="nightly-2026-11-18")
     rows = spark.range(0, 40, 1, 2).selectExpr("id as payload")
-    broken = rows.selectExpr("if(payload = 35, raise_error('killed'), payload) as payload")
+    broken = rows.mapInArrow(killed_half_way, "payload long")
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 5)
     try:
-        with pytest.raises(PySparkException, match="killed"):
-            write(broken, options)
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(half_done_after, 20)
+            with pytest.raises(PySparkException, match="killed"):
+                write(broken, options)
         done = write(rows, options)
         assert counts(write(rows, options)) == (0, 40, 0)
     finally:

@@ -5,16 +5,20 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.pipeline.event_log import enqueue, log_of
-from tests.server.server_process import Caller, Tenant, answered, at
+from tests.server.server_process import Caller, Tenant, answered, at, eventually
 
+from codeq.domain.limits import BATCH_TASKS_MAX
 from codeq.errors import InvalidRequest
 from codeq.pipeline import work
+from codeq.pipeline.client import PipelineClient, ServerOptions
+from codeq.pipeline.worker.claim_loop import ClaimLoop
 from codeq.pipeline.worker.work import Progress
 from codeq.wire import paths
 
@@ -143,6 +147,32 @@ def test_leases_are_kept_while_the_function_runs(spark: SparkSession, tenant: Te
     done = work(spark, "work", slow, lease=1.5, **who(tenant.worker, parallelism=1))
     assert (done.completed, done.refused) == (4, 0)
     assert moves(tenant) == {"enqueue": 4, "claim": 4, "complete": 4}
+
+
+def test_the_leases_of_more_tasks_than_a_batch_has_are_kept_and_a_cancelled_one_is_noticed(
+    tenant: Tenant, tmp_path: Path
+) -> None:
+    tasks = BATCH_TASKS_MAX + 200
+    for number in (BATCH_TASKS_MAX, tasks - BATCH_TASKS_MAX):
+        enqueue(tenant, number)
+    (tmp_path / "token").write_text(tenant.worker.token)
+    server = ServerOptions(endpoint=tenant.server.base, token_file=str(tmp_path / "token"))
+    loop = ClaimLoop(server=server, command="work", batch=BATCH_TASKS_MAX, lease_s=3, wait_s=0, round_s=1)
+    with closing(PipelineClient(server)) as client:
+        jobs = [*loop.claim(client), *loop.claim(client)]
+    assert len(jobs) == tasks
+    with loop.heartbeats(jobs) as lost:
+        answered(tenant.producer.post(at(paths.CANCEL, jobs[7].id)), 200)
+        eventually(lambda: lost == {jobs[7].id}, 30)
+        until = [tenant.task(job.id)["leaseUntil"] for job in (jobs[0], jobs[-1])]
+        eventually(
+            lambda: all(
+                tenant.task(job.id)["leaseUntil"] > time for job, time in zip((jobs[0], jobs[-1]), until, strict=True)
+            ),
+            30,
+        )
+    assert moves(tenant) == {"enqueue": tasks, "claim": tasks, "cancel": 1}
+    assert lost == {jobs[7].id}
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -3,6 +3,7 @@
 with ReplyLosingProxy(node.port) as proxy:
     proxy.lose_replies = True       # from now on a connection is closed when the server answers on it
     proxy.cut()                     # nothing passes any more in either direction, and nobody is told
+    proxy.forget_connections()      # the same for those that are open, and new ones work
 """
 
 import contextlib
@@ -20,6 +21,7 @@ class ReplyLosingProxy:
         self.lose_replies = False
         self.lost = 0
         self._sockets: list[socket.socket] = [self._listener]
+        self._forgotten: set[socket.socket] = set()
         self._passes = threading.Event()
         self._passes.set()
 
@@ -42,6 +44,10 @@ class ReplyLosingProxy:
 
     def mend(self) -> None:
         self._passes.set()
+
+    def forget_connections(self) -> None:
+        """Drops what comes on those that are open, in either direction, as a router does that has lost their state."""
+        self._forgotten.update(self._sockets[1:])
 
     def close_connections(self) -> None:
         """Closes those that are open. New ones go to `server_port`, as after a failover of an address."""
@@ -67,6 +73,8 @@ class ReplyLosingProxy:
         with contextlib.suppress(OSError):
             while data := client.recv(65536):
                 self._passes.wait()
+                if client in self._forgotten:
+                    continue
                 server.sendall(data)
             server.shutdown(socket.SHUT_RDWR)
 
@@ -74,6 +82,8 @@ class ReplyLosingProxy:
         with contextlib.suppress(OSError):
             while data := server.recv(65536):
                 self._passes.wait()
+                if server in self._forgotten:
+                    continue
                 if self.lose_replies:
                     self.lost += 1
                     break

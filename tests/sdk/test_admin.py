@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-import msgspec
 import pytest
 from tests.sdk.clients import WORKER
 from tests.server.server_process import eventually
 
-from codeq import Backoff, BackoffKind, OnExpiry, PartialBackoff, QueuePolicy, Status, Task
+from codeq import OnExpiry, PartialBackoff, QueuePolicy, Status, Task, linear, partial_backoff
 from codeq.domain.requests import BulkResult
 from codeq.errors import InvalidRequest, NotDead, NotFound, PolicyChanged
 from codeq.sdk.blocking import BlockingVerbs
@@ -119,11 +119,11 @@ def test_ended_tasks_are_forgotten_before_their_time(queue: BlockingVerbs) -> No
 POLICY = QueuePolicy(
     max_attempts=2,
     max_deliveries=7,
-    lease_ms=12_500,
-    backoff=Backoff(BackoffKind.LINEAR, 1_250, 60_000),
+    lease=12.5,
+    backoff=linear(1.25, 60),
     on_expiry=OnExpiry.IMMEDIATE,
-    retention_ms=3_600_000,
-    dead_retention_ms=7_200_000,
+    retention=3_600,
+    dead_retention=7_200,
     max_consumers=3,
     priority_tiers=(1, 5),
     dead_letter_ref="elsewhere",
@@ -133,7 +133,7 @@ POLICY = QueuePolicy(
 def rules(policy: QueuePolicy | None) -> QueuePolicy:
     """Without what the store notes about the policy."""
     assert policy is not None
-    return msgspec.structs.replace(policy, version=0, created_ms=0, updated_ms=0)
+    return replace(policy, version=0, created_at=None, updated_at=None)
 
 
 def test_a_policy_is_kept_followed_and_forgotten(queue: BlockingVerbs) -> None:
@@ -143,7 +143,7 @@ def test_a_policy_is_kept_followed_and_forgotten(queue: BlockingVerbs) -> None:
     assert queue.enqueue("work", 1).max_attempts == 2
     [job] = queue.claim("work", worker=WORKER)
     task = queue.get(job.id).task
-    assert task.lease_until_ms == task.updated_ms + 12_500
+    assert task.lease_until == task.updated_at + timedelta(seconds=12.5)
     assert queue.nack(job).delay_seconds == 1.25
     queue.set_policy("work", None)
     queue.set_policy("work", None)
@@ -154,22 +154,22 @@ def test_a_policy_is_kept_followed_and_forgotten(queue: BlockingVerbs) -> None:
 def test_a_rule_is_changed_without_touching_the_others(queue: BlockingVerbs) -> None:
     """(13.26)"""
     defaults = queue.effective_policy("work")
-    first = queue.set_policy("work", QueuePolicy(max_consumers=3, backoff=PartialBackoff(base_ms=500)), if_match=0)
+    first = queue.set_policy("work", QueuePolicy(max_consumers=3, backoff=partial_backoff(base=0.5)), if_match=0)
     assert first is not None
-    changed = msgspec.structs.replace(first, lease_ms=9_000)
-    assert rules(queue.set_policy("work", changed, if_match=first.etag)) == rules(changed)
+    changed = replace(first, lease=timedelta(seconds=9))
+    stored = queue.set_policy("work", changed, if_match=first.etag)
+    assert rules(stored) == rules(replace(changed, lease=9))
     with pytest.raises(PolicyChanged):
-        queue.set_policy("work", msgspec.structs.replace(first, max_attempts=1), if_match=first.etag)
+        queue.set_policy("work", replace(first, max_attempts=1), if_match=first.etag)
     with pytest.raises(PolicyChanged):
         queue.set_policy("work", None, if_match=first.version)
     queue.pause("work")
     found = queue.policy("work")
     assert found is not None
-    assert (rules(found), found.version) == (msgspec.structs.replace(rules(changed), paused=True), 3)
-    backoff = msgspec.structs.replace(defaults.backoff, base_ms=500)
-    assert queue.effective_policy("work") == msgspec.structs.replace(
-        defaults, max_consumers=3, lease_ms=9_000, backoff=backoff, paused=True
-    )
+    assert (rules(found), found.version) == (replace(rules(stored), paused=True), 3)
+    effective = queue.effective_policy("work")
+    assert (effective.backoff.base, effective.backoff.most) == (0.5, defaults.backoff.most)
+    assert effective == replace(defaults, max_consumers=3, lease=9, backoff=effective.backoff, paused=True)
     assert queue.set_policy("work", None, if_match=found.etag) is None
     assert queue.effective_policy("work") == defaults
 
@@ -182,7 +182,7 @@ def test_a_paused_queue_takes_tasks_and_hands_out_none(queue: BlockingVerbs) -> 
     assert queue.queues()["work"].paused
     paused = queue.policy("work")
     assert paused is not None
-    assert (rules(paused), paused.version) == (msgspec.structs.replace(POLICY, paused=True), 2)
+    assert (rules(paused), paused.version) == (replace(POLICY, paused=True), 2)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(queue.claim, "work", worker=WORKER, wait=30)
         queue.resume("work")
@@ -227,7 +227,7 @@ BAD_CALLS: dict[str, Callable[[BlockingVerbs], Any]] = {
     "a policy for no command": lambda q: q.set_policy("no spaces!", QueuePolicy()),
     "tiers that are none": lambda q: q.set_policy("work", QueuePolicy(priority_tiers=(1, 1))),
     "a reference to itself": lambda q: q.set_policy("work", QueuePolicy(dead_letter_ref="work")),
-    "a backoff as text": lambda q: q.set_policy("work", QueuePolicy(backoff=cast("Backoff", "fixed"))),
+    "a backoff as text": lambda q: q.set_policy("work", QueuePolicy(backoff=cast("PartialBackoff", "fixed"))),
     "an etag that is none": lambda q: q.set_policy("work", None, if_match='x"\r\n\u20ac'),
     "the rules of no command": lambda q: q.effective_policy("no spaces!"),
     "the policy of no command": lambda q: q.policy("no spaces!"),

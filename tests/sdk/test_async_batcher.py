@@ -16,7 +16,7 @@ import codeq
 from codeq import AsyncClient, CodeqError, NewTask, Task
 from codeq.errors import InvalidRequest, Unreachable
 from codeq.sdk.backend import Send
-from codeq.sdk.batcher import BATCHES_WAITING_MAX, AsyncBatcher
+from codeq.sdk.batcher import BATCHES_WAITING_MAX, Answers, AsyncBatcher
 from codeq.sdk.verbs import Verbs
 
 Open = Callable[[], AbstractAsyncContextManager[Verbs]]
@@ -57,7 +57,7 @@ class Door:
     def prepare(self, tasks: Sequence[NewTask]) -> Send:
         return partial(self, tasks)
 
-    async def __call__(self, tasks: Sequence[NewTask], *, retry: bool = True) -> list[Task | CodeqError]:  # noqa: ARG002
+    async def __call__(self, tasks: Sequence[NewTask], *, retry: bool = True) -> Answers:  # noqa: ARG002
         self.batches.append(list(tasks))
         async with asyncio.timeout(30):
             await self.is_open.wait()
@@ -220,7 +220,7 @@ def test_a_failure_that_nobody_foresaw_reaches_those_who_wait_and_stops_nothing(
     async def main() -> None:
         faults = [ZeroDivisionError("unforeseen"), None]
 
-        async def send(tasks: Sequence[NewTask], *, retry: bool = True) -> list[Task | CodeqError]:
+        async def send(tasks: Sequence[NewTask], *, retry: bool = True) -> Answers:
             if fault := faults.pop(0):
                 raise fault
             return [InvalidRequest("second")] * len(tasks)

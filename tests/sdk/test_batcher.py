@@ -1,5 +1,7 @@
 """Enqueues that travel together: none lost, none doubled, in order, and each gets its own answer."""
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +13,10 @@ from tests.sdk.clients import WORKER, Clients, token_for
 from tests.sdk.proxy import Proxy, answer, hang, lose_answer
 from tests.server.server_process import Server, eventually
 
-from codeq import Client, CodeqError, NewTask, Task
+from codeq import Client, NewTask, Task
 from codeq.domain.limits import PAYLOAD_BYTES_MAX
 from codeq.errors import InvalidRequest, Unreachable
-from codeq.sdk.batcher import BATCHES_WAITING_MAX, Batcher
+from codeq.sdk.batcher import BATCHES_WAITING_MAX, Answers, Batcher
 from codeq.sdk.blocking import BlockingVerbs
 
 
@@ -31,10 +33,10 @@ class Door:
         self.is_open = threading.Event()
         self.is_open.set()
 
-    def prepare(self, tasks: Sequence[NewTask]) -> Callable[[bool], list[Task | CodeqError]]:
+    def prepare(self, tasks: Sequence[NewTask]) -> Callable[[bool], Answers]:
         return partial(self, tasks)
 
-    def __call__(self, tasks: Sequence[NewTask], retry: bool = True) -> list[Task | CodeqError]:  # noqa: ARG002
+    def __call__(self, tasks: Sequence[NewTask], retry: bool = True) -> Answers:  # noqa: ARG002
         self.batches.append(list(tasks))
         assert self.is_open.wait(30)
         return [InvalidRequest(task.command) for task in tasks]
@@ -63,14 +65,14 @@ def test_what_is_put_in_comes_out_in_order_once(plain: BlockingVerbs) -> None:
 
 
 def test_a_ticket_is_the_task_that_was_put(plain: BlockingVerbs) -> None:
-    moment = datetime.now(UTC) + timedelta(days=1)
+    moment = datetime.now(UTC).replace(microsecond=0) + timedelta(days=1)
     with plain.batcher() as batcher:
         later = batcher.enqueue("work", {"n": 1}, delay=timedelta(hours=1), priority=4, max_attempts=2)
         at = batcher.enqueue("work", {"n": 2}, run_at=moment, idempotency_key="k")
         task = later.task(30)
         assert plain.get(task.id).task == task
-        assert (task.priority, task.max_attempts, task.visible_ms - task.created_ms) == (4, 2, 3_600_000)
-        assert at.task(30).visible_ms == round(moment.timestamp() * 1000)
+        assert (task.priority, task.max_attempts, task.visible_at) == (4, 2, task.created_at + timedelta(hours=1))
+        assert at.task(30).visible_at == moment
 
 
 def test_an_option_that_is_not_known_is_refused_at_once(plain: BlockingVerbs) -> None:
@@ -190,7 +192,7 @@ def test_whoever_enqueues_faster_than_the_queue_takes_must_wait() -> None:
 def test_a_failure_that_nobody_foresaw_reaches_those_who_wait_and_stops_nothing() -> None:
     faults = [ZeroDivisionError("unforeseen"), None]
 
-    def send(tasks: Sequence[NewTask], retry: bool = True) -> list[Task | CodeqError]:
+    def send(tasks: Sequence[NewTask], retry: bool = True) -> Answers:
         if fault := faults.pop(0):
             raise fault
         return [InvalidRequest("second")] * len(tasks)
@@ -245,3 +247,24 @@ def test_a_batch_that_could_not_be_sent_tells_each_of_its_tickets(server: Server
         batcher.close()
         assert [type(fault) for fault in batcher.refusals] == [Unreachable]
         assert (batcher.sent, drained(client)) == (1, ["later"])
+
+
+def test_a_close_that_is_interrupted_still_ends_the_threads() -> None:
+    door = Door()
+    door.is_open.clear()
+
+    def interrupted(tasks: Sequence[NewTask], retry: bool = True) -> Answers:
+        os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C, while the main thread waits for this batch
+        return door(tasks, retry)
+
+    before = set(threading.enumerate())
+    batcher = Batcher(lambda tasks: partial(interrupted, tasks), size=500, linger_s=60)
+    ticket = batcher.enqueue("work", 1)
+    with pytest.raises(KeyboardInterrupt):
+        batcher.close()
+    door.is_open.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+        assert not thread.is_alive()
+    with pytest.raises(InvalidRequest, match="work"):
+        ticket.task(30)

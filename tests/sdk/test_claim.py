@@ -12,6 +12,8 @@ from codeq import Backoff, BackoffKind, Job, ReleaseResult, Status
 from codeq.domain.task import Holder
 from codeq.errors import Cancelled, InvalidRequest, NotFound, NotInProgress, NotOwner
 from codeq.sdk.blocking import BlockingVerbs
+from codeq.sdk.durations import unix_ms
+from codeq.sdk.tasks import record_of
 
 UNKNOWN = "019b0000-0000-7000-8000-000000000000"
 
@@ -33,7 +35,7 @@ def test_a_job_has_all_that_is_needed_to_do_it(queue: BlockingVerbs) -> None:
     assert type(job.raw) is bytes
     now = queue.get(task.id).task
     assert (now.status, now.worker, now.lease_token) == (Status.IN_PROGRESS, WORKER, 1)
-    assert job.lease_until_ms == now.lease_until_ms == now.updated_ms + 90_000
+    assert job.lease_until == now.lease_until == now.updated_at + timedelta(seconds=90)
 
 
 def test_a_claim_gets_the_highest_priority_first_and_no_more_than_it_asked_for(queue: BlockingVerbs) -> None:
@@ -74,9 +76,9 @@ def test_a_heartbeat_says_until_when(queue: BlockingVerbs) -> None:
     until = queue.heartbeat(job, timedelta(hours=2), progress="half")
     assert until.tzinfo is UTC
     task = queue.get(job.id).task
-    assert until == datetime.fromtimestamp(task.lease_until_ms / 1000, UTC)
+    assert until == task.lease_until
     assert task.progress == "half"
-    claimed_s = job.lease_until_ms / 1000 - 300
+    claimed_s = unix_ms(job.lease_until) / 1000 - 300
     assert timedelta(hours=2) <= until - datetime.fromtimestamp(claimed_s, UTC) < timedelta(hours=2, minutes=1)
     assert queue.heartbeat(job, 60.5) == until
 
@@ -85,7 +87,26 @@ def test_a_heartbeat_that_says_nothing_extends_by_the_lease_of_the_queue(queue: 
     queue.enqueue("work", 1)
     [job] = queue.claim("work", worker=WORKER, lease=20)
     until = queue.heartbeat(job).timestamp() * 1000
-    assert 300_000 <= until - (job.lease_until_ms - 20_000) < 330_000
+    assert 300_000 <= until - (unix_ms(job.lease_until) - 20_000) < 330_000
+
+
+def test_heartbeats_of_many_say_until_when_each_lease_lasts_or_why_it_is_lost(queue: BlockingVerbs) -> None:
+    assert queue.heartbeat_many([]) == []
+    for number in range(3):
+        queue.enqueue("work", number)
+    jobs = queue.claim("work", worker=WORKER, limit=3, lease=20)
+    queue.cancel(jobs[1].id)
+    unknown = Job("x", "work", b"", jobs[0].holder)
+    first, cancelled, second, missing = queue.heartbeat_many([*jobs, unknown], timedelta(hours=2))
+    assert isinstance(cancelled, Cancelled)
+    assert isinstance(missing, NotFound)
+    for job, until in ((jobs[0], first), (jobs[2], second)):
+        assert until == queue.get(job.id).task.lease_until
+        assert (
+            7_200_000
+            <= record_of(queue.get(job.id).task).lease_until_ms - (unix_ms(job.lease_until) - 20_000)
+            < 7_230_000
+        )
 
 
 def test_a_job_is_completed_once_and_the_same_again_is_no_fault(queue: BlockingVerbs) -> None:
@@ -158,7 +179,7 @@ def test_a_nack_waits_as_long_as_it_says(queue: BlockingVerbs) -> None:
     assert queue.nack(job, "busy", delay=1.5) == ReleaseResult(False, 1.5)
     task = queue.get(job.id).task
     assert (task.status, task.attempts, task.last_error) == (Status.PENDING, 1, "busy")
-    assert task.visible_ms == task.updated_ms + 1500
+    assert task.visible_at == task.updated_at + timedelta(seconds=1.5)
 
 
 def test_a_nack_without_delay_follows_the_backoff(queue: BlockingVerbs) -> None:

@@ -193,3 +193,12 @@ def test_what_is_too_large_is_refused_before_it_is_sent(server: Server, connect:
             client.enqueue("work", "x" * PAYLOAD_BYTES_MAX)
         assert proxy.requests == []
         client.enqueue("work", "x" * (PAYLOAD_BYTES_MAX - 2))
+
+
+def test_a_server_that_is_older_than_the_program_is_said_to_be(connect: Connect) -> None:
+    with Proxy() as proxy:
+        client = connect(proxy.url, retry_for=0)
+        body = msgspec.msgpack.encode({"error": "Object contains unknown field `worker`", "code": "invalid"})
+        proxy.script(answer(400, body, kind="application/msgpack"))
+        with pytest.raises(errors.InvalidRequest, match=r"`worker` .* upgrade the server first"):
+            client.claim("work")

@@ -1,7 +1,7 @@
 """One sequence of calls with all four kinds of clients: every answer is the same value of the same type.
 
 What remains different, and must: on a server the worker is who the token says; a task that travelled has no `version`,
-`previous`, `status_before`, `max_deliveries`, `purge_ms` and `backoff` (its history has the first three).
+`previous`, `status_before`, `max_deliveries`, `purge_at` and `backoff` (its history has the first three).
 """
 
 import re
@@ -11,12 +11,14 @@ import msgspec
 from tests.sdk.clients import KINDS, WORKER, Clients
 
 import codeq
-from codeq import Backoff, BackoffKind, Job, NewTask, PartialBackoff, QueuePolicy, Task, TaskFailed
+from codeq import EffectivePolicy, Job, NewTask, QueuePolicy, Task, TaskFailed
 from codeq.domain.task import Holder
 from codeq.sdk.blocking import BlockingVerbs
+from codeq.sdk.tasks import Field
 from codeq.sdk.verbs import Verbs
 
-NOT_SENT = {"version", "previous", "status_before", "max_deliveries", "purge_ms", "backoff"}
+NOT_SENT = {"version", "previous", "status_before", "max_deliveries", "purge_at", "backoff"}
+TASK_FIELDS = [name for name, field in vars(Task).items() if isinstance(field, Field)]
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
 
 
@@ -29,7 +31,7 @@ def story(queue: BlockingVerbs) -> list[Any]:
     told: list[Any] = []
     tell = told.append
     tell(queue.enqueue("a"))
-    backoff = Backoff(BackoffKind.FIXED, 2_000, 4_000)
+    backoff = codeq.fixed(2)
     tell(queue.enqueue("a", {"x": [1.5]}, priority=3, max_attempts=2, idempotency_key="k", backoff=backoff))
     tell(queue.enqueue("a", {"x": [1.5]}, idempotency_key="k"))
     tell(queue.enqueue("later", "z", delay=60, webhook="https://example.org/"))
@@ -43,6 +45,7 @@ def story(queue: BlockingVerbs) -> list[Any]:
     tell([first, second])
     tell(queue.get(first.id))
     tell(queue.heartbeat(first, 60))
+    tell(queue.heartbeat_many([first, Job("x", "a", b"", Holder("w", 1))], 60))
     tell(queue.nack(first, "once", delay=0))
     tell(queue.nack(queue.claim("a", worker=WORKER)[0], "twice"))
     tell(queue.abandon(second))
@@ -62,8 +65,8 @@ def story(queue: BlockingVerbs) -> list[Any]:
     tell(queue.replay_dead("a", dry_run=True))
     tell(queue.replay(first.id))
     tell(queue.history(first.id))
-    tell(queue.set_policy("a", QueuePolicy(max_attempts=3, retention_ms=5_000)))
-    tell(queue.set_policy("a", QueuePolicy(max_attempts=4, backoff=PartialBackoff(base_ms=500)), if_match=1))
+    tell(queue.set_policy("a", QueuePolicy(max_attempts=3, retention=5)))
+    tell(queue.set_policy("a", QueuePolicy(max_attempts=4, backoff=codeq.partial_backoff(base=0.5)), if_match=1))
     tell(queue.policy("a"))
     queue.pause("a")
     tell([queue.policy("a"), queue.effective_policy("a"), queue.effective_policy("none")])
@@ -85,15 +88,19 @@ class Plain:
         if isinstance(value, Exception):
             said = re.sub(r"[0-9a-f-]{36}", lambda found: self._id(found[0]), str(value))
             return type(value).__name__, "" if isinstance(value, codeq.errors.InvalidRequest) else said
+        if isinstance(value, Task):
+            fields = {field: getattr(value, field) for field in TASK_FIELDS if field not in NOT_SENT}
+            return type(value).__name__, {field: self.of(inner, field) for field, inner in fields.items()}
+        if isinstance(value, QueuePolicy | EffectivePolicy):
+            return type(value).__name__, {field: self.of(inner, field) for field, inner in vars(value).items()}
         if isinstance(value, msgspec.Struct):
-            left_out = NOT_SENT if isinstance(value, Task) else set()
-            fields = {field: getattr(value, field) for field in value.__struct_fields__ if field not in left_out}
+            fields = {field: getattr(value, field) for field in value.__struct_fields__}
             return type(value).__name__, {field: self.of(inner, field) for field, inner in fields.items()}
         if isinstance(value, list):
             return [self.of(item) for item in value]
         if isinstance(value, dict):
             return {self.of(key): self.of(inner) for key, inner in value.items()}
-        if name in ("lease_until_ms", "created_ms", "updated_ms", "visible_ms", "ended_ms", "oldest_seconds", "seq"):
+        if name in ("_lease_until_ms", "oldest_seconds", "seq"):
             return type(value), bool(value) or name == "oldest_seconds"
         if isinstance(value, str):
             return type(value), _TIME.sub("time", self._id(value))

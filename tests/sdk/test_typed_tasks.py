@@ -7,11 +7,12 @@ from typing import Annotated, Any, TypedDict
 
 import msgspec
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 import codeq
 from codeq.errors import EnqueueRefused, InvalidRequest, PayloadInvalid, ResultInvalid
 from codeq.sdk.blocking import BlockingVerbs
+from codeq.sdk.queue_policies import stored_policy
 from codeq.testing import QueueForTests
 
 
@@ -179,7 +180,11 @@ def test_options_of_the_declaration_and_of_the_call_are_sent(codeq_queue: QueueF
     first = declared.enqueue("a")
     assert (first.max_attempts, first.priority, first.backoff) == (9, 3, codeq.fixed(2))
     second = declared.options(priority=7, delay=dt.timedelta(minutes=1), idempotency_key="k").enqueue("a")
-    assert (second.priority, second.max_attempts, second.visible_ms - second.created_ms) == (7, 9, 60_000)
+    assert (second.priority, second.max_attempts, second.visible_at) == (
+        7,
+        9,
+        second.created_at + dt.timedelta(minutes=1),
+    )
     again = declared.options(idempotency_key="k").enqueue("b")
     assert (again.id, again.is_replay, again.is_mismatch) == (second.id, True, True)
 
@@ -253,7 +258,69 @@ def test_durations_are_seconds_or_timedeltas_everywhere() -> None:
     assert codeq.linear(1, 10) == codeq.Backoff(codeq.BackoffKind.LINEAR, 1000, 10_000)
     assert codeq.exponential(1, 60) == codeq.Backoff(codeq.BackoffKind.EXP_FULL_JITTER, 1000, 60_000)
     assert codeq.exponential(dt.timedelta(seconds=1), 60, jitter=False).kind is codeq.BackoffKind.EXPONENTIAL
-    policy = codeq.queue_policy(lease=30, retention=dt.timedelta(days=7), dead_retention=1)
+    assert codeq.exponential(1, 60, jitter="equal").kind is codeq.BackoffKind.EXP_EQUAL_JITTER
+    assert codeq.partial_backoff("linear", most=3) == codeq.PartialBackoff(codeq.BackoffKind.LINEAR, None, 3000)
+    assert (codeq.linear(1, 10).base, codeq.linear(1, 10).most) == (1, 10)
+    policy = stored_policy(codeq.QueuePolicy(lease=30, retention=dt.timedelta(days=7), dead_retention=1))
     assert (policy.lease_ms, policy.retention_ms, policy.dead_retention_ms) == (30_000, 604_800_000, 1000)
+    assert (codeq.Retry(dt.timedelta(minutes=2)).delay, codeq.Snooze(3).delay) == (120, 3)
     with pytest.raises(InvalidRequest, match="a backoff must be from 0"):
         codeq.fixed(-1)
+
+
+class Parcel(BaseModel):
+    to_city: str = Field(alias="toCity")
+
+
+def ship(parcel: Parcel) -> Parcel:
+    return Parcel(toCity=parcel.to_city.upper())
+
+
+def test_a_model_travels_under_the_names_that_it_reads(codeq_queue: QueueForTests) -> None:
+    worker = codeq.Worker(codeq_queue)
+    declared = worker.task("ship")(ship)
+    task = codeq_queue.enqueue(declared, Parcel(toCity="Rome"))
+    assert codeq_queue.get(task).payload == {"toCity": "Rome"}
+    codeq_queue.work(worker)
+    assert codeq_queue.wait(task).to_city == "ROME"
+
+
+def either(size: Size | Crop) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda queue: queue.enqueue(codeq.task("nap")(bounded), 1, priority=3),
+            r"given with \.options\(priority=\.\.\.\)",
+        ),
+        (lambda queue: queue.enqueue(codeq.task("either")(either), Crop(1)), "^the types of either have no JSON form"),
+        (lambda queue: queue.enqueue(bounded, 1), r"declare the function with @codeq\.task\(\)"),
+        (
+            lambda queue: queue.enqueue("work", number=1),
+            r"no such option: number; there are backoff, .* declared tasks",
+        ),
+        (lambda queue: queue.enqueue("work", delay=-1), "a delay must be from 0 to 3.16224e.07 seconds, not -1"),
+        (lambda queue: queue.enqueue_many([{"number": 1}]), r"tasks of codeq\.new_task\(s\), not dict"),
+    ],
+)
+def test_a_call_that_was_meant_otherwise_says_how_it_is_written(
+    codeq_queue: QueueForTests, call: Any, said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        call(codeq_queue)
+    assert codeq_queue.queues() == {}
+
+
+def test_whoever_waits_for_a_dead_task_is_told_why_it_died(codeq_queue: QueueForTests) -> None:
+    worker = codeq.Worker(codeq_queue)
+
+    @worker.task("break", max_attempts=1)
+    def breaks(number: int) -> None:
+        raise ValueError(f"{number} is broken")
+
+    task = breaks.enqueue(7)
+    codeq_queue.work(worker)
+    with pytest.raises(codeq.TaskFailed, match=r"FAILED: MAX_ATTEMPTS: ValueError: 7 is broken \(at test_typed_tasks"):
+        codeq_queue.wait(task)

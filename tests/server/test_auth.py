@@ -25,6 +25,7 @@ from tests.server.issuer import (
     claims,
     encoded,
     key_pair,
+    lifetime,
     public_entry,
     settings_for,
     sign,
@@ -170,6 +171,7 @@ EXPECTED: dict[tuple[str, str], Row] = {
     ("POST", paths.DELIVERIES_REPLAY): ADMIN,
     ("POST", paths.WEBHOOK_TEST): ADMIN,
     ("GET", paths.WEBHOOK_SECRET): ADMIN,
+    ("POST", paths.HEARTBEATS_BATCH): worker("codeq:heartbeat"),
     ("POST", paths.LEASES_WATCH): worker("codeq:heartbeat"),
     ("GET", paths.WORKERS): ADMIN,
     ("DELETE", paths.WORKER): worker("codeq:claim"),
@@ -200,7 +202,7 @@ def test_each_kind_of_token_opens_only_what_it_is_for(route: Route, guarded: Ser
     assert expected is not None, "a new route: say here who may call it"
     got: Row = {}
     for caller, token_claims in CALLERS.items():
-        answer = call(guarded, route, sign(token_claims) if token_claims else None)
+        answer = call(guarded, route, sign(token_claims | lifetime()) if token_claims else None)
         got[caller] = answer.status_code if answer.status_code in (401, 403) else OK
         if got[caller] == 401:
             refused(answer, 401, "unauthenticated")
@@ -260,6 +262,16 @@ def test_a_token_for_some_commands_cannot_end_others_in_a_batch(tenant: Tenant) 
     refused(same_worker.post(paths.RESULTS_BATCH, {"results": items}), 403, "forbidden")
     assert [tenant.task(task["id"]) for task in (mine, other)] == [mine, other]
     answered(same_worker.post(paths.RESULTS_BATCH, {"results": items[:1]}), 200)
+
+
+def test_a_token_for_some_commands_cannot_extend_leases_of_others_in_a_batch(tenant: Tenant) -> None:
+    mine, other = tenant.held("mine"), tenant.held("other")
+    same_worker = tenant.worker_named(f"{tenant.name}-worker", commands=["mine"])
+    items = [{"taskId": task["id"], "extendSeconds": 3600} for task in (mine, other)]
+    refused(same_worker.post(paths.HEARTBEATS_BATCH, {"heartbeats": items}), 403, "forbidden")
+    assert [tenant.task(task["id"]) for task in (mine, other)] == [mine, other]
+    answered(same_worker.post(paths.HEARTBEATS_BATCH, {"heartbeats": items[:1]}), 200)
+    assert tenant.task(mine["id"])["leaseUntil"] > mine["leaseUntil"]
 
 
 @pytest.mark.parametrize("path", [paths.CLAIM, paths.CLAIM_BATCH])

@@ -163,7 +163,7 @@ def test_a_result_cannot_name_what_was_not_uploaded(tenant: Tenant) -> None:
     assert tenant.task(task["id"])["status"] == "IN_PROGRESS"
 
 
-def test_only_the_holder_of_the_lease_uploads(tenant: Tenant, server: Server) -> None:
+def test_check_69_only_the_holder_of_the_lease_uploads(tenant: Tenant, server: Server) -> None:
     task = tenant.held()
     other = tenant.worker_named("somebody-else")
     assert answered(put(tenant, task, "x", b"1", caller=other), 403)["code"] == "not-owner"
@@ -203,7 +203,7 @@ def test_what_one_delivery_uploads_the_next_does_not_have(tenant: Tenant) -> Non
     assert tenant.producer.get(path(task, "x")).content == b"of the second"
 
 
-def test_another_tenant_sees_nothing(tenant: Tenant, server: Server) -> None:
+def test_check_70_another_tenant_sees_nothing(tenant: Tenant, server: Server) -> None:
     task = uploaded(tenant)
     stranger = server.tenant()
     unknown = {**task, "id": "01a1ecef-bfc8-7001-8623-984b35e40000"}
@@ -253,7 +253,7 @@ def test_a_download_serves_any_range(tenant: Tenant) -> None:
         assert tenant.producer.request("GET", path(task, "b"), headers=ranged).status_code == status
 
 
-def test_a_download_cannot_act_as_a_page(tenant: Tenant) -> None:
+def test_check_70_a_download_cannot_act_as_a_page(tenant: Tenant) -> None:
     task = tenant.held()
     answered(submit(tenant, task, inline("'; x=1 é(b)", b"<script>alert(1)</script>", contentType="text/html")), 200)
     [view] = answered(tenant.producer.get(path(task)), 200)["artifacts"]
@@ -271,7 +271,7 @@ def test_a_download_cannot_act_as_a_page(tenant: Tenant) -> None:
      "CONIN$", "conout$.txt", "a.", "a ", " a",
      "e\u0301", "a\u202eb", "a:b", "a*b", "\ufeffa", "\u200ba", ""],
 )  # fmt: skip
-def test_a_hostile_name_is_refused_and_nothing_is_written(name: str, tenant: Tenant) -> None:
+def test_check_67_a_hostile_name_is_refused_and_nothing_is_written(name: str, tenant: Tenant) -> None:
     task = tenant.held()
     assert answered(submit(tenant, task, inline(name, b"x")), 400)["code"] == "invalid"
     assert not list((tenant.server.data / "artifacts").glob(f"{tenant.name}/*"))
@@ -282,7 +282,7 @@ def test_a_hostile_name_is_refused_and_nothing_is_written(name: str, tenant: Ten
     [("..%2f..%2fx", 404), ("%2e%2e", 400), ("a%00b", 400), ("a%5cb", 400), ("%ff", 400), ("e%cc%81", 400),
      ("CON", 400), ("x" * 300, 400), ("a%20", 400), ("%E2%80%AE", 400)],
 )  # fmt: skip
-def test_a_hostile_name_in_a_path_is_refused(name: str, status: int, tenant: Tenant) -> None:
+def test_check_67_a_hostile_name_in_a_path_is_refused(name: str, status: int, tenant: Tenant) -> None:
     task = tenant.held()
     answered(put(tenant, task, name, b"x"), status)
     assert not list((tenant.server.data / "artifacts").glob(f"{tenant.name}/*"))
@@ -306,14 +306,16 @@ def test_a_hostile_name_in_a_path_is_refused(name: str, status: int, tenant: Ten
     ],
     ids=str,
 )
-def test_artifacts_that_are_not_acceptable_leave_the_task_with_its_worker(artifacts: Any, tenant: Tenant) -> None:
+def test_check_71_artifacts_that_are_not_acceptable_leave_the_task_with_its_worker(
+    artifacts: Any, tenant: Tenant
+) -> None:
     task = tenant.held()
     answered(submit(tenant, task, artifacts=artifacts), 400)
     assert tenant.task(task["id"])["status"] == "IN_PROGRESS"
     assert not list((tenant.server.data / "artifacts").glob(f"{tenant.name}/*"))
 
 
-def test_too_much_inside_a_result_is_refused(tenant: Tenant) -> None:
+def test_check_69_too_much_inside_a_result_is_refused(tenant: Tenant) -> None:
     task = tenant.held()
     halves = [inline("a", bytes(5 << 20)), inline("b", bytes(5 << 20))]
     assert answered(submit(tenant, task, *halves), 413)["code"] == "artifact-too-large"

@@ -395,6 +395,51 @@ def test_a_batch_of_results_answers_each_in_its_place(tenant: Tenant) -> None:
     assert Counter(tenant.task(task)["status"] for task in held) == {"COMPLETED": 1, "FAILED": 1, "IN_PROGRESS": 2}
 
 
+def test_a_batch_of_heartbeats_extends_each_lease_that_its_worker_holds(tenant: Tenant) -> None:
+    for n in range(4):
+        tenant.create(payload=n)
+    tasks = [tenant.claim() for _ in range(4)]
+    answered(tenant.producer.post(at(paths.CANCEL, tasks[2]["id"])), 200)
+    waiting = tenant.create()["id"]
+    items = [
+        {"taskId": tasks[0]["id"], "leaseToken": 1, "extendSeconds": 3600, "progress": "half"},
+        {"taskId": tasks[1]["id"], "leaseToken": 9, "extendSeconds": 3600},
+        {"taskId": tasks[2]["id"], "leaseToken": 1},
+        {"taskId": tasks[3]["id"], "extendSeconds": 0.01},
+        {"taskId": waiting},
+        {"taskId": UNKNOWN},
+        {"taskId": tasks[0]["id"]},
+    ]
+    results = answered(tenant.worker.post(paths.HEARTBEATS_BATCH, {"heartbeats": items}), 200)["results"]
+    assert [item["taskId"] for item in results] == [item["taskId"] for item in items]
+    codes = [item.get("code") for item in results]
+    assert codes == [None, "not-owner", "cancelled", "invalid", "not-in-progress", "not-found", None]
+    assert all(("leaseUntil" in item) != ("error" in item) for item in results)
+    extended = tenant.task(tasks[0]["id"])
+    assert moment(extended["leaseUntil"]) > moment(tasks[0]["leaseUntil"]) + timedelta(minutes=50)
+    assert results[0]["leaseUntil"] == results[6]["leaseUntil"] == extended["leaseUntil"]
+    assert (extended["progress"], extended["lastMove"]) == ("half", "claim")
+    assert [tenant.task(tasks[n]["id"]) for n in (1, 3)] == [tasks[1], tasks[3]]
+
+
+def test_a_thousand_leases_are_extended_in_one_call(tenant: Tenant) -> None:
+    answered(tenant.producer.post(paths.TASKS_BATCH, {"tasks": [{"command": "work", "payload": 1}] * 1000}), 200)
+    tasks = answered(tenant.worker.post(paths.CLAIM_BATCH, {"count": 1000}), 200)["tasks"]
+    beats = [
+        {"taskId": task["id"], "leaseToken": task["leaseToken"], "extendSeconds": 3600, "progress": "é" * 200}
+        for task in tasks
+    ]
+    results = answered(tenant.worker.post(paths.HEARTBEATS_BATCH, {"heartbeats": beats}), 200)["results"]
+    assert [item["taskId"] for item in results] == [task["id"] for task in tasks]
+    last = tenant.task(tasks[-1]["id"])
+    assert results[-1]["leaseUntil"] == last["leaseUntil"] > tasks[-1]["leaseUntil"]
+
+
+@pytest.mark.parametrize("beats", [[], [{"taskId": "x"}] * 1001, [1], [{}], {}, [{"taskId": "x", "progress": 1}]])
+def test_a_batch_of_heartbeats_that_is_none_is_refused(tenant: Tenant, beats: Any) -> None:
+    refused(tenant.worker.post(paths.HEARTBEATS_BATCH, {"heartbeats": beats}), 400, "invalid")
+
+
 @pytest.mark.parametrize("results", [[], [DONE] * 1001, [1], [DONE], {}])
 def test_a_batch_of_results_that_is_none_is_refused(tenant: Tenant, results: Any) -> None:
     refused(tenant.worker.post(paths.RESULTS_BATCH, {"results": results}), 400, "invalid")
@@ -419,6 +464,8 @@ def test_messagepack_and_json_go_through_a_whole_cycle_alike(tenant: Tenant, req
     rest = post(paths.CLAIM_BATCH, {"commands": ["work"], "count": 5})["tasks"]
     assert rest == [tenant.task(task["id"]) for task in made[1:]]
     assert post(at(paths.HEARTBEAT, one["id"]), {"extendSeconds": 60})["ok"] is True
+    [beat] = post(paths.HEARTBEATS_BATCH, {"heartbeats": [{"taskId": one["id"], "extendSeconds": 90}]})["results"]
+    assert beat == {"taskId": one["id"], "leaseUntil": tenant.task(one["id"])["leaseUntil"]}
     ended = post(at(paths.RESULT, one["id"]), {"status": "COMPLETED", "result": result, "leaseToken": 1})
     items = [
         {"taskId": rest[0]["id"], "status": "COMPLETED", "result": result},

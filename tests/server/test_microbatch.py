@@ -39,7 +39,7 @@ def flush_after(
 ) -> None:
     """Makes this store flush when the wait is over. Other stores in the process, on other loops, flush as usual."""
     own, flush = server.store, type(server.store).flush
-    monkeypatch.setattr(type(own), "flush", lambda store: wait() if store is own else flush(store))
+    monkeypatch.setattr(type(own), "flush", lambda store, **since: wait() if store is own else flush(store, **since))
 
 
 def watch(server: InProcessServer, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:

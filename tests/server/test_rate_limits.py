@@ -125,6 +125,16 @@ def test_results_and_heartbeats_have_a_bucket(limited: Server) -> None:
     assert (problem["scope"], problem["operation"]) == ("lease", "submit_result")
 
 
+def test_a_batch_of_heartbeats_costs_as_many_as_it_has(limited: Server) -> None:
+    """(13.18)"""
+    tenant = limited.tenant()
+    beat = {"taskId": tenant.held()["id"]}
+    answered(tenant.worker.post(paths.HEARTBEATS_BATCH, {"heartbeats": [beat] * 999}), 200)
+    answered(tenant.worker.post(at(paths.HEARTBEAT, beat["taskId"])), 200)
+    problem = refused(tenant.worker.post(paths.HEARTBEATS_BATCH, {"heartbeats": [beat]}), 429, "rate-limited")
+    assert (problem["scope"], problem["operation"]) == ("lease", "heartbeat")
+
+
 def test_every_admin_route_and_every_read_spends(limited: Server) -> None:
     """(13.18)"""
     tenant = limited.tenant()

@@ -1,6 +1,6 @@
 """The security checklist, one test per number: tokens (1 to 20) and tenants (21 to 35).
 
-Not here: 30, because there are no subscriptions.
+Not here: 30, which is in the tests of notifications.
 """
 
 import asyncio

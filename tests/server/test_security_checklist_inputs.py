@@ -1,6 +1,6 @@
 """The security checklist, one test per number: storage keys (36 to 40), hostile bodies and HTTP (41 to 50).
 
-Not here: 39, because there is no Redis, and 49, which is tested with the limits of tenants.
+Not here: 39, which is beside what leaves the server, and 49, which is tested with the limits of tenants.
 """
 
 import gzip

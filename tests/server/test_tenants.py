@@ -298,6 +298,13 @@ def a_secret_is_ones_own(two: Neighbours) -> None:
     assert two.owner.name not in answered_text(two.stranger.admin.get(paths.WEBHOOK_SECRET))
 
 
+@on("POST", paths.HEARTBEATS_BATCH)
+def leases_of_others_are_not_extended(two: Neighbours) -> None:
+    beats = [{"taskId": task_id, "leaseToken": 1, "extendSeconds": 3600} for task_id in two.ids]
+    results = answered(two.worker.post(paths.HEARTBEATS_BATCH, {"heartbeats": beats}), 200)["results"]
+    assert [(each["taskId"], each["code"]) for each in results] == [(task_id, "not-found") for task_id in two.ids]
+
+
 @on("POST", paths.LEASES_WATCH)
 def leases_of_others_are_lost_as_unknown_ones(two: Neighbours) -> None:
     unknown = "01a1ecef-bfc8-7001-8623-984b35e40000"

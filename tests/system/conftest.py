@@ -1,7 +1,10 @@
-"""Ends every test here in time, even if the code under test is in an endless loop."""
+"""Ends every test here in time, even if the code under test is in an endless loop, and sets the clocks of servers."""
 
+import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -24,3 +27,15 @@ def _in_time(request: pytest.FixtureRequest) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.fixture(scope="session")
+def clock_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What to put into LD_PRELOAD, so that STEP_FILE says by how many seconds the system's clock is off."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler: apt-get install gcc")
+    made = tmp_path_factory.mktemp("clock") / "stepclock.so"
+    source = Path(__file__).with_name("stepclock.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", made, source, "-ldl"], check=True)
+    return made

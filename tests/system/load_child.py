@@ -19,7 +19,8 @@ from typing import Any
 import codeq
 from codeq.domain.errors import CodeqError, StoreError, StoreFull
 from codeq.domain.requests import Claim, Delivery, Outcome
-from codeq.domain.task import Holder
+from codeq.domain.task import Holder, Task
+from codeq.sdk.tasks import record_of
 from codeq.store.interface import ClaimRequest
 from codeq.usecases import abandon, nack, queries
 from codeq.usecases.claim import claim
@@ -29,10 +30,8 @@ from codeq.usecases.submit import submit
 TENANT = "default"
 
 COMMANDS = ("alpha", "beta", "brief")
-BRIEF = codeq.QueuePolicy(
-    max_attempts=2, retention_ms=100, dead_retention_ms=200, backoff=codeq.Backoff(codeq.BackoffKind.FIXED, 20, 20)
-)
-DEFAULTS = codeq.QueuePolicy(max_attempts=3, lease_ms=200, backoff=codeq.Backoff(codeq.BackoffKind.FIXED, 30, 30))
+BRIEF = codeq.QueuePolicy(max_attempts=2, retention=0.1, dead_retention=0.2, backoff=codeq.fixed(0.02))
+DEFAULTS = codeq.QueuePolicy(max_attempts=3, lease=0.2, backoff=codeq.fixed(0.03))
 
 _out = sys.stdout.fileno()
 
@@ -42,11 +41,12 @@ def report(**line: Any) -> None:
     os.writev(_out, [json.dumps({**line, "at_ns": time.monotonic_ns()}).encode() + b"\n"])
 
 
-def acknowledge(verb: str, task: codeq.Task, **more: Any) -> None:
-    report(verb=verb, task=[getattr(task, name) for name in SHOWN], **more)
+def acknowledge(verb: str, task: codeq.Task | Task, **more: Any) -> None:
+    record = record_of(task) if isinstance(task, codeq.Task) else task
+    report(verb=verb, task=[getattr(record, name) for name in SHOWN], **more)
 
 
-def holder_of(task: codeq.Task) -> Holder:
+def holder_of(task: Task) -> Holder:
     return Holder(task.worker or "", task.lease_token)
 
 
@@ -118,7 +118,7 @@ class Actor:
             except CodeqError:
                 pass  # its lease ran out, or another actor cancelled it
 
-    async def end(self, task: codeq.Task) -> None:
+    async def end(self, task: Task) -> None:
         dice, core, holder = self.dice, self.core, holder_of(task)
         if dice.random() < 0.3:
             acknowledge("heartbeat", await heartbeat(core, TENANT, task.id, holder, extend_ms=300))
@@ -135,7 +135,7 @@ class Actor:
         elif fate < 0.85:
             acknowledge("cancel", await self.queue.cancel(task.id))
 
-    async def submit(self, held: list[codeq.Task], status: codeq.Status) -> None:
+    async def submit(self, held: list[Task], status: codeq.Status) -> None:
         verb, error = ("complete", None) if status is codeq.Status.COMPLETED else ("fail", "broken")
         outcomes = [
             Outcome(task_id=task.id, holder=holder_of(task), status=status, error=error,
@@ -170,8 +170,8 @@ class Actor:
             for task in (await self.queue.list(limit=5)).tasks:
                 acknowledge("look", task)
         elif self.known:
-            for task in await queries.history(self.core, TENANT, self.dice.choice(self.known)):
-                acknowledge("look", task)
+            for record in await queries.history(self.core, TENANT, self.dice.choice(self.known)):
+                acknowledge("look", record)
 
 
 async def main() -> None:

@@ -8,6 +8,7 @@ import random
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.server.artifact_calls import inline, path, put, sha256, submit
 from tests.server.server_process import Server, Tenant, answered, eventually, start_server
 
 from codeq.domain.limits import ARTIFACT_PART_BYTES as PART
+from codeq.usecases.artifact_sweep import UNFINISHED_S_MAX
 from codeq.wire import paths
 
 GB = 1 << 30
@@ -112,6 +114,7 @@ def test_a_kill_at_any_moment_leaves_no_half_of_a_file_visible(seed: int, tmp_pa
                 break
         killer.join()
         server.process.wait(20)
+    leave_unfinished(server.data / "artifacts")
     with start_server(tmp_path, settings=settings) as server:
         tenant = server.tenant("acme")
         visible = 0
@@ -133,6 +136,16 @@ def test_a_kill_at_any_moment_leaves_no_half_of_a_file_visible(seed: int, tmp_pa
             return left <= named
 
         eventually(is_swept, 30)
+
+
+def leave_unfinished(root: Path) -> None:
+    """Lets ten minutes pass since the files that were being written, of which there is one at least."""
+    half = root / "acme/killed/1/name/part-0#1"
+    half.parent.mkdir(parents=True)
+    half.write_bytes(b"half")
+    then_s = time.time() - UNFINISHED_S_MAX - 1
+    for file in root.rglob("*#*"):
+        os.utime(file, (then_s, then_s))
 
 
 @pytest.fixture(scope="module")

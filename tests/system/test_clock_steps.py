@@ -1,8 +1,6 @@
 """A system's clock that is set, by an hour and in either direction, stops nothing and expires nothing (13.4)."""
 
 import os
-import shutil
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -12,18 +10,7 @@ from tests.server.server_process import Server, answered, at, eventually, launch
 
 from codeq.wire import paths, times
 
-HERE = Path(__file__).parent
 HOUR_S = 3600
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler: apt-get install gcc")
-    made = tmp_path_factory.mktemp("clock") / "stepclock.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", made, HERE / "stepclock.c", "-ldl"], check=True)
-    return made
 
 
 class SteppedServer:
@@ -45,8 +32,8 @@ class SteppedServer:
 
 
 @pytest.fixture
-def stepped(tmp_path: Path, library: Path) -> SteppedServer:
-    return SteppedServer(tmp_path, library)
+def stepped(tmp_path: Path, clock_library: Path) -> SteppedServer:
+    return SteppedServer(tmp_path, clock_library)
 
 
 def post(server: Server, path: str, body: Any, status: int = 200) -> Any:

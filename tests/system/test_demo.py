@@ -48,7 +48,7 @@ def eventually(is_so: Callable[[], bool], within_s: float) -> bool:
 
 def test_the_demo_ends_well_and_leaves_nothing(tmp_path: Path) -> None:
     run = subprocess.run(
-        command_line("--seconds", "12", "--plain", "--no-pipeline"),
+        command_line("--seconds", "6", "--plain", "--no-pipeline"),
         env=environment(tmp_path), capture_output=True, text=True, timeout=140, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
@@ -79,6 +79,7 @@ def test_the_outcome_is_one_json_document_and_what_it_is_about_can_be_kept(tmp_p
     assert (kept / "data" / "codeq.json").exists()
 
 
+@pytest.mark.cluster
 def test_the_demo_ends_well_on_a_redis_of_its_own_and_leaves_nothing(tmp_path: Path) -> None:
     run = subprocess.run(
         command_line("--store", "redis", "--seconds", "8", "--tasks", "1000", "--json", "--no-pipeline"),

@@ -92,6 +92,9 @@ def abuses(found: dict[str, Any]) -> dict[tuple[str, str], list[Abuse]]:
     add("POST", paths.DELIVERIES_REPLAY, b'{"all":true}', b'{"error":"nothing"}')
     add("POST", paths.WEBHOOK_TEST, b'{"url":"https://example.invalid/"}')
     watched = [{"taskId": task_id, "leaseToken": 1} for task_id in found["leased"][:256]]
+    beats = [{"taskId": task_id, "leaseToken": 1, "progress": "p" * 200} for task_id in found["leased"][:1000]]
+    add("POST", paths.HEARTBEATS_BATCH, msgspec.json.encode({"heartbeats": beats}),
+        msgspec.json.encode({"heartbeats": beats[:1] * 1000}))  # fmt: skip
     add("POST", paths.LEASES_WATCH, msgspec.json.encode({"leases": watched}))
     add("POST", paths.SUBSCRIPTIONS, *[b'{"callbackUrl":"https://example.invalid/"}'] * 3)
     for query in ("limit=1000", "state=dead&limit=1000"):

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from tests.server.server_process import Server, start_server
 
+from codeq.domain.limits import WORKERS_KNOWN_MAX
 from codeq.server.auth.claims import Claims
 from codeq.server.auth.principal import CACHE_BYTES_MAX, Authenticator, TokenKind
 from codeq.wire import paths
@@ -47,6 +48,15 @@ def long_text(number: int) -> str:
     return f"{number:x}".ljust(8000, "x")
 
 
+def claim(number: int) -> bytes:
+    """As a worker of its own, that tells as much about itself as it may."""
+    commands = [f"{number:x}-{place}".ljust(64, "c") for place in range(64)]
+    worker = {"name": f"{number:x}".ljust(100, "n"), "host": "h" * 100, "commands": commands}
+    body = msgspec.json.encode({"commands": commands, "worker": worker})
+    head = f"POST {paths.CLAIM} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {DEV_TOKEN}\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
 KINDS: dict[str, Callable[[int], bytes]] = {
     "commands": lambda n: get(f"{paths.TASKS}?queue=dead&command={long_text(n)}"),
     "ids": lambda n: get(paths.TASK.replace("{id}", task_id(n))),
@@ -63,7 +73,7 @@ def pipeline(server: Server, requests: Iterator[bytes]) -> int:
             sending = threading.Thread(target=connection.sendall, args=(b"".join(group),))
             sending.start()
             seen = b""
-            while seen.count(b"HTTP/1.1 ") < len(group) or not seen.endswith((b"}", b"]")):
+            while seen.count(b"HTTP/1.1 ") < len(group) or not seen.endswith((b"}", b"]", b"\r\n\r\n")):
                 piece = connection.recv(1 << 20)
                 assert piece, "the server hung up"
                 seen += piece
@@ -84,6 +94,14 @@ def test_memory_comes_back_after_many_distinct_values(server: Server, kind: str)
     pipeline(server, (make(next(_numbers)) for _ in range(2000)))
     before = resident_bytes(server)
     assert pipeline(server, (make(next(_numbers)) for _ in range(DISTINCT))) == DISTINCT
+    assert resident_bytes(server) - before < GROWTH_BYTES_MAX
+
+
+def test_memory_comes_back_after_many_distinct_workers(server: Server) -> None:
+    """(13.20) What each of them told was remembered, though the tenant had as many on its list as it may."""
+    pipeline(server, (claim(next(_numbers)) for _ in range(2000)))
+    before = resident_bytes(server)
+    assert pipeline(server, (claim(next(_numbers)) for _ in range(WORKERS_KNOWN_MAX))) == WORKERS_KNOWN_MAX
     assert resident_bytes(server) - before < GROWTH_BYTES_MAX
 
 

@@ -39,6 +39,7 @@ BODIES: dict[str, list[Any]] = {
     paths.CLAIM: [{"leaseSeconds": 1}, {"commands": [f"c{i}" for i in range(50)], "leaseSeconds": 1}],
     paths.CLAIM_BATCH: [{"count": 1000, "leaseSeconds": 1}],
     paths.RESULTS_BATCH: [{"results": [{"taskId": TASK_ID, "status": "COMPLETED"}] * 1000}],
+    paths.HEARTBEATS_BATCH: [{"heartbeats": [{"taskId": TASK_ID}] * 1000}],
     paths.CLEANUP: [{"limit": 1000}],
     paths.DLQ_REPLAY: [{"error": "no such error", "limit": 1000}],
     paths.DLQ_PURGE: [{"error": "no such error", "limit": 1000}],

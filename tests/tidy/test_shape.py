@@ -18,12 +18,18 @@ VAGUE = {"utils", "util", "common", "helpers", "helper", "services", "service", 
 MANY_POSITIONAL = {
     "server/routes.py _route": "a row of the table of routes, read by its columns",
     "server/webhooks/connect.py connect_tcp": "httpcore's interface",
+    "server/webhooks/streams.py connect_tcp": "the same",
 }
 
 # Class names that exist twice, because it is the same idea at another level.
 SAME_IDEA = {
     "Backoff": "of a task, and of a request on the wire",
     "Claim": "what a worker requests of the queue, and the same on the wire",
+    "EffectivePolicy": "as the queue works with it, and as programs read it: with seconds and datetimes",
+    "Page": "of the one and of the other",
+    "QueuePolicy": "as it is stored, and as programs set and read it",
+    "Task": "the record, and the task as programs see it",
+    "WorkerStatus": "as the queue knows it, and as programs read it",
 }
 
 # Where every exception may be caught, and why.

@@ -52,7 +52,10 @@ class FakeStore:
         self.committed += changes
         return [change.after for change in changes]
 
-    async def flush(self) -> None:
+    primaries = ("",)
+
+    async def flush(self, *, since: tuple[str, ...]) -> None:
+        assert since == self.primaries
         self.flushed = len(self.committed)
 
 

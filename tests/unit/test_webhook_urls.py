@@ -175,13 +175,13 @@ def test_the_table_is_long() -> None:
 
 
 @pytest.mark.parametrize("url", [*PRIVATE, *ODD])
-def test_a_private_or_odd_host_is_refused_without_a_look_up(url: str) -> None:
+def test_check_58_a_private_or_odd_host_is_refused_without_a_look_up(url: str) -> None:
     with pytest.raises(WebhookRefused):
         RULES.check(url)
 
 
 @pytest.mark.parametrize("url", UNUSABLE)
-def test_a_url_that_parsers_read_differently_is_refused(url: str) -> None:
+def test_check_56_a_url_that_parsers_read_differently_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         RULES.check(url)
     # A fragment cannot hide the host: what stands before it is checked.
@@ -203,7 +203,7 @@ def test_a_name_that_resolves_to_a_private_address_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("found", ["fe80::1%eth0", "2606:4700::1%eth0", "nonsense", "", "127.1"])
-def test_an_address_in_a_strange_form_is_refused(found: str) -> None:
+def test_check_59_an_address_in_a_strange_form_is_refused(found: str) -> None:
     with pytest.raises(WebhookRefused):
         RULES.check_address(parse_url("http://a.example/"), found)
 
@@ -243,7 +243,7 @@ def test_nothing_is_allowed_by_default() -> None:
     assert read_allow_list(" , ") == AllowList() == RULES.allow
 
 
-def test_https_can_be_required() -> None:
+def test_check_56_https_can_be_required() -> None:
     rules = WebhookRules(https_only=True)
     rules.check("https://example.com/")
     with pytest.raises(WebhookRefused):

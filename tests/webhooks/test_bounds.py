@@ -10,6 +10,7 @@ from codeq.server.webhooks.breaker import FAILURES_MAX, OPEN_S_MAX, OPEN_S_MIN, 
 from codeq.server.webhooks.metrics import COMMANDS_MAX, WebhookMetrics
 from codeq.server.webhooks.slots import HostSlots, SlotLimits, Slots
 from codeq.usecases.deliver import Backlog
+from codeq.usecases.subscribed_tenants import COUNTED_MAX, SubscriptionCounts
 
 
 class Clock:
@@ -155,3 +156,24 @@ def test_counters_are_bounded_however_many_commands_there_are() -> None:
     [deliveries, *_] = metrics.collect()
     assert len(deliveries.samples) == COMMANDS_MAX + 1
     assert sum(sample.value for sample in deliveries.samples) == COMMANDS_MAX + 50
+
+
+def test_subscriptions_to_many_commands_are_counted_together_under_one_label() -> None:
+    counts, metrics = SubscriptionCounts(), WebhookMetrics()
+    metrics.show_subscriptions(lambda: counts)
+    counts.add("other", 1)  # a command that anybody may subscribe to
+    for number in range(2 * COUNTED_MAX):
+        counts.add(f"c{number}", 2)
+    shown = _subscriptions(metrics)
+    assert len(shown) == COUNTED_MAX
+    assert sum(shown.values()) == 4 * COUNTED_MAX + 1
+    for number in range(2 * COUNTED_MAX):
+        counts.add(f"c{number}", -2)
+    assert _subscriptions(metrics) == {"other": 1}
+
+
+def _subscriptions(metrics: WebhookMetrics) -> dict[str, float]:
+    [active] = [each for each in metrics.collect() if each.name == "codeq_subscriptions_active"]
+    labels = [sample.labels["command"] for sample in active.samples]
+    assert len(set(labels)) == len(labels), "Prometheus refuses a scrape with two samples of the same labels"
+    return {sample.labels["command"]: sample.value for sample in active.samples}

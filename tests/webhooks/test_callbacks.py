@@ -85,7 +85,7 @@ def test_a_replayed_task_that_ends_again_calls_back_again(tenant: Tenant, receiv
     assert first.id != second.id
 
 
-def test_a_failing_receiver_is_tried_again_with_the_same_id_and_a_fresh_signature(
+def test_check_64_a_failing_receiver_is_tried_again_with_the_same_id_and_a_fresh_signature(
     tenant: Tenant, receiver: HttpReceiver
 ) -> None:
     receiver.answer("/hook", lambda number: (500 if number < 3 else 200, {}))
@@ -117,7 +117,7 @@ def test_a_delivery_is_dead_after_its_attempts_and_can_be_replayed(tenant: Tenan
     assert wait_for(tenant, "delivered")[0]["id"] == dead["id"]
 
 
-def test_a_receiver_that_is_gone_is_not_tried_again(tenant: Tenant, receiver: HttpReceiver) -> None:
+def test_check_61_a_receiver_that_is_gone_is_not_tried_again(tenant: Tenant, receiver: HttpReceiver) -> None:
     receiver.answer("/hook", lambda _: (410, {}))
     tenant.ended(webhook=receiver.url())
     [dead] = wait_for(tenant, "dead")
@@ -125,7 +125,7 @@ def test_a_receiver_that_is_gone_is_not_tried_again(tenant: Tenant, receiver: Ht
     assert len(receiver.got()) == 1
 
 
-def test_retry_after_is_honoured(tenant: Tenant, receiver: HttpReceiver) -> None:
+def test_check_61_retry_after_is_honoured(tenant: Tenant, receiver: HttpReceiver) -> None:
     receiver.answer("/hook", lambda _: (503, {"retry-after": "600"}))
     tenant.ended(webhook=receiver.url())
     [delivery] = wait_for(tenant, "delayed")
@@ -197,7 +197,7 @@ def test_bad_filters_are_refused(tenant: Tenant) -> None:
         assert tenant.admin.get(paths.DELIVERIES, **query).status_code == 400
 
 
-def test_a_slow_receiver_of_one_tenant_does_not_delay_anothers(server: Server, receiver: HttpReceiver) -> None:
+def test_check_63_a_slow_receiver_of_one_tenant_does_not_delay_anothers(server: Server, receiver: HttpReceiver) -> None:
     hold = threading.Event()
     receiver.answer("/slow", lambda _: (200 if hold.wait(20) else 500, {}))
     slow, quick = server.tenant(), server.tenant()

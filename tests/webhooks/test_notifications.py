@@ -66,6 +66,16 @@ def test_a_subscriber_is_told_with_depth_claim_url_signature_and_trace(tenant: T
     assert again.body["notificationId"] != got.body["notificationId"]
 
 
+def test_a_server_that_has_started_again_tells_those_who_had_subscribed(tmp_path: Path, receiver: Receiver) -> None:
+    with start_server(tmp_path, settings=SETTINGS) as before:
+        tenant = Tenant(before, "restarted")
+        subscribe(tenant, receiver.url(tenant.name))
+    with start_server(tmp_path, settings=SETTINGS) as after:
+        tenant = Tenant(after, "restarted")
+        tenant.create()
+        receiver.wait_for(tenant.name)
+
+
 def test_metrics_count_subscriptions_and_notifications(server: Server, receiver: Receiver) -> None:
     tenant = server.tenant()
     subscribe(tenant, receiver.url(tenant.name), eventTypes=["counted"])

@@ -68,7 +68,7 @@ async def failure(url: str, **options: Any) -> SendFailed:
     return failed.value
 
 
-def test_signatures_verify_with_standard_webhooks_and_with_a_plain_hmac() -> None:
+def test_check_64_signatures_verify_with_standard_webhooks_and_with_a_plain_hmac() -> None:
     got: list[Received] = []
 
     async def run() -> None:
@@ -99,7 +99,7 @@ def test_a_text_is_its_own_key_as_in_the_original() -> None:
     StandardWebhook(b"a-secret-of-the-original-codeQ").verify(got[0].body, got[0].headers)
 
 
-def test_each_tenant_has_a_secret_of_its_own() -> None:
+def test_check_64_each_tenant_has_a_secret_of_its_own() -> None:
     secrets = Secrets(shared=SECRET, master=SECRET, tenants={"own": OLD})
     assert list(secrets.keys("own")) == [b"o" * 32]
     assert len({secrets.keys("a"), secrets.keys("b"), (b"s" * 32,)}) == 3
@@ -120,7 +120,7 @@ def test_without_a_secret_there_is_no_signature() -> None:
     assert not {"webhook-signature", "x-codeq-signature"} & set(got[0].headers)
 
 
-def test_the_address_that_was_checked_is_the_address_connected_to() -> None:
+def test_check_57_the_address_that_was_checked_is_the_address_connected_to() -> None:
     answers = [[PUBLIC], ["127.0.0.1"]]
     asked: list[str] = []
 
@@ -144,7 +144,7 @@ def test_the_address_that_was_checked_is_the_address_connected_to() -> None:
     "answer",
     [["127.0.0.1"], [PUBLIC, "10.0.0.1"], ["::1"], ["::ffff:10.0.0.1"], ["fe80::1%eth0"], ["64:ff9b::7f00:1"]],
 )
-def test_a_name_with_a_private_address_among_its_addresses_is_not_connected_to(answer: list[str]) -> None:
+def test_check_57_a_name_with_a_private_address_among_its_addresses_is_not_connected_to(answer: list[str]) -> None:
     async def run() -> None:
         network = NotedNetwork()
         failed = await failure("http://a.example/", rules=WebhookRules(), resolve=lambda *_: answer, network=network)
@@ -156,7 +156,7 @@ def test_a_name_with_a_private_address_among_its_addresses_is_not_connected_to(a
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/", "http://localhost/", "http://0x7f000001/", "ftp://a.example/"])
-def test_what_is_refused_at_enqueue_is_refused_at_delivery_too(url: str) -> None:
+def test_check_56_what_is_refused_at_enqueue_is_refused_at_delivery_too(url: str) -> None:
     async def run() -> None:
         network = NotedNetwork()
         assert (await failure(url, rules=WebhookRules(), network=network)).is_refused
@@ -189,7 +189,7 @@ def test_the_host_header_names_the_host_and_not_the_address() -> None:
 
 
 @pytest.mark.parametrize("code", [301, 302, 307, 308])
-def test_a_redirect_is_not_followed(code: int) -> None:
+def test_check_60_a_redirect_is_not_followed(code: int) -> None:
     got: list[Received] = []
 
     async def run() -> None:
@@ -242,7 +242,7 @@ def test_a_malformed_or_huge_response_is_a_failure(response: bytes, reason: str)
     asyncio.run(run())
 
 
-def test_an_endless_body_is_not_read_to_its_end() -> None:
+def test_check_61_an_endless_body_is_not_read_to_its_end() -> None:
     sent = 0
 
     async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -281,7 +281,7 @@ async def dripping(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 @pytest.mark.parametrize("serve", [silent, dripping])
-def test_a_receiver_that_does_not_answer_is_given_up(serve: Any) -> None:
+def test_check_61_a_receiver_that_does_not_answer_is_given_up(serve: Any) -> None:
     async def run() -> None:
         async with raw_receiver(serve) as url:
             assert "within 0.3 s" in str(await failure(url, timeout_s=0.3))
@@ -344,7 +344,7 @@ def test_a_name_without_an_address_is_a_failure() -> None:
     asyncio.run(run())
 
 
-def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_62_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
 

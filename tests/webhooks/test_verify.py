@@ -73,7 +73,7 @@ def test_a_changed_body_or_another_secret_is_refused() -> None:
         verify(headers(), secret=[])
 
 
-def test_a_copy_is_of_no_use_later_nor_before() -> None:
+def test_check_65_a_copy_is_of_no_use_later_nor_before() -> None:
     verify(headers(), now_s=NOW_S + 299)
     with pytest.raises(codeq.WebhookInvalid, match="400 s ago"):
         verify(headers(), now_s=NOW_S + 400)

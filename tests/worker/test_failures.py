@@ -17,6 +17,7 @@ from tests.worker.workers import Tenant, at_work, make_worker, moves
 
 import codeq
 from codeq.domain.limits import ERROR_CHARS_MAX, TRACEBACK_CHARS_MAX
+from codeq.sdk.tasks import record_of
 from codeq.testing import QueueForTests
 
 
@@ -152,7 +153,11 @@ def test_each_kind_of_error_ends_as_its_rule_says(
     codeq_queue.work(worker)
     found = codeq_queue.get(task).task
     status = "dead" if found.is_dead else str(found.status)
-    assert (status, found.attempts, found.visible_ms and found.visible_ms - found.updated_ms) == ends
+    assert (
+        status,
+        found.attempts,
+        record_of(found).visible_ms and record_of(found).visible_ms - record_of(found).updated_ms,
+    ) == ends
 
 
 def test_rules_that_make_no_sense_are_refused() -> None:
@@ -172,7 +177,11 @@ def test_a_snoozed_task_counts_no_attempt_on_a_server(tenant: Tenant) -> None:
     task = tenant.client.enqueue("work", "snooze")
     worker.run(until_idle=True)
     found = tenant.client.get(task).task
-    assert (found.attempts, found.deliveries, found.visible_ms - found.updated_ms) == (0, 1, 30_000)
+    assert (found.attempts, found.deliveries, record_of(found).visible_ms - record_of(found).updated_ms) == (
+        0,
+        1,
+        30_000,
+    )
     assert moves(tenant.client, task) == ["enqueue", "claim", "abandon"]
 
 

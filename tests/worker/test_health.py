@@ -53,6 +53,13 @@ def test_a_worker_that_consumes_is_healthy_and_counts_what_it_did(
         assert "# TYPE codeq_worker_completed_total counter\ncodeq_worker_completed_total 1\n" in text
         assert "codeq_worker_healthy 1\n" in text
         assert "codeq_worker_held 1\n" in text
+        assert 'codeq_worker_tasks_total{command="echo",outcome="completed"} 1\n' in text
+        assert 'codeq_worker_tasks_total{command="fail",outcome="retried"} 1\n' in text
+        assert 'codeq_worker_tasks_total{command="fail",outcome="dead"} 1\n' in text
+        assert 'codeq_worker_task_seconds_count{command="echo"} 1\n' in text
+        assert 'codeq_worker_task_seconds_bucket{command="echo",le="1800"} 1\n' in text
+        assert 'codeq_worker_task_seconds_bucket{command="echo",le="+Inf"} 1\n' in text
+        assert 'codeq_worker_task_seconds_count{command="progress"}' not in text  # it has not ended
         may_go_on(tmp_path / "file")
         assert queue.wait(running.id, 10) == "done"
     assert ask(address) == (0, None)

@@ -1,12 +1,25 @@
 """Heartbeats from the event loop: what is sent, and when."""
 
 import asyncio
+import re
+from collections.abc import Sequence
 from typing import Any, cast
 
+import httpx
+from tests.server.server_process import Server
+from tests.worker.workers import Tenant
+
+import codeq
+from codeq.domain.requests import NewTask
 from codeq.domain.task import Holder
 from codeq.sdk.backend import Backend
+from codeq.sdk.durations import unix_ms
 from codeq.sdk.jobs import Job
+from codeq.sdk.tasks import record_of
 from codeq.sdk.worker.heartbeat import LoopHeartbeater
+from codeq.wire import paths
+
+LEASE_MS = 40_000
 
 
 class Recorder:
@@ -33,3 +46,53 @@ def test_progress_is_sent_at_once_and_then_at_most_once_a_second() -> None:
         return recorder.sent
 
     assert asyncio.run(story()) == ["10%"]
+
+
+def requests_of(tenant: Tenant, path: str) -> int:
+    """How many requests of this route the server has answered."""
+    text = httpx.get(tenant.url + paths.METRICS, trust_env=False).text
+    counts = re.findall(rf'codeq_http_request_seconds_count{{route="{re.escape(path)}",[^}}]*}} (\d+)', text)
+    return sum(int(count) for count in counts)
+
+
+async def extend_all(
+    tenant: Tenant, jobs: Sequence[Job], *, token: str | None = None, until: Sequence[Job] | None = None
+) -> list[tuple[str, str]]:
+    """Sends heartbeats until the server has extended these leases but those that it refuses, which are returned."""
+    lost: list[tuple[str, str]] = []
+    async with codeq.AsyncClient(tenant.url, token or tenant.token) as client:
+        heartbeater = LoopHeartbeater(
+            client.backend, {"work": LEASE_MS, "other": LEASE_MS}, lambda key, code: lost.append((key, code))
+        )
+        heartbeater.hold(jobs, at_once=True)
+        left = list(jobs if until is None else until)
+        while left:
+            await asyncio.sleep(0.05)
+            gone = {key for key, _ in lost}
+            records = [(job, (await client.get(job.id)).task) for job in left if job.key not in gone]
+            left = [job for job, task in records if record_of(task).lease_until_ms <= unix_ms(job.lease_until)]
+        await heartbeater.close()
+    return lost
+
+
+def claimed(tenant: Tenant, number: int) -> list[Job]:
+    tenant.client.enqueue_many([NewTask(command="work")] * number)
+    return tenant.client.claim("work", limit=number, lease=30)
+
+
+def test_the_leases_of_many_jobs_are_renewed_in_one_call_and_a_lost_one_is_told(tenant: Tenant) -> None:
+    jobs = claimed(tenant, 40)
+    tenant.client.cancel(jobs[3].id)
+    before = {path: requests_of(tenant, path) for path in (paths.HEARTBEAT, paths.HEARTBEATS_BATCH)}
+    assert asyncio.run(asyncio.wait_for(extend_all(tenant, jobs), 60)) == [(jobs[3].key, "cancelled")]
+    assert requests_of(tenant, paths.HEARTBEATS_BATCH) - before[paths.HEARTBEATS_BATCH] == 1
+    assert requests_of(tenant, paths.HEARTBEAT) == before[paths.HEARTBEAT]
+
+
+def test_a_token_that_lost_one_command_still_renews_the_leases_of_the_others(tenant: Tenant, server: Server) -> None:
+    kept = claimed(tenant, 3)
+    tenant.client.enqueue("other")
+    [other] = tenant.client.claim("other", lease=30)
+    narrow = server.token(tenant.name, "worker", subject="tester", commands=["work"])
+    assert asyncio.run(asyncio.wait_for(extend_all(tenant, [other, *kept], token=narrow, until=kept), 60)) == []
+    assert record_of(tenant.client.get(other.id).task).lease_until_ms == unix_ms(other.lease_until)

@@ -10,6 +10,7 @@ from tests.worker.workers import AT_ONCE, NEVER, at_work, is_gone, make_worker, 
 
 import codeq
 from codeq.domain.task import Holder
+from codeq.sdk.tasks import record_of
 from codeq.sdk.worker import runner
 from codeq.testing import QueueForTests
 
@@ -30,7 +31,7 @@ def test_what_takes_too_long_is_a_failed_try_in_every_place(either: codeq.Client
             eventually(lambda task=task: queue.get(task.id).task.attempts == 1, 20)  # type: ignore[misc]
             kept = queue.get(task.id).task
             assert kept.last_error == "TimedOut: it took longer than 0.3 s"
-            assert kept.visible_ms - kept.updated_ms == NEVER.base_ms
+            assert record_of(kept).visible_ms - record_of(kept).updated_ms == NEVER.base_ms
             if place != "process":
                 eventually(lambda place=place: lines(tmp_path / place)[1:] == ["interrupted"])  # type: ignore[misc]
             assert moves(queue, task) == ["enqueue", "claim", "nack"]
@@ -81,8 +82,8 @@ def test_a_task_that_is_cancelled_before_it_begins_never_does(either: codeq.Clie
             eventually(lambda place=place: _is_held(queue, tasks[place, 2]))  # type: ignore[misc]
             queue.cancel(tasks[place, 1].id)
         # Heartbeats for all of them are due at the same time: twice renewed, and the others are known to be gone.
-        until_ms = queue.get(tasks["loop", 2].id).task.lease_until_ms
-        eventually(lambda: queue.get(tasks["loop", 2].id).task.lease_until_ms > until_ms + 600)
+        until_ms = record_of(queue.get(tasks["loop", 2].id).task).lease_until_ms
+        eventually(lambda: record_of(queue.get(tasks["loop", 2].id).task).lease_until_ms > until_ms + 600)
         for place, n in tasks:
             may_go_on(tmp_path / f"{place}-{n}")
         for place in PLACES:
@@ -177,10 +178,11 @@ def test_a_thread_knows_that_its_work_is_not_wanted_any_more(embedded: codeq.Que
             seen.append(job.is_cancelled)
             raise
 
-    queue.enqueue("work", 1, backoff=NEVER)
+    # On a busy machine the time may be over before the handler is inside its `try`: then the next attempt shows it.
+    queue.enqueue("work", 1, backoff=AT_ONCE, max_attempts=100)
     with at_work(worker, queue):
         eventually(lambda: seen)
-    assert seen == [True]
+    assert set(seen) == {True}
 
 
 def test_interruptions_hit_neither_the_neighbours_nor_the_next_job_of_the_thread(

@@ -14,6 +14,7 @@ from tests.worker.handlers import lines, may_go_on
 from tests.worker.workers import AT_ONCE, Program, Tenant, at_work, is_gone, is_heartbeat_process, make_worker, moves
 
 import codeq
+from codeq.sdk.tasks import record_of
 
 ONCE = ["enqueue", "claim", "complete"]
 
@@ -61,7 +62,7 @@ def test_a_short_lease_of_one_command_does_not_cost_the_other_its_tasks(queue: c
     with at_work(worker, queue):
         eventually(lambda: lines(tmp_path / "file"))
         now_ms = time.time_ns() // 1_000_000
-        eventually(lambda: queue.get(task.id).task.lease_until_ms > now_ms + 30_000)
+        eventually(lambda: record_of(queue.get(task.id).task).lease_until_ms > now_ms + 30_000)
         may_go_on(tmp_path / "file")
         assert queue.wait(task.id, 10) == "done"
     assert moves(queue, task) == ONCE
@@ -77,8 +78,8 @@ def test_a_heartbeat_process_that_is_killed_is_replaced_before_a_lease_is_lost(t
             beater = program.heartbeat_process()
             beater.kill()
             eventually(lambda beater=beater: program.heartbeat_process().pid != beater.pid, 20)  # type: ignore[misc]
-        until_ms = tenant.client.get(tasks[0].id).task.lease_until_ms
-        eventually(lambda: tenant.client.get(tasks[0].id).task.lease_until_ms > until_ms + 2000)
+        until_ms = record_of(tenant.client.get(tasks[0].id).task).lease_until_ms
+        eventually(lambda: record_of(tenant.client.get(tasks[0].id).task).lease_until_ms > until_ms + 2000)
         for number in range(4):
             may_go_on(tmp_path / f"file-{number}")
         assert [tenant.client.wait(task.id, 20) for task in tasks] == ["done"] * 4
@@ -113,8 +114,8 @@ def test_a_worker_of_processes_alone_needs_no_heartbeat_process(tenant: Tenant, 
     task = tenant.client.enqueue("hold_up", str(tmp_path / "file"))
     with Program(tenant, {"hold_up": {"process": True, "lease": 1}}, log=tmp_path / "log") as program:
         eventually(lambda: lines(tmp_path / "file"), 20)
-        until_ms = tenant.client.get(task.id).task.lease_until_ms
-        eventually(lambda: tenant.client.get(task.id).task.lease_until_ms > until_ms + 1000)
+        until_ms = record_of(tenant.client.get(task.id).task).lease_until_ms
+        eventually(lambda: record_of(tenant.client.get(task.id).task).lease_until_ms > until_ms + 1000)
         assert not [each for each in program.family if is_heartbeat_process(each)]
         may_go_on(tmp_path / "file")
         assert tenant.client.wait(task.id, 10) == "done"
@@ -149,8 +150,8 @@ def test_a_token_that_has_run_out_is_asked_for_again_for_heartbeats_too(tenant: 
     task = tenant.client.enqueue("hold_up", str(tmp_path / "file"))
     with codeq.Client(tenant.url, token) as client, at_work(make_worker({"hold_up": {"lease": 2}}), client):
         eventually(lambda: lines(tmp_path / "file"), 20)
-        until_ms = tenant.client.get(task.id).task.lease_until_ms
-        eventually(lambda: tenant.client.get(task.id).task.lease_until_ms > until_ms + 2000)
+        until_ms = record_of(tenant.client.get(task.id).task).lease_until_ms
+        eventually(lambda: record_of(tenant.client.get(task.id).task).lease_until_ms > until_ms + 2000)
         may_go_on(tmp_path / "file")
         assert tenant.client.wait(task.id, 10) == "done"
     assert "stale" in asked
@@ -166,12 +167,12 @@ def test_settings_of_a_client_reach_the_heartbeat_process_in_whatever_form_they_
         task = client.enqueue("hold_up", str(tmp_path / "file"))
         with at_work(make_worker({"hold_up": {"lease": 1}}), client):
             beater = eventually(lambda: [p for p in psutil.Process().children() if is_heartbeat_process(p)], 20)[0]
-            until_ms = eventually(lambda: client.get(task.id).task.lease_until_ms)
-            eventually(lambda: client.get(task.id).task.lease_until_ms > until_ms + 2000)
+            until_ms = eventually(lambda: record_of(client.get(task.id).task).lease_until_ms)
+            eventually(lambda: record_of(client.get(task.id).task).lease_until_ms > until_ms + 2000)
             assert [p.pid for p in psutil.Process().children() if is_heartbeat_process(p)] == [beater.pid]
             os.kill(beater.pid, signal.SIGTERM)  # as when the whole process group gets it: the worker decides
-            until_ms = client.get(task.id).task.lease_until_ms
-            eventually(lambda: client.get(task.id).task.lease_until_ms > until_ms + 1000)
+            until_ms = record_of(client.get(task.id).task).lease_until_ms
+            eventually(lambda: record_of(client.get(task.id).task).lease_until_ms > until_ms + 1000)
             assert [p.pid for p in psutil.Process().children() if is_heartbeat_process(p)] == [beater.pid]
             may_go_on(tmp_path / "file")
             assert client.wait(task.id, 10) == "done"

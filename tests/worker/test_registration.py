@@ -1,5 +1,6 @@
 """Declaring tasks: what the decorator and the settings take, and what they refuse, with words that help."""
 
+import asyncio
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -58,6 +59,9 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said:
         ({"max_attempts": 0}, "max_attempts"),
         ({"max_attempts": 101}, "max_attempts"),
         ({"max_attempts": 1.5}, "max_attempts"),
+        ({"timeot": 3}, "no such option: timeot; there are backoff,"),
+        ({"backoff": 3}, "backoff must be one of"),
+        ({"retry_on": "TimeoutError"}, "classes of errors, not 'TimeoutError'"),
     ],
 )
 def test_care_that_makes_no_sense_is_refused(settings: dict[str, Any], said: str) -> None:
@@ -159,3 +163,32 @@ def test_a_worker_that_may_not_claim_says_so_and_ends(server: Any) -> None:
     worker.task("work")(handlers.echo)
     with pytest.raises(codeq.errors.Forbidden):
         worker.run(codeq.Client(server.base, token))
+
+
+def test_a_decorator_without_parentheses_says_that_they_are_missing() -> None:
+    undecorated: Any = handlers.echo
+    for decorate, name in ((codeq.task, "codeq.task"), (codeq.Worker().task, "worker.task")):
+        with pytest.raises(InvalidRequest, match=rf"write @{name}\(\) with parentheses"):
+            decorate(undecorated)
+
+
+def test_a_worker_of_something_that_is_no_queue_says_so() -> None:
+    something: Any = 5
+    with pytest.raises(InvalidRequest, match="a queue is a server's address, a client or an opened queue, not 5"):
+        codeq.Worker(something)
+    worker = codeq.Worker()
+    worker.task("work")(handlers.echo)
+    with pytest.raises(InvalidRequest, match="not 5"):
+        worker.run(something)
+
+
+def test_run_inside_an_event_loop_says_what_to_await(embedded: codeq.Queue) -> None:
+    worker = codeq.Worker(embedded)
+    worker.task("work")(handlers.echo)
+
+    async def as_in_a_notebook() -> None:
+        with pytest.raises(InvalidRequest, match=r"await worker\.run_async\(\)"):
+            worker.run(until_idle=True)
+        await worker.run_async(until_idle=True)
+
+    asyncio.run(as_in_a_notebook())

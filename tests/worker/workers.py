@@ -44,7 +44,8 @@ class Tenant:
     def __init__(self, url: str, server: Server) -> None:
         self.url = url
         scopes = [*sorted(WORKER_SCOPES), "codeq:admin", "codeq:events"]
-        self.token = server.token(f"tenant-{next(_numbers)}", "worker", subject="tester", scopes=scopes)
+        self.name = f"tenant-{next(_numbers)}"
+        self.token = server.token(self.name, "worker", subject="tester", scopes=scopes)
         self.client = codeq.Client(url, self.token)
 
     def at(self, url: str) -> codeq.Client:

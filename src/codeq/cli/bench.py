@@ -130,11 +130,11 @@ def _claim_and_complete(client: "Client", command: str, size: int) -> int:
 @contextmanager
 def _cleanup(client: "Client", command: str) -> "Iterator[list[bool]]":
     """Completes the remaining tasks at the end, and deletes them if the token is an admin's. Yields whether it is."""
-    from codeq.domain.queue import QueuePolicy
+    from codeq import QueuePolicy
 
     is_deleted: list[bool] = []
     try:
-        client.set_policy(command, QueuePolicy(retention_ms=0, dead_retention_ms=0))
+        client.set_policy(command, QueuePolicy(retention=0, dead_retention=0))
         is_deleted.append(True)
     except CodeqError as fault:
         if fault.code != "forbidden":

@@ -180,13 +180,19 @@ def _grouped(tasks: "Sequence[Task]") -> list[dict[str, Any]]:
             "command": command,
             "error": text,
             "count": len(members),
-            "oldestAt": rfc3339(min(task.ended_ms for task in members)),
-            "newestAt": rfc3339(max(task.ended_ms for task in members)),
+            "oldestAt": rfc3339(min(map(_ended_ms, members))),
+            "newestAt": rfc3339(max(map(_ended_ms, members))),
             "exampleId": members[0].id,
         }
         for (command, text), members in groups.items()
     ]
     return sorted(grouped, key=lambda group: -group["count"])
+
+
+def _ended_ms(task: "Task") -> int:
+    from codeq.sdk.tasks import record_of
+
+    return record_of(task).ended_ms
 
 
 def _first_and_last(group: dict[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 RETRY_S = 30.0
 """Long enough for an import to continue after a restart of the server."""
+INTERRUPTED_WAIT_S = 1.0
+"""For answers to what was sent before an interrupt; a second interrupt ends the wait."""
 REFUSED_SHOWN_MAX = 20
 
 
@@ -86,7 +88,7 @@ def enqueue(
 
 
 def _show(out: Output, task: "Task") -> None:
-    from codeq.sdk.jobs import ReplayedTask
+    from codeq.sdk.tasks import ReplayedTask
 
     replay = task if isinstance(task, ReplayedTask) else None
     if out.is_json:
@@ -129,7 +131,8 @@ def _import(client: "Client", out: Output, source: BinaryIO, work: JsonlImport) 
     try:
         work.run(client, source, on_refused=reporter.refused)
     except KeyboardInterrupt:
-        work.collect_finished(reporter.refused)
+        with suppress(CodeqError):
+            work.collect_answered(reporter.refused, within_s=INTERRUPTED_WAIT_S)
         reporter.stopped()
         raise
     except CodeqError:

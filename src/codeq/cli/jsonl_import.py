@@ -4,9 +4,10 @@ import json
 import os
 import stat
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from codeq.domain.errors import CodeqError, IdempotencyMismatch, InvalidRequest
@@ -75,6 +76,13 @@ class JsonlImport:
         while self._waiting and self._waiting[0][1].is_done:
             self._collect_one(on_refused)
 
+    def collect_answered(self, on_refused: OnRefused, *, within_s: float) -> None:
+        """Counts the lines whose answers come within this time."""
+        until_s = time.monotonic() + within_s
+        with suppress(TimeoutError):
+            while self._waiting:
+                self._collect_one(on_refused, within_s=max(0.0, until_s - time.monotonic()))
+
     def _new_task(self, line: bytes) -> "NewTask":
         import msgspec
 
@@ -95,11 +103,11 @@ class JsonlImport:
             raise InvalidRequest(f"the field {self.key_field!r} must be a text or a whole number, to be the key")
         return str(found)
 
-    def _collect_one(self, on_refused: OnRefused) -> None:
-        """Waits for the answer to the oldest line."""
+    def _collect_one(self, on_refused: OnRefused, *, within_s: float | None = None) -> None:
+        """Waits for the answer to the oldest line. Raises TimeoutError if there is none within the time."""
         number, ticket = self._waiting.popleft()
         try:
-            _refuse_mismatch(ticket.task())
+            _refuse_mismatch(ticket.task(timeout=within_s))
             self.enqueued += 1
         except CodeqError as fault:
             if fault.code in FATAL:
@@ -114,7 +122,7 @@ class JsonlImport:
 def _refuse_mismatch(task: "Task") -> None:
     """Nobody looks at the tasks of an import, so a line that was not enqueued because its key has another task is
     reported."""
-    from codeq.sdk.jobs import ReplayedTask
+    from codeq.sdk.tasks import ReplayedTask
 
     if isinstance(task, ReplayedTask) and task.is_mismatch:
         raise IdempotencyMismatch(f"its key was used for task {task.id}, which has another command or payload")

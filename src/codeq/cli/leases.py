@@ -147,13 +147,19 @@ def _print_release(out: Output, task_id: str, released: "ReleaseResult") -> None
     out.answer({"taskId": task_id, "status": status, "delaySeconds": released.delay_seconds}, text)
 
 
+def _until_ms(job: "Job") -> int:
+    from codeq.sdk.durations import unix_ms
+
+    return unix_ms(job.lease_until)
+
+
 def _fields(job: "Job") -> dict[str, object]:
     return {
         "id": job.id,
         "command": job.command,
         "payload": job.payload,
         "leaseToken": job.holder.token,
-        "leaseUntil": rfc3339(job.lease_until_ms),
+        "leaseUntil": rfc3339(_until_ms(job)),
         "workerId": job.holder.worker,
         "priority": job.priority,
         "attempts": job.attempts,
@@ -169,7 +175,7 @@ def _row(job: "Job") -> tuple[object, ...]:
         job.holder.token,
         job.command,
         attempt,
-        format_time(job.lease_until_ms),
+        format_time(_until_ms(job)),
         truncate(_one_line(job), 200),
     )
 

@@ -3,9 +3,12 @@
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -13,7 +16,6 @@ from codeq.cli.connect import FileToken, remote
 from codeq.cli.errors import ExitCode, LocalNotFound, UsageError, needs_extra
 from codeq.cli.output import Output
 from codeq.cli.parameters import duration
-from codeq.wire.errors import Unreachable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,34 +64,45 @@ def run(
     """
     if once and every is not None:
         raise UsageError("--once or --every, not both")
-    spark, server, tables = _start(client, lake, master)
-    from codeq.pipeline.lake.maintenance import maintain
-    from codeq.pipeline.lake.table import Lake, LakeConflict, LakeUnavailable
+    with _started(client, lake, master) as (spark, server, tables):
+        from codeq.pipeline.lake.maintenance import maintain
 
-    if every is None:
+        update = partial(_run, spark, server=server, out=out, tenant=tenant, and_audit=and_audit, and_report=and_report)
+        if every is not None:
+            _repeat(update, lambda of: maintain(spark, of, delete_before=_before(keep), log=out.note), lake, every)
         if keep is not None:  # before the run, because only events that every table has can be deleted
             maintain(spark, tables, delete_before=_before(keep), log=out.note)
-        _run(spark, tables, server, out=out, tenant=tenant, and_audit=and_audit, and_report=and_report)
-        return
+        update(tables)
+
+
+def _repeat(
+    update: "Callable[[Lake], None]", maintain: "Callable[[Lake], object]", address: str, every_s: float
+) -> NoReturn:
+    """Updates the lake at this interval, and maintains it once an hour, until Ctrl-C or a fault that does not pass."""
+    from codeq.pipeline.client import TRANSIENT
+    from codeq.pipeline.lake.table import Lake, LakeConflict, LakeUnavailable
+    from codeq.pipeline.spark_errors import spark_errors
+
     maintained_s = time.monotonic()
     while True:
         started_s = time.monotonic()
         try:
-            tables = Lake(lake)
-            _run(spark, tables, server, out=out, tenant=tenant, and_audit=and_audit, and_report=and_report)
-            if started_s - maintained_s > MAINTENANCE_EVERY_S:
-                maintained_s = started_s
-                maintain(spark, tables, delete_before=_before(keep), log=out.note)
-        except (Unreachable, LakeConflict, LakeUnavailable) as fault:  # a fault that passes, or another run was faster
-            print(f"codeq: {fault}; trying again in {every:g} s", file=sys.stderr)
-        time.sleep(max(0.0, every - (time.monotonic() - started_s)))
+            with spark_errors():
+                tables = Lake(address)
+                update(tables)
+                if started_s - maintained_s > MAINTENANCE_EVERY_S:
+                    maintained_s = started_s
+                    maintain(tables)
+        except (*TRANSIENT, LakeConflict, LakeUnavailable) as fault:  # it passes, or another run was faster
+            print(f"codeq: {fault}; trying again in {every_s:g} s", file=sys.stderr)
+        time.sleep(max(0.0, every_s - (time.monotonic() - started_s)))
 
 
 def _run(
     spark: "SparkSession",
     tables: "Lake",
-    server: "ServerOptions",
     *,
+    server: "ServerOptions",
     out: Output,
     tenant: str | None,
     and_audit: bool,
@@ -152,14 +165,14 @@ def audit(
 
     Every run judges its new events already; `run --audit` shows these verdicts without reading history again.
     """
-    spark, server, tables = _start(client, lake, master, must_exist=True)
-    from codeq.pipeline.audit import is_clean, to_json, to_text
-    from codeq.pipeline.live_audit import all_tasks, audit_lake, audit_live
+    with _started(client, lake, master, must_exist=True) as (spark, server, tables):
+        from codeq.pipeline.audit import is_clean, to_json, to_text
+        from codeq.pipeline.live_audit import all_tasks, audit_lake, audit_live
 
-    verdicts = audit_live(spark, tables, server, lambda: all_tasks(client)) if live else audit_lake(spark, tables)
-    print(to_json(verdicts).decode() if out.is_json else to_text(verdicts), end="")
-    if not is_clean(verdicts):
-        raise typer.Exit(ExitCode.REFUSED)
+        verdicts = audit_live(spark, tables, server, lambda: all_tasks(client)) if live else audit_lake(spark, tables)
+        print(to_json(verdicts).decode() if out.is_json else to_text(verdicts), end="")
+        if not is_clean(verdicts):
+            raise typer.Exit(ExitCode.REFUSED)
 
 
 def report(
@@ -172,27 +185,27 @@ def report(
     master: Master = "local[*]",
 ) -> None:
     """Write an HTML report of the lake: throughput, latency, failures, tenants, workers, capacity, and the audit."""
-    spark, server, tables = _start(client, lake, master, must_exist=True)
-    from codeq.pipeline.lake_report import collect_lake
-    from codeq.pipeline.report import render, to_json
+    with _started(client, lake, master, must_exist=True) as (spark, server, tables):
+        from codeq.pipeline.lake_report import collect_lake
+        from codeq.pipeline.report import render, to_json
 
-    data = collect_lake(spark, tables, server, days=days, title=title)
-    if out.is_json:
-        print(to_json(data).decode())
-        return
-    to.write_text(render(data))
-    print(f"wrote {to}")
+        data = collect_lake(spark, tables, server, days=days, title=title)
+        if out.is_json:
+            print(to_json(data).decode())
+            return
+        to.write_text(render(data))
+        print(f"wrote {to}")
 
 
 def rebuild(client: "Client", out: Output, lake: LakeAddress = "./lake", master: Master = "local[*]") -> None:
     """Recompute the silver and gold tables from bronze."""
-    spark, _, tables = _start(client, lake, master, must_exist=True)
-    from codeq.pipeline.lake import run
+    with _started(client, lake, master, must_exist=True) as (spark, _, tables):
+        from codeq.pipeline.lake import run
 
-    run.rebuild(spark, tables, log=out.note)
-    out.note("recomputed")
-    if out.is_json:
-        out.document({"batch": tables.bronze.batch})
+        run.rebuild(spark, tables, log=out.note)
+        out.note("recomputed")
+        if out.is_json:
+            out.document({"batch": tables.bronze.batch})
 
 
 def tidy(
@@ -207,30 +220,30 @@ def tidy(
     master: Master = "local[*]",
 ) -> None:
     """Compact small files, delete rows past their retention, and vacuum files unreferenced for a day."""
-    spark, _, tables = _start(client, lake, master, must_exist=True)
-    from codeq.pipeline.lake.maintenance import maintain
+    with _started(client, lake, master, must_exist=True) as (spark, _, tables):
+        from codeq.pipeline.lake.maintenance import maintain
 
-    gold_before = _before(keep_figures)
-    summary = maintain(
-        spark,
-        tables,
-        delete_before=_before(keep),
-        delete_gold_before=gold_before.date() if gold_before else None,
-        log=out.note,
-    )
-    if out.is_json:
-        out.document(
-            {
-                "putTogether": summary.compacted_files,
-                "forgottenRows": summary.deleted_rows,
-                "removedFiles": summary.vacuumed_files,
-            }
+        gold_before = _before(keep_figures)
+        summary = maintain(
+            spark,
+            tables,
+            delete_before=_before(keep),
+            delete_gold_before=gold_before.date() if gold_before else None,
+            log=out.note,
         )
-    else:
-        print(
-            f"{summary.compacted_files:,} small files compacted, {summary.deleted_rows:,} rows deleted, "
-            f"{summary.vacuumed_files:,} unreferenced files removed"
-        )
+        if out.is_json:
+            out.document(
+                {
+                    "putTogether": summary.compacted_files,
+                    "forgottenRows": summary.deleted_rows,
+                    "removedFiles": summary.vacuumed_files,
+                }
+            )
+        else:
+            print(
+                f"{summary.compacted_files:,} small files compacted, {summary.deleted_rows:,} rows deleted, "
+                f"{summary.vacuumed_files:,} unreferenced files removed"
+            )
 
 
 def replay(
@@ -242,34 +255,38 @@ def replay(
     master: Master = "local[*]",
 ) -> None:
     """Replay dead tasks that match an SQL condition over the lake. Tasks that are no longer dead are left alone."""
-    spark, _, tables = _start(client, lake, master, must_exist=True)
-    from pyspark.errors import AnalysisException, ParseException
+    with _started(client, lake, master, must_exist=True) as (spark, _, tables):
+        from pyspark.errors import AnalysisException, ParseException
 
-    try:
-        chosen = tables.tasks.read(spark).where("outcome = 'dead'").where(where).select("task_id").collect()
-    except (AnalysisException, ParseException) as fault:
-        raise UsageError(f"--where: {str(fault).splitlines()[0]}") from None
-    ids = [row.task_id for row in chosen]
-    changed = 0
-    for start in range(0, len(ids), 1000):
-        changed += client.replay_dead(ids=ids[start : start + 1000], dry_run=dry_run).changed
-    if out.is_json:
-        out.document({"matched": len(ids), "changed": changed, "dryRun": dry_run, "ids": ids[:1000]})
-    else:
-        print(f"{len(ids):,} dead tasks match" + ("; nothing was changed" if dry_run else f"; {changed:,} replayed"))
+        try:
+            chosen = tables.tasks.read(spark).where("outcome = 'dead'").where(where).select("task_id").collect()
+        except (AnalysisException, ParseException) as fault:
+            raise UsageError(f"--where: {str(fault).splitlines()[0]}") from None
+        ids = [row.task_id for row in chosen]
+        changed = 0
+        for start in range(0, len(ids), 1000):
+            changed += client.replay_dead(ids=ids[start : start + 1000], dry_run=dry_run).changed
+        if out.is_json:
+            out.document({"matched": len(ids), "changed": changed, "dryRun": dry_run, "ids": ids[:1000]})
+        else:
+            print(
+                f"{len(ids):,} dead tasks match" + ("; nothing was changed" if dry_run else f"; {changed:,} replayed")
+            )
 
 
 def _before(keep_s: float | None) -> datetime | None:
     return datetime.now(UTC) - timedelta(seconds=keep_s) if keep_s is not None else None
 
 
-def _start(
+@contextmanager
+def _started(
     client: "Client", address: str, master: str, *, must_exist: bool = False
-) -> "tuple[SparkSession, ServerOptions, Lake]":
+) -> "Iterator[tuple[SparkSession, ServerOptions, Lake]]":
     with needs_extra("spark", "the pipeline"):
         from codeq.pipeline import make_session
         from codeq.pipeline.client import ServerOptions
         from codeq.pipeline.lake.table import Lake
+        from codeq.pipeline.spark_errors import spark_errors
     lake = Lake(address)
     if must_exist and not lake.bronze.exists:
         raise LocalNotFound(f"there is no lake at {address}; make one with `codeq pipeline run --lake {address}`")
@@ -285,7 +302,9 @@ def _start(
     # On this machine the file is read again, because its token may be renewed while the command runs.
     file = source.file if isinstance(source, FileToken) and master.startswith("local") else None
     tokens = {"token_file": str(file)} if file else {"token_env": _TOKEN}
-    return spark, ServerOptions(endpoint=client.url, ca_file=client.options["ca_file"], **tokens), lake
+    with spark_errors():
+        # Java took some seconds to start, in which another run may have committed.
+        yield spark, ServerOptions(endpoint=client.url, ca_file=client.options["ca_file"], **tokens), Lake(address)
 
 
 remote(app, "run", example="codeq pipeline run --lake ./lake --every 1m")(run)

@@ -1,5 +1,6 @@
 """The rules of a queue's policy on the command line: parses NAME=VALUE, and shows every rule and whether it is set."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,11 +31,12 @@ def policy_fields(policy: "QueuePolicy | None", effective: "EffectivePolicy") ->
     """The fields of `--json`, named as on the wire."""
     import msgspec
 
+    from codeq.sdk.queue_policies import stored_effective, stored_policy
     from codeq.wire import queues
 
     return {
-        "policy": None if policy is None else msgspec.to_builtins(queues.policy_fields(policy)),
-        "effectivePolicy": msgspec.to_builtins(queues.policy_fields(effective)),
+        "policy": None if policy is None else msgspec.to_builtins(queues.policy_fields(stored_policy(policy))),
+        "effectivePolicy": msgspec.to_builtins(queues.policy_fields(stored_effective(effective))),
         "version": policy.version if policy else 0,
     }
 
@@ -67,16 +69,14 @@ def _rule(name: str, given: str) -> _Rule:
 
 
 def _replace(policy: "QueuePolicy", rule: _Rule, value: Any) -> "QueuePolicy":
-    import msgspec
-
-    from codeq.domain.backoff import PartialBackoff
+    from codeq.sdk.backoffs import partial_backoff
 
     group, _, part = rule.field.partition(".")
     if part:
-        parts = PartialBackoff(*msgspec.structs.astuple(policy.backoff)) if policy.backoff else PartialBackoff()
-        parts = msgspec.structs.replace(parts, **{part: value})
-        value = None if parts == PartialBackoff() else parts
-    return msgspec.structs.replace(policy, **{group: value})
+        of = policy.backoff or partial_backoff()
+        parts: dict[str, Any] = {"kind": of.kind, "base": of.base, "most": of.most, part: value}
+        value = None if all(each is None for each in parts.values()) else partial_backoff(**parts)
+    return dataclasses.replace(policy, **{group: value})
 
 
 def _is_set(policy: "QueuePolicy | None", rule: _Rule) -> bool:
@@ -84,14 +84,6 @@ def _is_set(policy: "QueuePolicy | None", rule: _Rule) -> bool:
     for name in rule.field.split("."):
         value = getattr(value, name, None)
     return value is not None
-
-
-def _ms(text: str) -> int:
-    return round(duration(text) * 1000)
-
-
-def _show_ms(value: int) -> str:
-    return format_duration(value / 1000)
 
 
 def _backoff_kind(text: str) -> Any:
@@ -114,12 +106,12 @@ _RULES: dict[str, _Rule] = {
     "max-attempts": _Rule("max_attempts", int, str),
     "max-deliveries": _Rule("max_deliveries", int, str),
     "max-consumers": _Rule("max_consumers", int, lambda count: str(count or "no limit")),
-    "lease": _Rule("lease_ms", _ms, _show_ms),
-    "retention": _Rule("retention_ms", _ms, _show_ms),
-    "dead-retention": _Rule("dead_retention_ms", _ms, _show_ms),
+    "lease": _Rule("lease", duration, format_duration),
+    "retention": _Rule("retention", duration, format_duration),
+    "dead-retention": _Rule("dead_retention", duration, format_duration),
     "on-expiry": _Rule("on_expiry", _on_expiry, str),
     "backoff": _Rule("backoff.kind", _backoff_kind, str),
-    "backoff-base": _Rule("backoff.base_ms", _ms, _show_ms),
-    "backoff-max": _Rule("backoff.max_ms", _ms, _show_ms),
+    "backoff-base": _Rule("backoff.base", duration, format_duration),
+    "backoff-max": _Rule("backoff.most", duration, format_duration),
     "paused": _Rule("paused", _yes, lambda paused: "yes" if paused else "no"),
 }

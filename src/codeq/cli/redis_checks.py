@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from codeq.cli.machine_checks import CheckResult, ok, problem, warning
 from codeq.distribution import install_line
-from codeq.domain.errors import CodeqError, StoreError
+from codeq.domain.errors import CodeqError, StoreError, StoreUnavailable
 
 if TYPE_CHECKING:
     from codeq.store.redis.connection import RedisClient
@@ -29,8 +29,9 @@ def redis(url: str) -> Iterator[CheckResult]:
         yield warning("redis", f"not checked: the package {fault.name} is not installed", advice)
     except CodeqError as fault:
         where = _shown(url) if isinstance(fault, StoreError) else "the address"
-        advice = "correct the address, the user or the password, or start it"
-        yield problem("redis", f"{where}: {fault}", advice)
+        advice = "correct the address, the user, the password or the certificate, or start it"
+        reason = fault.__cause__ if isinstance(fault, StoreUnavailable) and fault.__cause__ else fault
+        yield problem("redis", f"{where}: {reason}", advice)
 
 
 async def _all(url: str) -> list[CheckResult]:
@@ -64,7 +65,7 @@ def settings(found: "NodeSettings") -> Iterator[CheckResult]:
         yield ok("redis eviction", "noeviction: with no memory left, writes are refused and nothing is deleted")
     follows = durability.unsafe_replication(found, replicas=0)
     if follows is not None:
-        yield warning("redis replicas", follows, f"store.durability: replicated, store.replicas: 1 to {found.replicas}")
+        yield warning("redis replicas", follows, f"store.durability: replicated, store.replicas: {found.replicas}")
     else:
         yield ok("redis replicas", "none is attached")
 

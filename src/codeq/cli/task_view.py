@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from codeq.cli.output import format_bytes, format_duration, format_time, truncate
 
 if TYPE_CHECKING:
-    from codeq.domain.task import Task
     from codeq.sdk.jobs import TaskDetails
+    from codeq.sdk.tasks import Task
     from codeq.wire.events import Event
 
 CUT_CHARS = 4000
@@ -26,9 +26,10 @@ def task_fields(task: "Task") -> dict[str, Any]:
     import msgspec
 
     from codeq.domain.task import Body
+    from codeq.sdk.tasks import record_of
     from codeq.wire.tasks import view
 
-    shown: dict[str, Any] = msgspec.to_builtins(view(task, Body(b"null")))
+    shown: dict[str, Any] = msgspec.to_builtins(view(record_of(task), Body(b"null")))
     for name in _NOT_SHOWN:
         shown.pop(name, None)
     return {**shown, "dead": task.is_dead, "payloadBytes": task.payload_bytes}
@@ -41,14 +42,15 @@ def details_fields(details: "TaskDetails") -> dict[str, Any]:
 def status_text(task: "Task") -> str:
     from codeq.domain.lifecycle import position
     from codeq.domain.queue import Index
+    from codeq.sdk.tasks import record_of
 
-    index = position(task)
+    index = position(record_of(task))
     return f"{task.status} {index}" if index in (Index.DELAYED, Index.DEAD) else str(task.status)
 
 
 def task_row(task: "Task") -> Sequence[Any]:
     return (
-        format_duration(max(0.0, time.time() - task.created_ms / 1000)),
+        format_duration(max(0.0, time.time() - task.created_at.timestamp())),
         task.id,
         task.command,
         status_text(task),
@@ -69,6 +71,9 @@ def _first_line(error: str) -> str:
 
 def facts(task: "Task") -> list[tuple[str, str]]:
     """The task as pairs of name and value, without its history."""
+    from codeq.sdk.tasks import record_of
+
+    record = record_of(task)
     pairs = [
         ("id", task.id),
         ("command", task.command),
@@ -77,18 +82,18 @@ def facts(task: "Task") -> list[tuple[str, str]]:
         ("priority", str(task.priority)),
         ("failed attempts", f"{task.attempts} of {task.max_attempts}"),
         ("deliveries", str(task.deliveries)),
-        ("created", format_time(task.created_ms)),
+        ("created", format_time(record.created_ms)),
     ]
-    if task.visible_ms:
-        pairs.append(("waits until", format_time(task.visible_ms)))
+    if task.visible_at:
+        pairs.append(("waits until", format_time(record.visible_ms)))
     if task.status.value == "IN_PROGRESS":
         pairs += [("worker", _worker(task)), ("lease token", str(task.lease_token))]
-        pairs.append(("lease until", f"{format_time(task.lease_until_ms)} ({_left(task.lease_until_ms)})"))
+        pairs.append(("lease until", f"{format_time(record.lease_until_ms)} ({_left(record.lease_until_ms)})"))
         if task.progress:
             pairs.append(("progress", task.progress))
-    if task.ended_ms:
-        took_s = (task.ended_ms - task.created_ms) / 1000
-        pairs.append(("ended", f"{format_time(task.ended_ms)} ({format_duration(took_s)} in all)"))
+    if task.ended_at:
+        took_s = (task.ended_at - task.created_at).total_seconds()
+        pairs.append(("ended", f"{format_time(record.ended_ms)} ({format_duration(took_s)} in all)"))
     if task.artifacts:
         pairs.append(("artifacts", f"{task.artifacts} ({format_bytes(task.artifact_bytes)}); codeq artifact list"))
     if task.error:

@@ -96,10 +96,12 @@ def load(where: str) -> "Worker":
         if fault.name is None or not module.startswith(fault.name):
             raise  # the module exists, and one that it imports does not
         raise UsageError(f"there is no module {module!r} here ({os.getcwd()})") from None
+    there = [each for each, value in vars(found).items() if isinstance(value, Worker)]
     for part in name.split("."):
         found = getattr(found, part, None)
     if not isinstance(found, Worker):
-        raise UsageError(f"{where} is not a codeq.Worker")
+        known = f"it has {', '.join(f'{module}:{each}' for each in there)}" if there else "it has none"
+        raise UsageError(f"{where} is not a codeq.Worker of the module {module!r}: {known}")
     return found
 
 

@@ -1,5 +1,6 @@
 """`codeq workers`: lists who works, on what, and what each worker holds."""
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -8,6 +9,8 @@ from codeq.cli.connect import remote
 from codeq.cli.output import Output, count, format_duration, rfc3339, truncate
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from codeq import Client, WorkerStatus
 
 COLUMNS = ("name", "subject", "version", ">slots", ">holds", ">seen", "commands")
@@ -30,8 +33,6 @@ def workers(
 
     Also says which queues have tasks that nobody works on. Names, hosts and versions are what workers tell.
     """
-    import time
-
     found = [each for each in client.workers() if command is None or each.works_on(command)]
     alone = [
         (name, info.pending)
@@ -42,9 +43,8 @@ def workers(
         unattended = [{"command": name, "ready": pending} for name, pending in alone]
         out.document({"workers": [_fields(each) for each in found], "unattended": unattended})
         return
-    now_ms = round(time.time() * 1000)
     if found:
-        out.rows(COLUMNS, [_row(each, now_ms) for each in found], fold="commands")
+        out.rows(COLUMNS, [_row(each) for each in found], fold="commands")
     else:
         out.say("no worker was heard from lately" if command is None else f"nobody works on {command}")
     for each in found if tasks else ():
@@ -54,8 +54,8 @@ def workers(
         out.say(f"nobody works on {name}: {count(pending, 'task')} ready")
 
 
-def _row(worker: "WorkerStatus", now_ms: int) -> tuple[Any, ...]:
-    seen = f"{format_duration(max(0, now_ms - worker.last_seen_ms) / 1000)} ago" if worker.last_seen_ms else "gone"
+def _row(worker: "WorkerStatus") -> tuple[Any, ...]:
+    seen = _ago(worker.last_seen_at) if worker.last_seen_at else "gone"
     commands = "all" if worker.commands is None else ", ".join(worker.commands)
     return (
         worker.name or "-",
@@ -64,7 +64,7 @@ def _row(worker: "WorkerStatus", now_ms: int) -> tuple[Any, ...]:
         worker.slots or "-",
         worker.holds,
         seen,
-        truncate(commands, COMMANDS_CHARS_MAX) if worker.last_seen_ms else "-",
+        truncate(commands, COMMANDS_CHARS_MAX) if worker.last_seen_at else "-",
     )
 
 
@@ -77,8 +77,18 @@ def _fields(worker: "WorkerStatus") -> dict[str, Any]:
         "version": worker.version,
         "slots": worker.slots,
         "commands": worker.commands,
-        "firstSeenAt": rfc3339(worker.first_seen_ms) if worker.first_seen_ms else None,
-        "lastSeenAt": rfc3339(worker.last_seen_ms) if worker.last_seen_ms else None,
+        "firstSeenAt": _text(worker.first_seen_at),
+        "lastSeenAt": _text(worker.last_seen_at),
         "holds": worker.holds,
         "tasks": worker.tasks,
     }
+
+
+def _ago(seen: "datetime") -> str:
+    return f"{format_duration(max(0.0, time.time() - seen.timestamp()))} ago"
+
+
+def _text(seen: "datetime | None") -> str | None:
+    from codeq.sdk.durations import unix_ms
+
+    return rfc3339(unix_ms(seen)) if seen else None

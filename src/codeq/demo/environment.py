@@ -15,8 +15,9 @@ from codeq.demo.processes import START_S_MAX, ChildProcess, ServerProcess, wait_
 from codeq.demo.redis_store import DemoStore
 from codeq.demo.task_states import TaskStates
 from codeq.domain.backoff import Backoff, BackoffKind
-from codeq.domain.queue import OnExpiry, QueuePolicy
+from codeq.domain.queue import OnExpiry
 from codeq.sdk.client import AsyncClient
+from codeq.sdk.queue_policies import QueuePolicy
 from codeq.server.dev import make_token
 
 RETRY_S = 120.0

@@ -24,6 +24,16 @@ class PartialBackoff(Struct, frozen=True, array_like=True, eq=False, gc=False):
     base_ms: int | None = None
     max_ms: int | None = None
 
+    @property
+    def base(self) -> float | None:
+        """In seconds."""
+        return None if self.base_ms is None else self.base_ms / 1000
+
+    @property
+    def most(self) -> float | None:
+        """In seconds."""
+        return None if self.max_ms is None else self.max_ms / 1000
+
     def __eq__(self, other: object) -> bool:
         """Whether all parts are equal: a `Backoff` that was stored in a policy is read as a `PartialBackoff`."""
         return isinstance(other, PartialBackoff) and msgspec.structs.astuple(self) == msgspec.structs.astuple(other)

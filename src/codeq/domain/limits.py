@@ -312,5 +312,8 @@ SUBSCRIPTION_INTERVAL_MS_MAX = 3_600_000
 SUBSCRIPTION_INTERVAL_MS_DEFAULT = 5_000
 """As in the original codeQ. A worker that dies without a word is notified in vain for its time to live at most."""
 GROUP_CHARS_MAX = 128
-NOTIFY_QUEUES_MAX = 10_000
-"""Queues whose state is compared at one look; a queue beyond them is found when it gets its next task."""
+NOTIFY_QUEUES_MAX, NOTIFY_TENANT_QUEUES_MAX, NOTIFY_TENANT_QUEUES_MIN = 10_000, 1_000, 32
+"""Queues whose changes are followed until they are looked at, of all tenants and of one; the last number of them for
+each tenant, whatever the others have. A queue beyond them is found when it gets its next task."""
+NOTIFY_DEFERRED_MAX = 10_000
+"""Notifications of a tenant that wait until their subscriptions' intervals have passed: half a megabyte."""

@@ -80,6 +80,16 @@ class Outcome(Struct, frozen=True, kw_only=True, gc=False):
     artifacts: Sequence[ArtifactInput] = ()
 
 
+class LeaseExtension(Struct, frozen=True, kw_only=True, gc=False):
+    """A heartbeat: a worker still processes the task."""
+
+    task_id: str
+    holder: Holder
+    extend_ms: int | None = None
+    """How long the lease lasts from now; None for the lease of the queue's policy."""
+    progress: str | None = None
+
+
 class Filter(Struct, frozen=True, kw_only=True, gc=False):
     """Which tasks of a tenant to list. A task must match every field that is set."""
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from codeq.clock import SteadyClock
 from codeq.domain.errors import InvalidRequest, StoreError, StoreFailed
 from codeq.domain.limits import RESTART_GRACE_MS
-from codeq.domain.queue import QueuePolicy
 from codeq.domain.tenants import UNLIMITED, TenantLimits
 from codeq.embedded.backend import CoreBackend
 from codeq.sdk.durations import Seconds, milliseconds
+from codeq.sdk.queue_policies import QueuePolicy, stored_policy
 from codeq.sdk.verbs import Verbs
 from codeq.store.data_dir import ARTIFACTS, back_up, open_rocksdb
 from codeq.store.interface import Clock
@@ -102,7 +102,7 @@ async def open_async(
     core = make_core(
         store,
         waiters,
-        defaults or QueuePolicy(),
+        stored_policy(defaults or QueuePolicy()),
         randomness=random.Random(),
         strict_idempotency=strict_idempotency,
         tenant_limits=limits,

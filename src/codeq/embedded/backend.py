@@ -10,12 +10,13 @@ from codeq.domain.artifacts import Artifact
 from codeq.domain.errors import CodeqError, NotFound
 from codeq.domain.limits import CLAIM_WAIT_MS_MAX
 from codeq.domain.queue import EffectivePolicy, QueueKey, QueuePolicy
-from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
+from codeq.domain.requests import BulkResult, Claim, Filter, LeaseExtension, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
 from codeq.domain.workers import WorkerStatus
 from codeq.sdk.artifacts import ArtifactPart
 from codeq.sdk.backend import Send
-from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, replayed
+from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult
+from codeq.sdk.tasks import replayed
 from codeq.usecases import (
     abandon,
     artifact_upload,
@@ -34,7 +35,7 @@ from codeq.usecases import claim as claiming
 from codeq.usecases import enqueue as enqueuing
 from codeq.usecases import events as event_log
 from codeq.usecases.core import Core
-from codeq.usecases.heartbeat import heartbeat
+from codeq.usecases.heartbeat import heartbeat, heartbeat_many
 from codeq.wire.events import Event, EventPage, event, scope
 
 T = TypeVar("T")
@@ -73,6 +74,10 @@ class CoreBackend:
     async def heartbeat(self, job: Job, extend_ms: int | None, progress: str | None = None) -> int:
         task = await heartbeat(self.core, self.tenant, job.id, job.holder, extend_ms=extend_ms, progress=progress)
         return task.lease_until_ms
+
+    async def heartbeat_many(self, beats: Sequence[LeaseExtension]) -> list[int | CodeqError]:
+        answers = await heartbeat_many(self.core, self.tenant, beats)
+        return [answer if isinstance(answer, CodeqError) else answer.lease_until_ms for answer in answers]
 
     async def watch_leases(self, jobs: Sequence[Job], wait_ms: int) -> list[tuple[str, str]]:
         leases = [(job.id, job.holder) for job in jobs]

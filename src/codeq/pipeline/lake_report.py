@@ -8,15 +8,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from codeq.domain.queue import SYSTEM_PREFIX
-from codeq.pipeline.client import PipelineClient, ServerOptions
+from codeq.pipeline.client import TRANSIENT, PipelineClient, ServerOptions
 from codeq.pipeline.lake.data_file import CLOSED, DAYS, EVENTS, OPEN, DataFile
-from codeq.pipeline.lake.gold import GoldBatch
 from codeq.pipeline.lake.run_history import last_runs, size_by_layer
 from codeq.pipeline.lake.table import Lake
 from codeq.pipeline.lake.verdicts import verdicts_of
 from codeq.pipeline.report import ReportData, collect
 from codeq.pipeline.report.data import Freshness, Run
-from codeq.wire.errors import Unreachable
+from codeq.pipeline.report.roll_up import NewRows
 
 RUNS_SHOWN = 10
 
@@ -53,7 +52,7 @@ def _live(spark: SparkSession, lake: Lake) -> tuple[int, int]:
     return by_status.get("PENDING", 0) + running, running
 
 
-def _detail(spark: SparkSession, lake: Lake, first: datetime, last: datetime) -> GoldBatch:
+def _detail(spark: SparkSession, lake: Lake, first: datetime, last: datetime) -> NewRows:
     def of_span(files: list[DataFile]) -> list[DataFile]:
         return [file for file in files if not file.first_at or not file.last_at
                 or (file.last_at >= first and file.first_at < last)]  # fmt: skip
@@ -62,7 +61,7 @@ def _detail(spark: SparkSession, lake: Lake, first: datetime, last: datetime) ->
         low, high = (int(at.timestamp() * 1_000_000) for at in (first, last))
         return f"unix_micros({column}) >= {low} and unix_micros({column}) < {high}"
 
-    return GoldBatch(
+    return NewRows(
         lake.bronze.read(spark, of_span(lake.bronze.files(part=EVENTS))).where(between("at")),
         lake.attempts.read(spark, of_span(lake.attempts.files(part=CLOSED))).where(between("ended_at")),
         lake.tasks.read(spark, of_span(lake.tasks.files(part=CLOSED))).where(between("ended_at")),
@@ -81,7 +80,7 @@ def _events_behind(lake: Lake, server: ServerOptions | None) -> int | None:
     try:
         with closing(PipelineClient(server)) as client:
             bounds = client.log_bounds()
-    except Unreachable:
+    except TRANSIENT:
         return None
     offsets = lake.bronze.offsets
     return sum(max(0, one.end - offsets.get(shard, one.first)) for shard, one in bounds.items())

@@ -14,7 +14,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from codeq.domain.errors import InvalidRequest
@@ -51,6 +51,10 @@ class RedisConnection:
             return await self.send("EVALSHA", script.sha, len(keys), *keys, *arguments, key=keys[0])
         except NoScriptError:
             return await self.send("EVAL", script.source, len(keys), *keys, *arguments, key=keys[0])
+        except ResponseError as error:
+            if "-OOM " in str(error):  # how Redis before 7 says it of a command that a script called
+                raise OutOfMemoryError(str(error)) from error
+            raise
 
     async def send(self, *command: Any, key: str) -> Any:
         """Sends a command once and returns the answer, its texts as bytes.

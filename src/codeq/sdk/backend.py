@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypedDict, TypeVar
 from codeq.domain.artifacts import Artifact
 from codeq.domain.errors import CodeqError
 from codeq.domain.queue import EffectivePolicy, QueuePolicy
-from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
+from codeq.domain.requests import BulkResult, Claim, Filter, LeaseExtension, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Task
 from codeq.domain.workers import WorkerStatus
 from codeq.sdk.artifacts import ArtifactPart
@@ -53,6 +53,9 @@ class Backend(Protocol):
 
     async def heartbeat(self, job: Job, extend_ms: int | None, progress: str | None = None) -> int:
         """Extends the lease, and answers until when, in Unix milliseconds."""
+
+    async def heartbeat_many(self, beats: Sequence[LeaseExtension]) -> list[int | CodeqError]:
+        """Extends up to 1000 leases. Answers per lease: until when it lasts, or why it was refused."""
 
     async def watch_leases(self, jobs: Sequence[Job], wait_ms: int) -> list[tuple[str, str]]:
         """Returns the ids of those tasks whose lease is lost, and the code of why. Waits for one of them to end."""

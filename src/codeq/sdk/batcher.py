@@ -9,15 +9,16 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
 from codeq.domain.errors import CodeqError, InvalidRequest, StoreClosed
 from codeq.domain.limits import BATCH_BYTES_MAX, BATCH_TASKS_MAX
 from codeq.domain.requests import NewTask
-from codeq.domain.task import Task
+from codeq.domain.task import Task as Record
 from codeq.sdk.backend import Send
 from codeq.sdk.definitions import TaskDefinition
 from codeq.sdk.durations import Seconds, milliseconds
 from codeq.sdk.enqueue_results import EnqueueResults
 from codeq.sdk.new_tasks import EnqueueOptions, new_task, plain_task
+from codeq.sdk.tasks import Task, task_of
 from codeq.wire.errors import Unreachable
 
-Answers = Sequence[Task | CodeqError]
+Answers = Sequence[Record | CodeqError]
 P = ParamSpec("P")
 E = TypeVar("E", threading.Event, asyncio.Event)
 
@@ -55,7 +56,7 @@ class PendingBatch(Generic[E]):
         answer = self.answers[index]
         if isinstance(answer, CodeqError):
             raise answer
-        return answer
+        return task_of(answer)
 
     @property
     def refusals(self) -> Sequence[Exception]:
@@ -206,10 +207,12 @@ class Batcher(BatchSender[threading.Event]):
             batch.is_done.wait()
 
     def close(self) -> None:
-        self.flush()
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        try:
+            self.flush()
+        finally:  # Ctrl-C meanwhile: its threads end all the same, when they have sent what is left
+            with self._changed:
+                self._is_closed = True
+                self._changed.notify_all()
         for thread in self._threads:
             thread.join()
 

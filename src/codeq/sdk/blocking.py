@@ -7,13 +7,12 @@ from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, 
 
 from codeq.domain.errors import CodeqError
 from codeq.domain.requests import NewTask
-from codeq.domain.task import Task
 from codeq.sdk.backend import Backend
 from codeq.sdk.batcher import Answers, Batcher
 from codeq.sdk.definitions import TaskDefinition
 from codeq.sdk.durations import Seconds, milliseconds
-from codeq.sdk.jobs import TypedTask
 from codeq.sdk.new_tasks import EnqueueOptions
+from codeq.sdk.tasks import Task, TypedTask
 from codeq.sdk.verbs import Verbs
 
 P = ParamSpec("P")
@@ -75,6 +74,7 @@ class BlockingVerbs:
 
     claim = _blocking(Verbs.claim)
     heartbeat = _blocking(Verbs.heartbeat)
+    heartbeat_many = _blocking(Verbs.heartbeat_many)
     complete = _blocking(Verbs.complete)
     complete_many = _blocking(Verbs.complete_many)
     fail = _blocking(Verbs.fail)

@@ -90,6 +90,7 @@ def _options(
     known_url = url or os.environ.get("CODEQ_URL") or DEFAULT_URL
     known = token or os.environ.get("CODEQ_TOKEN") or _dev_token(known_url)
     if not known:
+        address_of(known_url, ca_file)
         raise InvalidRequest(f"{known_url} needs a token: pass token=..., or set CODEQ_TOKEN")
     return ClientOptions(url=known_url, token=known, timeout=timeout, retry_for=retry_for, ca_file=ca_file)
 

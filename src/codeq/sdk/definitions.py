@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeV
 from codeq.domain import validation
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.requests import NewTask
-from codeq.domain.task import Task
 from codeq.sdk.durations import Seconds
-from codeq.sdk.jobs import TypedTask
 from codeq.sdk.new_tasks import EnqueueOptions, new_task_of
 from codeq.sdk.signature import TaskSignature
+from codeq.sdk.tasks import Task, TypedTask
 
 if TYPE_CHECKING:
     from codeq.sdk.blocking import BlockingVerbs
@@ -165,6 +164,8 @@ def task(command: str | None = None, **options: "Unpack[HandlerOptions]") -> Dec
     msgspec.Structs and pydantic models. A parameter that is called `job`, or annotated as RunningJob, gets the job.
     """
 
+    check_decorator(command, "codeq.task")
+
     def declare(function: Callable[..., Any], /) -> Any:
         return define(command, function, options)
 
@@ -178,11 +179,19 @@ def define(
     *,
     worker: HasQueue | None = None,
 ) -> TaskDefinition[Any, Any]:
+    from codeq.sdk.worker.options import check_names  # noqa: PLC0415 - workers import this module
+
+    check_names(options)
     function = function.function if isinstance(function, TaskDefinition) else function
     kind = AsyncTaskDefinition if is_async(function) else PlainTaskDefinition
     enqueued: Any = {name: options[name] for name in ENQUEUED if options.get(name) is not None}  # type: ignore[literal-required]
     name = getattr(function, "__name__", "") if command is None else command
     return kind(name, function, options=enqueued, handler_options=options, worker=worker)
+
+
+def check_decorator(command: Any, name: str) -> None:
+    if callable(command):
+        raise InvalidRequest(f"write @{name}() with parentheses; the command may be in them")
 
 
 def is_async(function: Callable[..., Any]) -> bool:

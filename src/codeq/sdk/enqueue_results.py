@@ -6,15 +6,15 @@ from typing import overload
 import msgspec
 
 from codeq.domain.errors import CodeqError
-from codeq.domain.task import Task
+from codeq.domain.task import Task as Record
 from codeq.sdk.http_client import unreadable
-from codeq.sdk.jobs import replayed
+from codeq.sdk.tasks import replayed
 from codeq.wire import tasks, to_domain
 from codeq.wire.client import EnqueueResult, EnqueueResultList
 from codeq.wire.errors import error_of
 
 
-class EnqueueResults(Sequence[Task | CodeqError]):
+class EnqueueResults(Sequence[Record | CodeqError]):
     """Results of a batch enqueue, decoded lazily because most callers only check for errors."""
 
     def __init__(self, items: Sequence[EnqueueResult | CodeqError]) -> None:
@@ -24,10 +24,10 @@ class EnqueueResults(Sequence[Task | CodeqError]):
         return len(self._items)
 
     @overload
-    def __getitem__(self, index: int) -> Task | CodeqError: ...
+    def __getitem__(self, index: int) -> Record | CodeqError: ...
     @overload
     def __getitem__(self, index: slice) -> "EnqueueResults": ...
-    def __getitem__(self, index: int | slice) -> "Task | CodeqError | EnqueueResults":
+    def __getitem__(self, index: int | slice) -> "Record | CodeqError | EnqueueResults":
         if isinstance(index, slice):
             return EnqueueResults(self._items[index])
         item = self._items[index]

@@ -10,7 +10,7 @@ from codeq.domain import validation
 from codeq.domain.artifacts import OCTET_STREAM, Artifact
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound, QuotaExceeded
 from codeq.domain.queue import EffectivePolicy, QueuePolicy
-from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page, Selection
+from codeq.domain.requests import BulkResult, Claim, Filter, LeaseExtension, NewTask, Outcome, Page, Selection
 from codeq.domain.task import Holder, Task
 from codeq.domain.workers import WorkerStatus
 from codeq.sdk.artifacts import ArtifactPart
@@ -18,7 +18,8 @@ from codeq.sdk.backend import ClientOptions, Send
 from codeq.sdk.encoding import EncodedTasks, TaskEncoder, new_request_id, pack
 from codeq.sdk.enqueue_results import enqueue_results
 from codeq.sdk.http_client import HttpClient, decoded, encoded, path_of
-from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult, replayed
+from codeq.sdk.jobs import Job, QueueInfo, ReleaseResult
+from codeq.sdk.tasks import replayed
 from codeq.sdk.tracing import NO_TRACE, header_lines
 from codeq.wire import paths, queues, system, tasks, times, to_domain
 from codeq.wire.artifacts import ArtifactViews, SubmittedArtifact, UploadView, artifact_of
@@ -101,6 +102,26 @@ class HttpBackend:
         request = tasks.Heartbeat(lease_token=job.holder.token, extend_seconds=extend_s, progress=progress)
         answer = await self.http.call("POST", paths.HEARTBEAT, request, tasks.HeartbeatAnswer, id=job.id)
         return to_domain.moment_ms(answer.lease_until)
+
+    async def heartbeat_many(self, beats: Sequence[LeaseExtension]) -> list[int | CodeqError]:
+        if not beats:
+            return []
+        request = tasks.HeartbeatBatch(
+            heartbeats=[
+                tasks.HeartbeatOf(
+                    task_id=beat.task_id,
+                    lease_token=beat.holder.token,
+                    extend_seconds=(beat.extend_ms or 0) / 1000,
+                    progress=beat.progress,
+                )
+                for beat in beats
+            ]
+        )
+        answer = await self.http.call("POST", paths.HEARTBEATS_BATCH, request, tasks.HeartbeatResults)
+        return [
+            error_of(one.code, one.error or "") if one.code else to_domain.moment_ms(one.lease_until or "")
+            for one in answer.results
+        ]
 
     async def watch_leases(self, jobs: Sequence[Job], wait_ms: int) -> list[tuple[str, str]]:
         leases = [tasks.WatchedLease(task_id=job.id, lease_token=job.holder.token) for job in jobs]

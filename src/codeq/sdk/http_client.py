@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from codeq.distribution import __version__
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound, QuotaExceeded, UploadOffset
 from codeq.sdk.backend import Token
 from codeq.sdk.transport import Address, Response, Transport, Untrusted
@@ -174,7 +175,9 @@ def _error_in(response: Response) -> CodeqError:
     except (msgspec.DecodeError, ValueError, RecursionError):
         text = f"the server answered {response.status}: {_excerpt(response.body)}"
         return error_of(f"http-{response.status}", text)
-    fault = error_of(problem.code, problem.error)
+    is_newer = response.status == 400 and "unknown field" in problem.error
+    told = f" (the server is older than codeQ {__version__} of this program: upgrade the server first)"
+    fault = error_of(problem.code, problem.error + told if is_newer else problem.error)
     if isinstance(fault, QuotaExceeded):
         fault.limit, fault.retry_after_s = problem.limit or "", problem.retry_after_seconds or 0
     if isinstance(fault, UploadOffset):

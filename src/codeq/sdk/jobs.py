@@ -1,17 +1,16 @@
 """Values that callers receive: a claimed job, a task with its payload and result, the counts of a queue."""
 
 from collections.abc import Sequence
-from typing import Any, Generic, Self, TypeVar
+from datetime import datetime
+from typing import Any, Self
 
 import msgspec
 from msgspec import Struct
 
 from codeq.domain.artifacts import Artifact, ArtifactInput
 from codeq.domain.errors import CodeqError, InvalidRequest
-from codeq.domain.task import Holder, Task
-
-R = TypeVar("R")
-_TASK_FIELDS = Task.__struct_fields__
+from codeq.domain.task import Holder
+from codeq.sdk.tasks import Task, moment
 
 
 class Job(Struct, gc=False, eq=False):
@@ -26,8 +25,7 @@ class Job(Struct, gc=False, eq=False):
     attempts: int = 0
     max_attempts: int = 0
     deliveries: int = 0
-    lease_until_ms: int = 0
-    """By the clock of the queue."""
+    _lease_until_ms: int = 0
     trace_parent: str | None = None
     trace_state: str | None = None
     attached: list[Artifact] = []
@@ -43,6 +41,11 @@ class Job(Struct, gc=False, eq=False):
         return f"{self.id} {self.holder.token}"
 
     @property
+    def lease_until(self) -> datetime:
+        """Until when it was leased, by the clock of the queue; a heartbeat answers until when it is now."""
+        return moment(self._lease_until_ms)
+
+    @property
     def attempt(self) -> int:
         """1 for the first try."""
         return self.attempts + 1
@@ -54,46 +57,6 @@ class Job(Struct, gc=False, eq=False):
 
     def __repr__(self) -> str:
         return f"Job({self.command} {self.id} attempt={self.attempt} token={self.holder.token})"
-
-
-class ReplayedTask(Task, frozen=True, array_like=True, gc=False):
-    """What `enqueue` returns if the idempotency key was used before: the task that has the key, in its current state.
-
-    Also returned if the client sent a call again because its answer was lost.
-    """
-
-    is_mismatch: bool = False
-    """Whether that task has another command or payload than the call."""
-
-
-def replayed(task: Task, *, is_mismatch: bool) -> ReplayedTask:
-    return ReplayedTask(**msgspec.structs.asdict(task), is_mismatch=is_mismatch)
-
-
-class TypedTask(Task, Generic[R], frozen=True, array_like=True, gc=False):
-    """An enqueued task whose function says what it returns: `wait` returns its result as that type."""
-
-    definition: Any = None
-    """The `TaskDefinition` that it was enqueued by."""
-    is_replay: bool = False
-    """Whether the idempotency key was used before: this is the task that has the key, in its current state."""
-    is_mismatch: bool = False
-    """Whether that task has another command or payload than the call."""
-
-
-def typed(task: Task, definition: Any) -> TypedTask[Any]:
-    values: Any = [getattr(task, name) for name in _TASK_FIELDS]
-    make: Any = TypedTask
-    if isinstance(task, ReplayedTask):
-        replay: TypedTask[Any] = make(*values, definition, True, task.is_mismatch)
-        return replay
-    made: TypedTask[Any] = make(*values, definition)
-    return made
-
-
-def task_id_of(task: Task | str) -> str:
-    """The id of a task that is given as itself or by its id."""
-    return task.id if isinstance(task, Task) else task
 
 
 class TaskDetails(Struct, frozen=True):
@@ -134,8 +97,9 @@ class TaskFailed(CodeqError):
 
     def __init__(self, details: TaskDetails) -> None:
         task = details.task
-        reason = (task.error or task.last_error or "no reason given").partition("\n")[0]
-        super().__init__(f"task {task.id} ended as {task.status}: {reason}")
+        # Of a dead task `error` says which limit it met, and `last_error` why it failed.
+        reasons = [text.partition("\n")[0] for text in (task.error, task.last_error if task.is_dead else None) if text]
+        super().__init__(f"task {task.id} ended as {task.status}: {': '.join(reasons) or 'no reason given'}")
         self.details = details
 
     def __reduce__(self) -> tuple[type[Self], tuple[TaskDetails]]:

@@ -6,8 +6,9 @@ from typing import Any, TypedDict, Unpack
 
 from codeq.domain.backoff import Backoff
 from codeq.domain.errors import InvalidRequest
+from codeq.domain.limits import DELAY_MS_MAX
 from codeq.domain.requests import NewTask
-from codeq.sdk.durations import Seconds, milliseconds, unix_ms
+from codeq.sdk.durations import Seconds, milliseconds_from, unix_ms
 from codeq.sdk.json_encoding import encode_json
 from codeq.sdk.tracing import current_trace
 
@@ -27,11 +28,15 @@ class EnqueueOptions(TypedDict, total=False):
     backoff: Backoff | None
 
 
-_NAMES = frozenset(EnqueueOptions.__annotations__)
+ENQUEUE_OPTIONS = frozenset(EnqueueOptions.__annotations__)
 
 
 def new_task(command: str, payload: Any = None, **options: Unpack[EnqueueOptions]) -> NewTask:
     """A task for `enqueue_many`. Takes the options of `enqueue`. The current span becomes the parent of the work."""
+    if callable(command):
+        raise InvalidRequest(
+            f"a command is text, not {command!r:.80}: declare the function with @codeq.task(), and use its `new_task`"
+        )
     return new_task_of(command, encode_json(payload), options) if options else plain_task(command, payload)
 
 
@@ -49,14 +54,17 @@ def new_tasks(command: str, payloads: Iterable[Any], **options: Unpack[EnqueueOp
 def new_task_of(command: str, payload: bytes, options: EnqueueOptions) -> NewTask:
     """As `new_task`, with a payload that is JSON text."""
     parent, state = current_trace()
-    if not _NAMES.issuperset(options):
-        raise InvalidRequest(f"there is no such option: {', '.join(sorted(set(options) - _NAMES))}")
+    if not ENQUEUE_OPTIONS.issuperset(options):
+        raise InvalidRequest(
+            f"there is no such option: {', '.join(sorted(set(options) - ENQUEUE_OPTIONS))}; there are"
+            f" {', '.join(sorted(ENQUEUE_OPTIONS))}. Arguments by name are for declared tasks; others have one payload"
+        )
     delay, run_at = options.get("delay"), options.get("run_at")
     return NewTask(
         command=command,
         payload=payload,
         priority=options.get("priority", 0),
-        delay_ms=milliseconds(delay) if delay else 0,
+        delay_ms=milliseconds_from(delay, "a delay", 0, DELAY_MS_MAX) if delay else 0,
         run_at_ms=unix_ms(run_at) if run_at is not None else None,
         max_attempts=options.get("max_attempts"),
         idempotency_key=options.get("idempotency_key"),

@@ -18,6 +18,7 @@ import msgspec
 from codeq.domain.errors import InvalidRequest
 from codeq.sdk.jobs import PayloadInvalid, ResultInvalid
 from codeq.sdk.json_encoding import encode_json, make_decoder
+from codeq.sdk.new_tasks import ENQUEUE_OPTIONS
 
 JOB = "job"
 _MISSING: Any = object()
@@ -50,7 +51,10 @@ class TaskSignature:
             ) from None
         for parameter in self._signature.parameters.values():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                raise InvalidRequest(f"a handler names its arguments; {self.name} takes {parameter}")
+                raise InvalidRequest(
+                    f"a handler names its arguments; {self.name} takes {parameter}"
+                    " (a decorator keeps those of its function with functools.wraps)"
+                )
 
     @cached_property
     def job_name(self) -> str | None:
@@ -83,9 +87,12 @@ class TaskSignature:
         try:
             bound = self._parameters.bind(*args, **kwargs).arguments
         except TypeError as fault:
-            raise PayloadInvalid(f"{self.name}: {fault}") from None
+            options = sorted(ENQUEUE_OPTIONS & kwargs.keys() - set(self._arguments))
+            hint = f"; options of enqueue are given with .options({options[0]}=...)" if options else ""
+            raise PayloadInvalid(f"{self.name}: {fault}{hint}") from None
+        takes_whole = self.takes_whole  # reads the types, whose faults are not those of the arguments
         try:
-            payload = encode_json(next(iter(bound.values())) if self.takes_whole and bound else bound)
+            payload = encode_json(next(iter(bound.values())) if takes_whole and bound else bound)
         except InvalidRequest as fault:
             raise PayloadInvalid(f"{self.name}: an argument {fault}") from None
         self.decode(payload)

@@ -3,7 +3,7 @@
 import builtins
 import os
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
@@ -19,10 +19,10 @@ from codeq.domain.limits import (
     CLAIM_WAIT_MS_MAX,
     RESULT_WAIT_MS_MAX,
 )
-from codeq.domain.queue import EffectivePolicy, Index, QueuePolicy
-from codeq.domain.requests import BulkResult, Claim, Filter, NewTask, Outcome, Page
-from codeq.domain.task import Status, Task
-from codeq.domain.workers import WorkerStatus
+from codeq.domain.queue import Index
+from codeq.domain.requests import BulkResult, Claim, Filter, LeaseExtension, NewTask, Outcome
+from codeq.domain.task import Status
+from codeq.domain.task import Task as Record
 from codeq.sdk import artifacts as transfer
 from codeq.sdk.arguments import BULK_MAX, check_changed, lease_ms, reason_text, selection, wait_ms
 from codeq.sdk.artifacts import Source
@@ -37,15 +37,14 @@ from codeq.sdk.jobs import (
     ReleaseResult,
     TaskDetails,
     TaskFailed,
-    TypedTask,
     WaitTimeout,
-    task_id_of,
-    typed,
 )
 from codeq.sdk.json_encoding import encode_json
-from codeq.sdk.new_tasks import EnqueueOptions, new_task_of
+from codeq.sdk.new_tasks import EnqueueOptions, new_task
+from codeq.sdk.queue_policies import EffectivePolicy, QueuePolicy, effective_of, policy_of, stored_policy
+from codeq.sdk.tasks import Page, Task, TypedTask, moment, task_id_of, task_of, typed
 from codeq.sdk.tracing import current_trace
-from codeq.sdk.worker_info import claimer_info
+from codeq.sdk.worker_info import WorkerStatus, claimer_info, worker_status
 from codeq.wire.events import Event, EventPage
 
 EARLY_S = 0.05
@@ -78,9 +77,9 @@ class Verbs:
         disk when this returns."""
         if isinstance(command, TaskDefinition):
             return typed(await self._enqueue(command.new_task(*args, **kwargs)), command)
-        return await self._enqueue(_untyped(command, *args, **kwargs))
+        return task_of(await self._enqueue(new_task(command, *args, **kwargs)))
 
-    async def _enqueue(self, new_task: NewTask) -> Task:
+    async def _enqueue(self, new_task: NewTask) -> Record:
         [answer] = await self.backend.prepare_enqueue([new_task])()
         if isinstance(answer, CodeqError):
             raise answer
@@ -97,11 +96,15 @@ class Verbs:
         has the answer to each; the others are enqueued. With `refusals="return"` the refusals are in the list."""
         if refusals not in ("raise", "return"):
             raise InvalidRequest(f"refusals is 'raise' or 'return', not {refusals!r:.80}")
+        for kind in set(map(type, tasks)):
+            if not issubclass(kind, NewTask):
+                raise InvalidRequest(f"enqueue_many takes tasks of codeq.new_task(s), not {kind.__name__}")
         parent, state = current_trace()
         if parent is not None:
             trace = {"trace_parent": parent, "trace_state": state}
             tasks = [each if each.trace_parent is not None else replace(each, **trace) for each in tasks]
-        answers = list(await self.backend.prepare_enqueue(tasks)())
+        found = await self.backend.prepare_enqueue(tasks)()
+        answers = [answer if isinstance(answer, CodeqError) else task_of(answer) for answer in found]
         if refusals == "raise" and any(isinstance(answer, CodeqError) for answer in answers):
             raise EnqueueRefused(answers)
         return answers
@@ -140,7 +143,16 @@ class Verbs:
         Raises NotOwner if the lease was lost, Cancelled if the task was cancelled: stop working on it.
         """
         until_ms = await self.backend.heartbeat(job, None if extend is None else lease_ms(extend), progress)
-        return datetime.fromtimestamp(until_ms / 1000, UTC)
+        return moment(until_ms)
+
+    async def heartbeat_many(
+        self, jobs: Sequence[Job], extend: Seconds | None = None
+    ) -> Sequence[datetime | CodeqError]:
+        """Extends up to 1000 leases in one call. Answers per job: until when its lease lasts, or why it was refused."""
+        extend_ms = None if extend is None else lease_ms(extend)
+        beats = [LeaseExtension(task_id=job.id, holder=job.holder, extend_ms=extend_ms) for job in jobs]
+        answers = await self.backend.heartbeat_many(beats)
+        return [each if isinstance(each, CodeqError) else moment(each) for each in answers]
 
     async def complete(self, job: Job, result: Any = None) -> None:
         """Ends the job with success. The files that were attached to it become visible with the result."""
@@ -204,7 +216,7 @@ class Verbs:
 
     async def cancel(self, task: Task | str) -> Task:
         """Cancels a task. The worker of a task in progress learns of it within about a second."""
-        return await self.backend.cancel(task_id_of(task))
+        return task_of(await self.backend.cancel(task_id_of(task)))
 
     @overload
     async def wait(self, task: TypedTask[R], timeout: Seconds = 60) -> R: ...  # noqa: ASYNC109 - the server waits
@@ -264,7 +276,8 @@ class Verbs:
         except ValueError:
             raise InvalidRequest(f"status is one of {', '.join(Status)}, not {status!r}") from None
         wanted = Filter(command=command, status=known, error=error, index=Index.DEAD if dead else None)
-        return await self.backend.find(wanted, cursor, limit)
+        page = await self.backend.find(wanted, cursor, limit)
+        return Page([task_of(record) for record in page.tasks], page.cursor)
 
     async def queues(self) -> dict[str, QueueInfo]:
         """The counts of the queue of each command."""
@@ -272,7 +285,7 @@ class Verbs:
 
     async def workers(self) -> builtins.list[WorkerStatus]:
         """The workers that were heard from lately or hold tasks, with what each holds. For admins."""
-        return await self.backend.workers()
+        return [worker_status(found) for found in await self.backend.workers()]
 
     async def replay(self, task: Task | str) -> None:
         """Puts a dead task back into its queue, with its attempts reset."""
@@ -318,11 +331,12 @@ class Verbs:
 
     async def policy(self, command: str) -> QueuePolicy | None:
         """The rules that were set for one command; None where none were, and the server's settings apply."""
-        return await self.backend.policy(command)
+        found = await self.backend.policy(command)
+        return None if found is None else policy_of(found)
 
     async def effective_policy(self, command: str) -> EffectivePolicy:
         """All rules that apply to one command: those of its policy, and the server's settings for the others."""
-        return await self.backend.effective_policy(command)
+        return effective_of(await self.backend.effective_policy(command))
 
     async def set_policy(
         self, command: str, policy: QueuePolicy | None, *, if_match: str | int | None = None
@@ -333,7 +347,8 @@ class Verbs:
         `PolicyChanged`, and changes nothing, if the command has another one by now.
         """
         etag = None if if_match is None else validation.etag(str(if_match))
-        return await self.backend.set_policy(command, policy, etag)
+        found = await self.backend.set_policy(command, None if policy is None else stored_policy(policy), etag)
+        return None if found is None else policy_of(found)
 
     async def pause(self, command: str) -> None:
         """Stops the delivery of tasks of this command until `resume`. New tasks are still accepted."""
@@ -355,7 +370,7 @@ class Verbs:
         """Closes the connections, or the data directory. Leaving `async with` does so too."""
         await self.backend.close()
 
-    async def _ended(self, task_id: str, wait_ms: int) -> tuple[Task, str, bytes | None]:
+    async def _ended(self, task_id: str, wait_ms: int) -> tuple[Record, str, bytes | None]:
         deadline_s = monotonic() + wait_ms / 1000
         while True:
             asked_s = monotonic()
@@ -372,12 +387,8 @@ class Verbs:
             raise refusal
 
 
-def _untyped(command: str, payload: Any = None, **options: Unpack[EnqueueOptions]) -> NewTask:
-    return new_task_of(command, encode_json(payload), options)
-
-
-def _details(task: Task, payload: str, result: bytes | None) -> TaskDetails:
-    return TaskDetails(task, _decode(payload), _decode(result))
+def _details(record: Record, payload: str, result: bytes | None) -> TaskDetails:
+    return TaskDetails(task_of(record), _decode(payload), _decode(result))
 
 
 def _completed(job: Job, result: Any) -> Outcome:

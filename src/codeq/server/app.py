@@ -9,11 +9,12 @@ begin ─▶ route ─▶ batched? ─▶ MicroBatcher ─▶ _run_batch ─▶ 
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from time import perf_counter
 from typing import Any
 
 from codeq.domain.errors import CodeqError, QuotaExceeded, StoreFailed
+from codeq.server.answer_budget import AnswerBudget
 from codeq.server.auth.callers import caller_address, read_networks
 from codeq.server.auth.principal import Principal, TokenKind
 from codeq.server.body_budget import STEP_BYTES, BodyBudget
@@ -27,7 +28,7 @@ from codeq.server.routes import Route
 from codeq.server.state import AppState, request_id
 from codeq.server.streams import read_body, send_pieces
 from codeq.server.tenant_slots import REFUSAL_PAUSE_S
-from codeq.wire.errors import Forbidden, TooLarge, TooSlow, Unauthenticated, WrongMedia
+from codeq.wire.errors import Forbidden, TooLarge, TooSlow, Unauthenticated, Unavailable, WrongMedia
 
 REMEMBERED_BYTES_MAX = 2048
 """Of a token that a connection remembers: idle connections are many, and their memory is bounded by this."""
@@ -50,6 +51,7 @@ class App:
         self._access = state.settings.log.access
         http = state.settings.http
         self._bodies = BodyBudget(http.bodies_bytes_max, http.tenant_bodies_bytes_max)
+        self._answers = AnswerBudget(http.answers_bytes_max, http.tenant_answers_bytes_max)
         self._proxies = read_networks(state.settings.http.trusted_proxies)
         self._batcher = MicroBatcher(lambda batch: self._start(self._run_batch(batch)))
 
@@ -207,8 +209,9 @@ class App:
         connection.tenant = tenant
 
     def connection_lost(self, connection: Connection) -> None:
-        """Stops counting the connection as one of its tenant's."""
+        """Stops counting the connection, and what it has not read, as its tenant's."""
         if connection.tenant:
+            self._answers.forget(connection.tenant, connection)
             self._state.connections.free(connection.tenant)
             connection.tenant = ""
 
@@ -244,8 +247,28 @@ class App:
         self._answered(request, response)
 
     def _send(self, request: HttpRequest, response: HttpResponse) -> None:
+        if len(response.body) > LARGE_BYTES:
+            response = self._unless_unread(request, response)
         request.connection.send(request, response)
         self._answered(request, response)
+
+    def _unless_unread(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
+        """Returns the response, or a refusal if clients leave too many bytes unread. The tasks of a claim return."""
+        connection = request.connection
+        try:
+            self._answers.add(request.tenant, connection, len(response.body))
+        except Unavailable as fault:
+            if request.returns_tasks is not None:
+                self._start(self._return_tasks(request.returns_tasks))
+                connection.on_undelivered = ()
+            return self._refuse(request, fault)
+        return response
+
+    async def _return_tasks(self, call: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await call()
+        finally:
+            self._tasks.discard(asyncio.current_task())
 
     def _answered(self, request: HttpRequest, response: HttpResponse) -> None:
         seconds = perf_counter() - request.started_s

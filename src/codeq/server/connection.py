@@ -64,28 +64,24 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.reader = RequestReader(self)
         self._state = _OPEN
-        self.current: HttpRequest | None = None
-        """The request that is being processed."""
+        self.current: HttpRequest | None = None  # the request that is being processed
         self.waiting: asyncio.Task[Any] | None = None
         """The task of a long poll or a claim; cancelled when the client disconnects."""
         self.is_long_poll = False
         """Whether `waiting` is also cancelled when the client closes its half."""
-        self.is_half_closed = False
-        """The client sends nothing more."""
+        self.is_half_closed = False  # the client sends nothing more
         self.on_undelivered: Sequence[Callable[[], Awaitable[None]]] = ()
         """What to call if the last responses turn out not to reach the client."""
         self._sent_s = 0.0
         self._confirming: asyncio.Task[None] | None = None
-        self.peer = ""
-        """The address of the client, without its port."""
+        self.peer = ""  # the address of the client, without its port
         self.tenant = ""
         """The tenant of the last authenticated request; it is counted as this tenant's connection."""
         self.authorization, self.token = b"", ""
         """The last valid header, and the token in it."""
         self._is_advancing = False
         """Guards against recursion: a response that is sent at once would advance the connection again."""
-        self._is_stopping = False
-        """The server shuts down: the response under way is the last."""
+        self._is_stopping = False  # the server shuts down: the response under way is the last
         self._is_read_paused = self.is_write_paused = False
         self.resumed: asyncio.Future[None] | None = None
         """Done when the client has read what was written, or has left."""
@@ -211,7 +207,11 @@ class Connection(asyncio.Protocol):
         if is_last:
             self._close()
         elif not self._is_advancing:
-            self.advance()
+            reader = self.reader
+            if reader.unparsed or reader.complete or reader.arriving or self._state or self.is_half_closed:
+                self.advance()
+            else:  # most clients wait for a response before they send the next request
+                self._set_bounds()
 
     # -- private -------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _WITHOUT_STRUCTURE = bytes.maketrans(b"[]{}:,", b"      ")
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_NESTED = (dict, list)
 _FAULTS = (msgspec.DecodeError, UnicodeError, RecursionError, ValueError)
 _decode = msgspec.json.Decoder().decode
 _decode_scalars = msgspec.json.Decoder().decode_lines
@@ -63,6 +64,8 @@ class Content(NamedTuple):
                 msgspec.json.encode(value)
         except _FAULTS as fault:
             raise self._refusal(fault) from None
+        if type(value) not in _NESTED:
+            return False
         if raw.count(b"[") + raw.count(b"{") >= DEPTH_MAX:
             for _ in _check_depth(raw):
                 pass

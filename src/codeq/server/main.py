@@ -52,7 +52,7 @@ from codeq.store.data_dir import ARTIFACTS, back_up, open_rocksdb
 from codeq.store.interface import Listener, Store
 from codeq.usecases.core import make_core
 from codeq.usecases.deliver import Backlog
-from codeq.usecases.notify import ReadyQueues
+from codeq.usecases.ready_queues import ReadyQueues
 from codeq.usecases.waiters import Waiters
 from codeq.wire.local_server import is_loopback
 

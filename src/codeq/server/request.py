@@ -31,6 +31,8 @@ ITEM_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX
 """As for the body of one task: escapes may double a payload's length."""
 
 Message = TypeVar("Message")
+Refused = TypeVar("Refused")
+Done = TypeVar("Done")
 Handler = Callable[["AppState", "HttpRequest"], Awaitable["HttpResponse"]]
 InstantHandler = Callable[["AppState", "HttpRequest"], "HttpResponse"]
 """A handler that never waits."""
@@ -156,6 +158,14 @@ class BatchParser:
         return messages
 
 
+def in_places(refused: Sequence[Refused | None], done: Sequence[Done]) -> Sequence[Refused | Done]:
+    """Returns the answers to all items of a batch: the refusals, and in the other places what was done, in order."""
+    if not any(refused):
+        return done
+    left = iter(done)
+    return [refusal or next(left) for refusal in refused]
+
+
 ENCODED_AT_ONCE, ENCODED_BYTES = 16, 64 << 10
 """Items of a long answer that are encoded by one call, while they are small."""
 
@@ -165,7 +175,7 @@ class HttpRequest:
 
     __slots__ = (
         "body", "connection", "expects_continue", "headers", "id", "is_complete", "keeps_alive", "method", "params",
-        "path", "principal", "query_string", "repeated", "reserved_bytes", "route", "started_s",
+        "path", "principal", "query_string", "repeated", "reserved_bytes", "returns_tasks", "route", "started_s",
     )  # fmt: skip
 
     def __init__(self, method: str, path: str, headers: dict[bytes, bytes], query_string: bytes) -> None:
@@ -181,6 +191,8 @@ class HttpRequest:
         """Whether all of the body has arrived."""
         self.reserved_bytes = 0
         """What the body takes of the budget for bodies."""
+        self.returns_tasks: Callable[[], Awaitable[None]] | None = None
+        """What to call if the answer to a claim cannot be sent."""
         self.keeps_alive = True
         self.expects_continue = False
         self.id = ""
@@ -211,6 +223,12 @@ class HttpRequest:
     def parse(self, parser: Parser) -> Any:
         packed = self.is_packed
         return parser.parse(self.body or (b"\x80" if packed else b"{}"), packed=packed)
+
+    async def parse_in_turn(self, parser: Parser, budget: LoopBudget) -> Any:
+        """As `parse`. A long body waits for its turn: many may arrive in the same iteration of the event loop."""
+        if len(self.body) > SHORT_BYTES:
+            await budget.yield_if_spent()
+        return self.parse(parser)
 
     async def parse_in_pieces(self, parser: Parser, budget: LoopBudget) -> Any:
         """As `parse`, and other calls run in between."""

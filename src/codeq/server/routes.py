@@ -31,6 +31,8 @@ _SMALL = 64 * 1024
 _ONE = 2 * PAYLOAD_BYTES_MAX
 _MANY = BATCH_BYTES_MAX + BATCH_BYTES_MAX // 4
 """A quarter for what is not payload: names, keys, webhooks."""
+_BEATS = 2 << 20
+"""A thousand heartbeats, each with the longest progress."""
 _WITH_FILES = 2 * INLINE_ARTIFACTS_BYTES_MAX
 """A result with files inside, as base64."""
 _STREAMED = 10**12
@@ -66,9 +68,10 @@ class Route(Struct, frozen=True, kw_only=True):
     media: str = "application/json"
 
 
-_CREATE, _CLAIM, _SUBMIT = (
+_CREATE, _CLAIM, _HEARTBEAT, _SUBMIT = (
     Charge("producer", "create_task"),
     Charge("worker", "claim"),
+    Charge("lease", "heartbeat"),
     Charge("lease", "submit_result"),
 )
 _CHARGED = {_PRODUCER: "producer", _WORKER: "lease", _ADMIN: "admin"}
@@ -103,9 +106,13 @@ ROUTES: Sequence[Route] = (
     _route("GET", paths.HISTORY, _ANY, queries.get_history, "Get all moves of a task",
            gives=((200, wire_events.History),), refuses=(404,), is_bulk=True),
     _route("POST", paths.HEARTBEAT, _WORKER, worker.heartbeat, "Extend the lease on a task",
-           takes=tasks.Heartbeat, gives=((200, tasks.HeartbeatAnswer),), refuses=(404, 409), scope="codeq:heartbeat"),
+           takes=tasks.Heartbeat, gives=((200, tasks.HeartbeatAnswer),), refuses=(404, 409), scope="codeq:heartbeat",
+           charge=_HEARTBEAT),
+    _route("POST", paths.HEARTBEATS_BATCH, _WORKER, worker.heartbeat_many, "Extend the leases on up to 1000 tasks",
+           takes=tasks.HeartbeatBatch, gives=((200, tasks.HeartbeatResults),), scope="codeq:heartbeat",
+           body_max=_BEATS, charge=_HEARTBEAT, is_bulk=True),
     _route("POST", paths.LEASES_WATCH, _WORKER, worker.watch_leases, "Wait until one of these leases is lost",
-           takes=tasks.WatchLeases, gives=((200, tasks.LeaseEnds),), scope="codeq:heartbeat"),
+           takes=tasks.WatchLeases, gives=((200, tasks.LeaseEnds),), scope="codeq:heartbeat", is_bulk=True),
     _route("POST", paths.ABANDON, _WORKER, worker.abandon, "Return a task to its queue without counting an attempt",
            takes=tasks.Abandon, gives=((200, tasks.GiveBackAnswer),), refuses=(404, 409), scope="codeq:abandon"),
     _route("POST", paths.NACK, _WORKER, worker.nack, "Report a failed attempt",

@@ -19,8 +19,10 @@ from codeq.server.metrics import Metrics
 from codeq.server.queue_series import OTHER, QueueSeries, Ranking
 from codeq.server.webhooks import metrics as webhooks
 from codeq.usecases import deliver, queries
+from codeq.usecases.attendance import Attendance
+from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core
-from codeq.usecases.worker_registry import Attendance
+from codeq.usecases.sweep import SWEEPER
 
 BUDGET_S = 2.0
 RANK_EVERY_MS = 60_000
@@ -140,7 +142,7 @@ class _Gauges:
 
     async def _workers_on(self, tenant: str, command: str) -> int:
         if tenant not in self._attendance:
-            self._attendance[tenant] = await self._core.workers.attendance(tenant)
+            self._attendance[tenant] = await Attendance.of(self._core, tenant, LoopBudget(self._core, SWEEPER))
         return self._attendance[tenant].workers_on(command)
 
     def _sum(self, counts: QueueCounts) -> int:

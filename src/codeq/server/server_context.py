@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from codeq.server.connection_limit import ConnectionLimit
-from codeq.server.pacer import Pacer
 from codeq.server.request import HttpRequest
 from codeq.server.request_reader import Stage
 from codeq.server.response_head import ResponseHeads
 from codeq.server.settings import HttpSettings
+from codeq.usecases.pacer import Pacer
 
 _HEAD, _BODY = Stage.HEAD, Stage.BODY
 

@@ -58,6 +58,13 @@ class HttpSettings(Struct, frozen=True, kw_only=True):
         described("Bytes of all request bodies over 64 KB that are held at once; 503 past it.", ge=2 * BATCH_BYTES_MAX),
     ] = 256 << 20
     tenant_bodies_bytes_max: Annotated[int, described("The same for one tenant.", ge=2 * BATCH_BYTES_MAX)] = 128 << 20
+    answers_bytes_max: Annotated[
+        int,
+        described(
+            "Bytes of all answers over 256 KB that clients have not read yet; 503 past it.", ge=2 * BATCH_BYTES_MAX
+        ),
+    ] = 512 << 20
+    tenant_answers_bytes_max: Annotated[int, described("The same for one tenant.", ge=2 * BATCH_BYTES_MAX)] = 128 << 20
     wait_max_seconds: Annotated[
         float, described("Longest long poll; claims wait 30 s at most all the same.", ge=0, le=60)
     ] = 60.0

@@ -10,6 +10,7 @@ from codeq.server.auth.principal import Authenticator
 from codeq.server.backups import Backups
 from codeq.server.durability import DurabilityInForce
 from codeq.server.metrics import Metrics
+from codeq.server.page_reads import PageReads
 from codeq.server.ratelimit import RateLimiter
 from codeq.server.scrape import Scraper
 from codeq.server.settings import Settings
@@ -50,6 +51,7 @@ class AppState:
     long_polls: TenantSlots = field(init=False)
     lease_watches: TenantSlots = field(init=False)
     """Apart from the other calls that wait, so that they take no place from claims."""
+    page_reads: PageReads = field(default_factory=PageReads)
     uploads: Transfers = field(init=False)
     downloads: Transfers = field(init=False)
     scraper: Scraper = field(init=False)

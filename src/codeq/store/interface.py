@@ -139,6 +139,9 @@ class Listener:
     def moved(self, tasks: Sequence[Task]) -> None:
         """Called with the tasks after their move. Heartbeats are not reported."""
 
+    def withdrawn(self, task: Task) -> None:
+        """Called with a cancelled task that could have been claimed until then."""
+
     def moved_elsewhere(self, ended: Collection[str]) -> None:
         """Called when another process has moved tasks in the same store, with the ids of those that have ended; only
         inside a block of `Peers.watch_moves`."""
@@ -192,8 +195,8 @@ class Registry(Protocol):
         """Returns these entries; None for a name that there is not, or that has expired."""
 
     async def entries(self, kind: str, tenant: str | None = None) -> list[Registration]:
-        """Returns the entries that have not expired, of the tenant or of all. Costs what it returns, and what has
-        expired since the last call."""
+        """Returns the entries that have not expired, of the tenant or of all. Costs what it returns, and a little of
+        what has expired."""
 
 
 class Peers(Protocol):
@@ -221,6 +224,10 @@ class Peers(Protocol):
     async def is_sweeper(self, shard: int) -> bool:
         """Returns whether this process should do the background work of the shard. More than one may: moves happen
         once whoever makes them, so this only saves work."""
+
+
+Primaries = tuple[str, ...]
+"""What tells the server that has a shard from another one, for each shard. It never changes for an embedded store."""
 
 
 class Store(Protocol):
@@ -336,11 +343,18 @@ class Store(Protocol):
         """Returns what the tenant has stored, in constant time; of what other processes do, perhaps a second late.
         If asked, also which of these commands have tasks, and which of these idempotency keys belong to one."""
 
-    async def flush(self, ids: Sequence[str] | None = None) -> None:
+    @property
+    def primaries(self) -> Primaries:
+        """The server of each shard, as last heard of."""
+
+    async def flush(self, ids: Sequence[str] | None = None, *, since: Primaries | None = None) -> None:
         """Returns once everything that the caller's verbs have done or returned is on disk. At once if it already is.
 
         Waits for the shards that this asyncio task has used since its last flush, or for those of the tasks `ids`: a
         slow disk of one shard does not delay calls that have nothing to do with it.
+
+        `since` is what `primaries` was before the first of these verbs. A server that has taken over since then
+        may not have what they did, and nobody can tell.
 
         Raises StoreFailed or StoreUnavailable if it may not be: then the outcome of the waiting calls is unknown. After
         StoreFailed the store refuses everything until it is opened again.

@@ -17,7 +17,7 @@ from codeq.domain.tenants import StorageUsage
 from codeq.store import all_counts
 from codeq.store.cursors import bad_cursor
 from codeq.store.detached import DetachedTakes
-from codeq.store.interface import ALL, ClaimRequest, Events, Peers, Registry, Scope, Store
+from codeq.store.interface import ALL, ClaimRequest, Events, Peers, Primaries, Registry, Scope, Store
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -286,16 +286,23 @@ class ShardedStore:
             self._queues_counted = (tenant, sizes, len(set().union(*queues)))
         return self._queues_counted[2]
 
-    async def flush(self, ids: Sequence[str] | None = None) -> None:
+    @property
+    def primaries(self) -> Primaries:
+        return tuple([shard.primaries[0] for shard in self._shards])
+
+    async def flush(self, ids: Sequence[str] | None = None, *, since: Primaries | None = None) -> None:
         used = self._used.get() if ids is None else frozenset(map(shard_of, ids))
         self._used.set(None)
         if used is None:
             used = frozenset(range(len(self._shards)))
         if len(used) == 1:
             [number] = used
-            await self._shards[number].flush()
+            await self._flush(number, since)
         else:
-            await asyncio.gather(*(self._shards[number].flush() for number in used))
+            await asyncio.gather(*(self._flush(number, since) for number in used))
+
+    async def _flush(self, number: int, since: Primaries | None) -> None:
+        await self._shards[number].flush(since=since and since[number : number + 1])
 
     async def checkpoint(self, target: Path) -> None:
         for number, shard in enumerate(self._shards):

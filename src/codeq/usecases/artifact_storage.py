@@ -3,6 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 from codeq.domain.artifacts import Artifact, ArtifactLimits
@@ -14,6 +15,8 @@ from codeq.store.objects import Objects
 
 if TYPE_CHECKING:
     from hashlib import _Hash
+
+_has_artifacts = attrgetter("artifacts")
 
 TENANTS_MAX = 100_000
 """Tenants whose bytes are known, about 200 bytes each; of more, those that uploaded last."""
@@ -164,8 +167,8 @@ class ArtifactStorage(Listener):
         await self.usage.add(tenant, -size, 0)
 
     def moved(self, tasks: Sequence[Task]) -> None:
-        for task in tasks:
-            if task.artifacts and task.move is Move.PURGE:
+        for task in filter(_has_artifacts, tasks):  # which few have
+            if task.move is Move.PURGE:
                 self.purged.append((task.tenant, task.id))
 
     def remember(self, task_id: str, token: int, uploads: DeliveryUploads) -> None:

@@ -54,7 +54,7 @@ async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
     try:
         if is_served:  # else it may have left the list while it waited
             await attempt.register()
-        if len(deliveries) < wanted.limit and attempt.has_filled(deliveries):
+        if len(deliveries) < wanted.limit and attempt.has_filled(deliveries, _bytes(deliveries)):
             await attempt.take_more(deliveries)
         await core.store.flush([delivery.task.id for delivery in deliveries])
     except (asyncio.CancelledError, StoreBusy, StoreUnavailable):
@@ -78,8 +78,8 @@ class _ClaimAttempt:
     def queues(self) -> Sequence[QueueKey]:
         return [QueueKey(self._tenant, command) for command in self._wanted.commands or [EVERY]]
 
-    async def take(self, taken: Sequence[Delivery] = ()) -> list[Delivery]:
-        """Takes a piece of the claim; `taken` is what it got before."""
+    async def take(self, taken: int = 0, taken_bytes: int = 0) -> list[Delivery]:
+        """Takes a piece of the claim; `taken` is how many it got before, with so many bytes of payload."""
         core, wanted = self._core, self._wanted
         piece = await core.store.take(
             ClaimRequest(
@@ -88,9 +88,9 @@ class _ClaimAttempt:
                 worker=wanted.worker,
                 worker_name=wanted.info.name if wanted.info is not None else None,
                 lease_ms=wanted.lease_ms,
-                limit=min(wanted.limit - len(taken), self._piece_max),
+                limit=min(wanted.limit - taken, self._piece_max),
                 policy_of=core.policy_of,
-                bytes_max=min(CLAIM_BYTES_MAX - _bytes(taken), PIECE_BYTES_MAX) if taken else PIECE_BYTES_MAX,
+                bytes_max=min(CLAIM_BYTES_MAX - taken_bytes, PIECE_BYTES_MAX),
                 hand_back=self.hand_back,
                 request_id=wanted.request_id,
                 is_part=bool(taken),
@@ -111,19 +111,22 @@ class _ClaimAttempt:
             call=self._call,
         )
 
-    def has_filled(self, piece: Sequence[Delivery]) -> bool:
+    def has_filled(self, piece: Sequence[Delivery], piece_bytes: int) -> bool:
         """Returns whether a piece was limited by its own size, so that there may be more tasks. One that was asked for
         again has all of its claim."""
-        return (len(piece) == self._piece_max or _bytes(piece) >= PIECE_BYTES_MAX) and not piece[0].is_repeat
+        return (len(piece) == self._piece_max or piece_bytes >= PIECE_BYTES_MAX) and not piece[0].is_repeat
 
     async def take_more(self, deliveries: list[Delivery]) -> None:
         """Adds the other pieces, and other calls run in between. What it has added must be handed back if it fails."""
         budget = LoopBudget(self._core, self._tenant)
         piece: Sequence[Delivery] = deliveries
-        while self.has_filled(piece) and len(deliveries) < self._wanted.limit and _bytes(deliveries) < CLAIM_BYTES_MAX:
+        size = piece_bytes = _bytes(piece)
+        while self.has_filled(piece, piece_bytes) and len(deliveries) < self._wanted.limit and size < CLAIM_BYTES_MAX:
             await budget.yield_if_spent()
-            piece = await self.take(deliveries)
+            piece = await self.take(len(deliveries), size)
             deliveries += piece
+            piece_bytes = _bytes(piece)
+            size += piece_bytes
 
     async def _renewed(self, repeated: Sequence[Delivery]) -> list[Delivery]:
         """Extends the leases of tasks that were asked for again, each by a millisecond at least: so the call that they

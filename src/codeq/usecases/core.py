@@ -220,6 +220,7 @@ def durable(
     @wraps(verb)
     async def flushed(core: Core, /, *args: P.args, **kwargs: P.kwargs) -> T:
         is_refused = False
+        primaries = core.store.primaries
         try:
             return await verb(core, *args, **kwargs)
         except StoreError:
@@ -227,6 +228,6 @@ def durable(
             raise
         finally:
             if not is_refused:
-                await core.store.flush()
+                await core.store.flush(since=primaries)
 
     return flushed

@@ -13,7 +13,7 @@ from codeq.domain.limits import BATCH_BYTES_MAX
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Body, Change, Task
 from codeq.domain.tenants import UNLIMITED
-from codeq.usecases.budget import LoopBudget, is_short, pieces
+from codeq.usecases.budget import LoopBudget, fit_into_piece, is_short, pieces
 from codeq.usecases.core import Core, durable
 from codeq.usecases.tenant_limits import all_fit, refusals
 
@@ -34,12 +34,17 @@ def enqueue(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> Awaitable[
     validation.tenant(tenant)
     if is_short(len(new_tasks), size):
         return _enqueue_piece(core, tenant, new_tasks, size=size, replays_bytes_max=BATCH_BYTES_MAX)
-    return _enqueue_in_pieces(core, tenant, new_tasks)
+    return _enqueue_in_pieces(core, tenant, new_tasks, size)
 
 
-async def _enqueue_in_pieces(core: Core, tenant: str, new_tasks: Sequence[NewTask]) -> list[Enqueued | CodeqError]:
+async def _enqueue_in_pieces(
+    core: Core, tenant: str, new_tasks: Sequence[NewTask], size: int
+) -> list[Enqueued | CodeqError]:
     """Stores a large batch, and other calls run in between."""
     budget, answers = LoopBudget(core, tenant), list[Enqueued | CodeqError]()
+    if fit_into_piece(len(new_tasks), size):
+        await budget.yield_if_spent()
+        return await _enqueue_piece(core, tenant, new_tasks, size=size, replays_bytes_max=BATCH_BYTES_MAX)
     bytes_left = BATCH_BYTES_MAX
     for piece in pieces(new_tasks, [len(new_task.payload) for new_task in new_tasks]):
         await budget.yield_if_spent()

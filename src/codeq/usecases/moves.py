@@ -1,11 +1,11 @@
 """Moves tasks by id: reads, lets the lifecycle decide, commits, and retries where another call was faster."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound, StaleTask, StoreError
 from codeq.domain.limits import BATCH_TASKS_MAX
 from codeq.domain.task import Change, Task
-from codeq.usecases.budget import LoopBudget, is_short, pieces
+from codeq.usecases.budget import LoopBudget, fit_into_piece, is_short, pieces
 from codeq.usecases.core import Core
 
 _TRIES = 4
@@ -31,17 +31,19 @@ def move_each(
     """
     if len(ids) > BATCH_TASKS_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_TASKS_MAX} items, not {len(ids)}")
-    if is_short(len(ids), sum(sizes)):
+    size = sum(sizes)
+    if is_short(len(ids), size):
         return _move_piece(core, tenant, ids, decide, from_memory=from_memory)
-    return _move_in_pieces(core, tenant, ids, decide, sizes=sizes or [0] * len(ids), from_memory=from_memory)
+    parts = [ids] if fit_into_piece(len(ids), size) else pieces(ids, sizes or [0] * len(ids))
+    return _move_in_pieces(core, tenant, parts, decide, from_memory=from_memory)
 
 
 async def _move_in_pieces(
-    core: Core, tenant: str, ids: Sequence[str], decide: Decide, *, sizes: Sequence[int], from_memory: bool
+    core: Core, tenant: str, parts: Iterable[Sequence[str]], decide: Decide, *, from_memory: bool
 ) -> list[Task | CodeqError]:
     budget = LoopBudget(core, tenant)
     moved: list[Task | CodeqError] = []
-    for piece in pieces(ids, sizes):
+    for piece in parts:
         await budget.yield_if_spent()
         moved += await _move_piece(core, tenant, piece, decide, first=len(moved), from_memory=from_memory)
     return moved

@@ -1,20 +1,24 @@
 """Which workers to notify that a queue has tasks: when it becomes non-empty, whatever made it so.
 
-`ReadyQueues` hears of every move. `notifications` runs beside all requests: it looks how deep each of these queues is,
-whether that is news, and which subscriptions may be told. What processes that share a store must agree on is in its
-registry, and expires:
+`ReadyQueues` knows which queues have got or lost tasks. `notifications` runs beside all requests: it looks how deep
+each of them is, whether that is news, and which subscriptions may be told. What processes that share a store must agree
+on is in its registry, and expires:
 
     emptied     of a queue: the version at which it was empty last, as far as its processes have recorded it
     announced   of a queue: the version of the task with which it was announced last
     notified    a subscription that was notified, for its least interval
     rotation    the subscription of a group that was notified last
 
+A subscription that may not be notified yet, because its interval has not passed or it has not answered the one before,
+is notified when it may, if the queue still has the tasks. That is remembered by the process that has announced it.
+
 A queue is announced if it was emptied after it was announced last; of several processes that find this out, the store
 lets one record its announcement. A claim that empties a queue knows it. Its process records that first, and looks at
 the queue then: so the next task is seen by this process, or by the one that has added it, or by both. The version of an
 announcement is that of a task that is still there: the queue has not been empty since, and what was emptied before is
 no news any more, however late it is recorded. Where a store does not tell who empties a queue (there is no other
-process, or there are several shards), every process goes by the tasks that it has added and claimed itself.
+process, or there are several shards), every process goes by the tasks that it has added and claimed itself. If there is
+no other process, it need not look again at a queue that has tasks and was announced, until tasks are claimed.
 
 A paused queue is not announced, and what was announced is forgotten: so it is news when it is resumed with tasks. Each
 process looks when it hears of the change; the first one to record its announcement sends it.
@@ -22,31 +26,37 @@ process looks when it hears of the change; the first one to record its announcem
 Notifications are advice: a worker that gets none finds its tasks by claiming.
 """
 
-import asyncio
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from msgspec import Struct
 
-from codeq.domain.limits import NOTIFY_QUEUES_MAX
-from codeq.domain.queue import Index, QueueKey, is_system
+from codeq.domain.queue import Index, QueueKey
 from codeq.domain.requests import Filter
 from codeq.domain.subscriptions import Candidates, DeliveryMode, Subscription, candidates
-from codeq.domain.task import Move, Status, Task
-from codeq.store.interface import Listener, Registration
+from codeq.domain.task import Task
+from codeq.store.interface import Registration
 from codeq.usecases import subscriptions
 from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core
+from codeq.usecases.ready_queues import Activity, Deferred, ReadyQueues
+from codeq.usecases.subscribed_tenants import SubscriptionCounts
 from codeq.usecases.sweep import SWEEPER
 
-EMPTIED, ANNOUNCED, NOTIFIED, ROTATION = "emptied", "announced", "notified", "rotation"
+EMPTIED, ANNOUNCED, NOTIFIED, ROTATION = "emptied", "announced", subscriptions.NOTIFIED, subscriptions.ROTATION
 ANNOUNCED_MS = 60_000
 """A queue that always has tasks is announced again after this time, when it gets new ones."""
-ROTATION_MS = EMPTIED_MS = 86_400_000
-
+EMPTIED_MS = 2 * ANNOUNCED_MS
+"""It is compared with announcements, so it need not outlive them: whoever fills and empties queues of ever new commands
+must not fill the registry."""
+ROTATION_MS = 86_400_000
+BUSY_MS = 1_000
+"""When to ask again whether a subscription has answered."""
+LOOKED_AT_MAX = 32
+"""Queues at once: what happens to one of them after that costs no other look until the next call."""
 _LOOKS_MAX = 3
 
-_PENDING, _IN_PROGRESS = Status.PENDING, Status.IN_PROGRESS
+IsBusy = Callable[[str], bool]
+"""Whether the subscription with this id has not answered its last notification yet."""
 
 
 class Notification(Struct, frozen=True, kw_only=True, gc=False):
@@ -61,169 +71,99 @@ class Notification(Struct, frozen=True, kw_only=True, gc=False):
     """Of the task that made the queue ready."""
 
 
-class _Ready:
-    """What has happened to a queue since the last look."""
+class Look(Struct, frozen=True, gc=False):
+    """What a queue was found to be."""
 
-    __slots__ = ("balance", "emptied", "has_new_policy", "is_claimed", "lowest", "newest", "task", "withdrawn")
-
-    def __init__(self) -> None:
-        self.balance = 0
-        """Tasks that have become claimable here, less those that were claimed here."""
-        self.lowest = 0
-        """The lowest balance there was."""
-        self.task: Task | None = None
-        """The first of them after the last claim; None if tasks were only claimed."""
-        self.is_claimed = False
-        """Whether tasks were claimed since it was set."""
-        self.emptied = 0
-        """The version at which a claim here emptied the queue last."""
-        self.withdrawn = 0
-        """The version at which a pending task was cancelled last: nobody tells whether that has emptied the queue."""
-        self.newest: Task | None = None
-        """The last of the tasks that have become claimable here."""
-        self.has_new_policy = False
-        """It may have been paused or resumed."""
+    depth: int
+    announced: Task | None = None
+    """The task with which it is to be announced now; None if that is no news."""
 
 
-class ReadyQueues(Listener):
-    """The queues with subscribers that have got tasks, or lost some. Must be among the store's listeners."""
-
-    def __init__(self) -> None:
-        self.changed = asyncio.Event()
-        self.is_stale = True
-        """Whether subscriptions may have changed since they were read."""
-        self.by_tenant: dict[str, list[Subscription]] = {}
-        self._ready: dict[QueueKey, _Ready] = {}
-
-    def put(self, subscription: Subscription, now_ms: int) -> None:
-        """Takes over a subscription that was made or renewed here, so that no task after it is missed."""
-        others = self.by_tenant.get(subscription.tenant, ())
-        alive = [each for each in others if each.id != subscription.id and each.expires_ms > now_ms]
-        self.by_tenant[subscription.tenant] = [*alive, subscription]
-
-    def remove(self, tenant: str, subscription_id: str) -> None:
-        left = [each for each in self.by_tenant.pop(tenant, ()) if each.id != subscription_id]
-        if left:
-            self.by_tenant[tenant] = left
-
-    def look_again(self) -> None:
-        """Other processes may have made subscriptions."""
-        self.is_stale = True
-        self.changed.set()
-
-    def moved(self, tasks: Sequence[Task]) -> None:
-        if not self.by_tenant:
-            return
-        for task in tasks:
-            if task.tenant in self.by_tenant:
-                is_ready = task.status is _PENDING and not task.visible_ms
-                is_withdrawn = task.move is Move.CANCEL and task.status_before is _PENDING
-                if is_ready or is_withdrawn or task.status is _IN_PROGRESS:
-                    self._note(task, is_ready=is_ready, is_withdrawn=is_withdrawn)
-
-    def emptied(self, queue: QueueKey, version: int) -> None:
-        found = self._of(queue) if queue.tenant in self.by_tenant else None
-        if found is not None:
-            found.emptied = max(found.emptied, version)
-
-    def policies_changed(self, queues: Iterable[QueueKey]) -> None:
-        for queue in queues:
-            found = self._of(queue) if queue.tenant in self.by_tenant else None
-            if found is not None:
-                found.has_new_policy = True
-
-    def _of(self, queue: QueueKey) -> _Ready | None:
-        found = self._ready.get(queue)
-        if found is None:
-            is_wanted = any(each.wants(queue.command) for each in self.by_tenant[queue.tenant])
-            if not is_wanted or is_system(queue.command) or len(self._ready) >= NOTIFY_QUEUES_MAX:
-                return None
-            found = self._ready[queue] = _Ready()
-            self.changed.set()
-        return found
-
-    def _note(self, task: Task, *, is_ready: bool, is_withdrawn: bool) -> None:
-        found = self._of(QueueKey(task.tenant, task.command))
-        if found is None:
-            return
-        if is_withdrawn:
-            found.withdrawn = task.version
-        if not is_ready:
-            found.is_claimed = True
-            found.balance -= 1
-            found.lowest = min(found.lowest, found.balance)
-            return
-        found.balance += 1
-        found.newest = task
-        if found.task is None or found.is_claimed:
-            found.task, found.is_claimed = task, False
-
-    def take(self) -> dict[QueueKey, _Ready]:
-        taken, self._ready = self._ready, {}
-        return taken
-
-    def take_more(self, queue: QueueKey, ready: _Ready) -> bool:
-        """Adds what has happened to the queue meanwhile. Returns whether anything has."""
-        more = self._ready.pop(queue, None)
-        if more is None:
-            return False
-        ready.lowest = min(ready.lowest, ready.balance + more.lowest)
-        ready.balance += more.balance
-        ready.task = ready.task or more.task
-        ready.has_new_policy = ready.has_new_policy or more.has_new_policy
-        return True
-
-    @staticmethod
-    def was_empty(ready: _Ready, depth: int) -> bool:
-        """Returns whether the queue was empty at some time, if nobody else has added or claimed tasks."""
-        return depth - ready.balance + ready.lowest <= 0
-
-
-async def notifications(core: Core, ready: ReadyQueues) -> list[Notification]:
-    """Returns what to send for all that has happened since the last call."""
+async def notifications(
+    core: Core, ready: ReadyQueues, *, is_busy: IsBusy = lambda _: False
+) -> AsyncGenerator[list[Notification], None]:
+    """Yields what to send for what has happened since the last call, queue by queue. Tenants take turns, also those
+    that come meanwhile. After a number of queues it ends and sets `ready.changed` for the rest. A queue that the store
+    does not let it look at is looked at by the next call."""
     if ready.is_stale:
         await _read_subscriptions(core, ready)
-    found: list[Notification] = []
-    budget = LoopBudget(core, SWEEPER)
-    look = _look_by_versions if core.store.peers.tells_emptied else _look_by_own_moves
-    for queue, happened in ready.take().items():
-        await budget.yield_if_spent()
-        task, depth = await look(core, ready, queue, happened)
-        if task is not None:
-            found += await _for_queue(core, ready, queue, task, depth=depth)
-    return found
+    ready.look_at_due(core.now_ms())
+    for _ in range(LOOKED_AT_MAX):
+        taken = ready.take()
+        if taken is None:
+            return
+        queue, happened = taken
+        try:
+            await core.turns.wait(queue.tenant)
+            found = await _of_queue(core, ready, queue, happened, is_busy=is_busy)
+        except BaseException:
+            ready.put_back(queue, happened)
+            raise
+        if found:
+            yield found
+    ready.changed.set()
 
 
-Look = tuple[Task | None, int]
-"""The task with which the queue is to be announced, None if that is no news; and how many tasks there are."""
+async def _of_queue(
+    core: Core, ready: ReadyQueues, queue: QueueKey, happened: Activity, *, is_busy: IsBusy
+) -> list[Notification]:
+    look = await (
+        _look_by_versions(core, queue, happened)
+        if core.store.peers.tells_emptied
+        else _look_by_own_moves(core, ready, queue, happened)
+    )
+    if not look.depth or core.policy(*queue).paused:
+        return []
+    alive = ready.alive(queue.tenant, core.now_ms())
+    task = look.announced or happened.announced
+    if task is not None:
+        happened.announced = task
+        ready.defer(queue, None)  # who was to be told of the time before is told of this one
+        wanting = [each for each in alive if each.wants(queue.command)]
+        return await _notify(core, ready, wanting, Look(look.depth, task), is_busy=is_busy)
+    deferred = happened.deferred
+    if deferred is None or not await _is_current(core, queue, deferred):
+        return []
+    wanting = [each for each in alive if each.id in deferred.subscriptions]
+    return await _notify(core, ready, wanting, Look(look.depth, deferred.task), is_busy=is_busy)
 
 
-async def _look_by_own_moves(core: Core, ready: ReadyQueues, queue: QueueKey, happened: _Ready) -> Look:
+async def _is_current(core: Core, queue: QueueKey, deferred: Deferred) -> bool:
+    """Returns whether no other process has announced the queue since."""
+    [stored] = await core.store.registry.get(ANNOUNCED, queue.tenant, [queue.command])
+    return stored is None or stored.value == _announcement(core, queue, deferred.task).value
+
+
+async def _look_by_own_moves(core: Core, ready: ReadyQueues, queue: QueueKey, happened: Activity) -> Look:
     """Goes by the tasks that this process has added and claimed."""
     depth = await _depth(core, queue)
     for _ in range(_LOOKS_MAX):
-        if ready.was_empty(happened, depth) or not ready.take_more(queue, happened):
+        if happened.was_empty(depth) or not ready.take_more(queue, happened):
             break
         depth = await _depth(core, queue)  # it was looked at while tasks were added
     registry = core.store.registry
     if not depth or core.policy(*queue).paused:
         await registry.remove(ANNOUNCED, queue.tenant, [queue.command])
-        return None, depth
-    task = happened.task or (await _first_pending(core, queue) if happened.has_new_policy else None)
+        return Look(depth)
+    task = happened.task or (await _first_pending(core, queue) if happened.may_be_news else None)
     if task is None:
-        return None, depth
-    announcement = _versioned(core, ANNOUNCED, queue, 0)
-    if ready.was_empty(happened, depth):
+        return Look(depth)
+    announcement = _announcement(core, queue, task)
+    if happened.was_empty(depth):
         await registry.put([announcement])
-        return task, depth
-    [is_first] = await registry.add([announcement])
-    return task if is_first else None, depth
+        is_news = True
+    else:
+        [is_news] = await registry.add([announcement])
+    if core.store.is_local:
+        [stored] = await registry.get(ANNOUNCED, queue.tenant, [queue.command])
+        ready.settle(queue, stored.expires_ms if stored is not None else 0)
+    return Look(depth, task if is_news else None)
 
 
-async def _look_by_versions(core: Core, ready: ReadyQueues, queue: QueueKey, happened: _Ready) -> Look:
+async def _look_by_versions(core: Core, queue: QueueKey, happened: Activity) -> Look:
     """Goes by the versions at which the queue was emptied and announced. Of several processes, one announces it."""
     registry = core.store.registry
-    if happened.withdrawn and ready.was_empty(happened, await _depth(core, queue)):
+    if happened.withdrawn and happened.was_empty(await _depth(core, queue)):
         happened.emptied = max(happened.emptied, happened.withdrawn)
     if happened.emptied:
         emptied = _versioned(core, EMPTIED, queue, happened.emptied)
@@ -231,17 +171,17 @@ async def _look_by_versions(core: Core, ready: ReadyQueues, queue: QueueKey, hap
     depth = await _depth(core, queue)
     if core.policy(*queue).paused:
         await registry.remove(ANNOUNCED, queue.tenant, [queue.command])
-        return None, depth
+        return Look(depth)
     task = await _claimable(core, queue, happened) if depth else None
     if task is None:
-        return None, depth
+        return Look(depth)
     [known] = await registry.get(EMPTIED, queue.tenant, [queue.command])
-    announcement = _versioned(core, ANNOUNCED, queue, task.version)
+    announcement = _announcement(core, queue, task)
     [is_news] = await registry.advance([announcement], over=[known.value if known is not None else b""])
-    return task if is_news else None, depth
+    return Look(depth, task if is_news else None)
 
 
-async def _claimable(core: Core, queue: QueueKey, happened: _Ready) -> Task | None:
+async def _claimable(core: Core, queue: QueueKey, happened: Activity) -> Task | None:
     """Returns a task that can be claimed: one that this process has added; any, if it has emptied the queue or the
     queue may have been resumed."""
     own = [task for task in (happened.task, happened.newest) if task is not None]
@@ -249,7 +189,7 @@ async def _claimable(core: Core, queue: QueueKey, happened: _Ready) -> Task | No
     for task, now in zip(own, stored, strict=True):
         if now is not None and now.version == task.version:
             return task
-    if not happened.emptied and not happened.has_new_policy:
+    if not happened.emptied and not happened.may_be_news:
         return None  # whoever has claimed them sees to it
     return await _first_pending(core, queue)
 
@@ -258,6 +198,11 @@ async def _first_pending(core: Core, queue: QueueKey) -> Task | None:
     wanted = Filter(command=queue.command, index=Index.PENDING)
     found = (await core.store.find(queue.tenant, wanted, cursor=None, limit=1)).tasks
     return found[0] if found else None
+
+
+def _announcement(core: Core, queue: QueueKey, task: Task) -> Registration:
+    """Returns what is recorded of an announcement; without versions if each process goes by its own moves."""
+    return _versioned(core, ANNOUNCED, queue, task.version if core.store.peers.tells_emptied else 0)
 
 
 def _versioned(core: Core, kind: str, queue: QueueKey, version: int) -> Registration:
@@ -277,20 +222,32 @@ async def _depth(core: Core, queue: QueueKey) -> int:
 
 
 async def _read_subscriptions(core: Core, ready: ReadyQueues) -> None:
-    ready.is_stale = False
-    by_tenant: defaultdict[str, list[Subscription]] = defaultdict(list)
-    for each in await subscriptions.all_of(core):
-        by_tenant[each.tenant].append(each)
-    ready.by_tenant = dict(by_tenant)
+    was_read = ready.is_read
+    budget = LoopBudget(core, SWEEPER)
+    ready.begin_reading()
+    found = await subscriptions.all_of(core)
+    for each in found:
+        if budget.is_spent:
+            await budget.yield_if_spent()
+        ready.put_read(each)
+    ready.end_reading({each.id for each in found})
+    if not was_read:
+        for tenant in ready.tenants:  # their queues may have got tasks before anybody could tell who wants to know
+            await budget.yield_if_spent()
+            ready.look_at(queue for queue, counted in (await core.store.counts(tenant)).items() if counted.pending)
 
 
-async def _for_queue(core: Core, ready: ReadyQueues, queue: QueueKey, task: Task, *, depth: int) -> list[Notification]:
-    now_ms = core.now_ms()
-    alive = [each for each in ready.by_tenant.get(queue.tenant, ()) if each.expires_ms > now_ms]
-    if len(alive) < len(ready.by_tenant.get(queue.tenant, ())):
-        ready.is_stale = True
-    interested = [each for each in alive if each.wants(queue.command)]
-    chosen = await _choose(core, queue.tenant, interested, task.id)
+async def _notify(
+    core: Core, ready: ReadyQueues, wanting: list[Subscription], look: Look, *, is_busy: IsBusy
+) -> list[Notification]:
+    """Returns what to send to those of the subscriptions that are chosen, and defers what it is too early for."""
+    task, now_ms = look.announced, core.now_ms()
+    assert task is not None  # noqa: S101 - there is something to tell
+    chosen, early = await _choose(core, task.tenant, wanting, task.id, is_busy=is_busy)
+    if early:
+        due_ms = await _due_ms(core, task.tenant, early, is_busy=is_busy)
+        queue = QueueKey(task.tenant, task.command)
+        ready.defer(queue, Deferred(task, frozenset([each.id for each in early]), due_ms))
     if not chosen:
         return []
     trace_parent, trace_state = await _trace(core, task)
@@ -299,8 +256,8 @@ async def _for_queue(core: Core, ready: ReadyQueues, queue: QueueKey, task: Task
         Notification(
             id=f"ntf-{new_id}",
             subscription=each,
-            command=queue.command,
-            queue_depth=depth,
+            command=task.command,
+            queue_depth=look.depth,
             at_ms=now_ms,
             trace_parent=trace_parent,
             trace_state=trace_state,
@@ -309,19 +266,38 @@ async def _for_queue(core: Core, ready: ReadyQueues, queue: QueueKey, task: Task
     ]
 
 
-async def _choose(core: Core, tenant: str, interested: list[Subscription], task_id: str) -> list[Subscription]:
-    """Returns who is notified. Each of them counts as notified from now on."""
-    groups = sorted({each.group for each in interested if each.mode is DeliveryMode.GROUP and each.group})
+async def _due_ms(core: Core, tenant: str, early: Sequence[Subscription], *, is_busy: IsBusy) -> int:
+    """Returns when the first of these may be notified."""
+    now_ms = core.now_ms()
+    notified = await core.store.registry.get(NOTIFIED, tenant, [each.id for each in early])
+    return min(
+        max(last.expires_ms if last is not None else now_ms, now_ms + BUSY_MS if is_busy(each.id) else 0)
+        for each, last in zip(early, notified, strict=True)
+    )
+
+
+async def _choose(
+    core: Core, tenant: str, wanting: list[Subscription], task_id: str, *, is_busy: IsBusy
+) -> tuple[list[Subscription], list[Subscription]]:
+    """Returns who is notified, each of whom counts as notified from now on; and for whom it is too early."""
+    groups = sorted({each.group for each in wanting if each.mode is DeliveryMode.GROUP and each.group})
     rotation = await core.store.registry.get(ROTATION, tenant, groups) if groups else []
     last = {entry.name: entry.value.decode() for entry in rotation if entry is not None}
-    places = candidates(interested, task_id, last_notified=last)
-    chosen: list[Subscription] = []
+    places = candidates(wanting, task_id, last_notified=last)
     single = [place[0] for place in places if place[0].mode is not DeliveryMode.GROUP]
-    chosen += [each for each, may in zip(single, await _note_notified(core, single), strict=True) if may]
+    noted = zip(single, await _note_notified(core, single, is_busy=is_busy), strict=True)
+    chosen: list[Subscription] = []
+    early: list[Subscription] = []
+    for each, may in noted:
+        (chosen if may else early).append(each)
+    rotated: list[Subscription] = []
     for place in places:
-        if place[0].mode is DeliveryMode.GROUP and (member := await _first_allowed(core, tenant, place)):
-            chosen.append(member)
-    rotated = [each for each in chosen if each.group is not None]
+        if place[0].mode is DeliveryMode.GROUP:
+            member = await _first_allowed(core, tenant, place, is_busy=is_busy)
+            if member is not None:
+                rotated.append(member)
+            else:
+                early += place
     if rotated:
         until_ms = core.now_ms() + ROTATION_MS
         await core.store.registry.put(
@@ -332,24 +308,25 @@ async def _choose(core: Core, tenant: str, interested: list[Subscription], task_
                 for each in rotated
             ]
         )
-    return chosen
+    return chosen + rotated, early
 
 
-async def _first_allowed(core: Core, tenant: str, members: Candidates) -> Subscription | None:
-    """Returns the first member whose interval has passed."""
+async def _first_allowed(core: Core, tenant: str, members: Candidates, *, is_busy: IsBusy) -> Subscription | None:
+    """Returns the first member that may be notified."""
     notified = await core.store.registry.get(NOTIFIED, tenant, [each.id for each in members])
     for each, last in zip(members, notified, strict=True):
         if last is None:
-            [is_allowed] = await _note_notified(core, [each])
+            [is_allowed] = await _note_notified(core, [each], is_busy=is_busy)
             if is_allowed:
                 return each
     return None
 
 
-async def _note_notified(core: Core, chosen: Sequence[Subscription]) -> list[bool]:
+async def _note_notified(core: Core, chosen: Sequence[Subscription], *, is_busy: IsBusy) -> list[bool]:
     """Returns which of these may be notified now. Those may not again until their interval has passed."""
     now_ms = core.now_ms()
-    limited = [each for each in chosen if each.min_interval_ms]
+    refused = {each.id for each in chosen if is_busy(each.id)}
+    limited = [each for each in chosen if each.min_interval_ms and each.id not in refused]
     added = await core.store.registry.add(
         [
             Registration(
@@ -358,7 +335,7 @@ async def _note_notified(core: Core, chosen: Sequence[Subscription]) -> list[boo
             for each in limited
         ]
     )
-    refused = {each.id for each, is_added in zip(limited, added, strict=True) if not is_added}
+    refused |= {each.id for each, is_added in zip(limited, added, strict=True) if not is_added}
     return [each.id not in refused for each in chosen]
 
 
@@ -369,11 +346,9 @@ async def _trace(core: Core, task: Task) -> tuple[str | None, str | None]:
     return (record.body.trace_parent, record.body.trace_state) if record is not None else (None, None)
 
 
-def counts_by_command(core: Core, ready: ReadyQueues) -> dict[str, int]:
-    """Returns how many subscriptions there are to each command; `*` for those to all."""
+def counts_by_command(core: Core, ready: ReadyQueues) -> SubscriptionCounts:
+    """Returns how many subscriptions there are to each command."""
     now_ms = core.now_ms()
-    counted: defaultdict[str, int] = defaultdict(int)
-    for each in (each for of_tenant in ready.by_tenant.values() for each in of_tenant if each.expires_ms > now_ms):
-        for command in each.commands or ("*",):
-            counted[command] += 1
-    return dict(counted)
+    for tenant in ready.tenants:
+        ready.alive(tenant, now_ms)  # forgets what has expired
+    return ready.counts

@@ -16,9 +16,9 @@ from codeq.domain.limits import (
 from codeq.domain.queue import QueueCounts, QueueKey, QueueStatus
 from codeq.domain.requests import Filter, Page, Record
 from codeq.domain.task import Task
+from codeq.usecases.attendance import Attendance
 from codeq.usecases.budget import LoopBudget, is_short, pieces
 from codeq.usecases.core import Core, durable
-from codeq.usecases.worker_registry import Attendance
 
 
 @durable
@@ -147,14 +147,14 @@ async def queue(core: Core, key: QueueKey) -> QueueStatus:
     """Returns one queue, whether or not it holds a task."""
     validation.queue_name(key.command, "command")
     counted = (await counts(core, key.tenant, key.command)).get(key, QueueCounts())
-    return _status(core, key, counted, await core.workers.attendance(key.tenant))
+    return _status(core, key, counted, await Attendance.of(core, key.tenant, LoopBudget(core, key.tenant)))
 
 
 async def queues(core: Core, tenant: str) -> list[QueueStatus]:
     """Returns every queue of the tenant that holds a task, by command."""
     budget = LoopBudget(core, tenant)
     found: list[QueueStatus] = []
-    attendance = await core.workers.attendance(tenant)
+    attendance = await Attendance.of(core, tenant, budget)
     for key, counted in (await counts(core, tenant)).items():
         found.append(_status(core, key, counted, attendance))
         await budget.yield_if_spent()

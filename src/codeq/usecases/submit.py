@@ -1,6 +1,7 @@
 """Ends tasks with their worker's result: accepted once, and only from the newest lease."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -16,6 +17,7 @@ from codeq.usecases.core import Core, durable
 from codeq.usecases.moves import move_each
 
 _COMPLETED, _FAILED = Status.COMPLETED, Status.FAILED
+_artifacts_of = attrgetter("artifacts")
 
 
 class Submitted(Struct, frozen=True, gc=False):
@@ -32,13 +34,11 @@ async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[S
     if sum(sizes) > BATCH_BYTES_MAX:
         raise InvalidRequest(f"a batch has at most {BATCH_BYTES_MAX} bytes of results")
     repeats: list[int] = []
-    with_files = [outcome for outcome in outcomes if outcome.artifacts]
-    stored = await _store_artifacts(core, tenant, outcomes) if with_files else {}
+    stored = await _store_artifacts(core, tenant, outcomes) if any(map(_artifacts_of, outcomes)) else {}
     now_ms = core.store.now_ms()
 
     def decide(place: int, task: Task) -> Change | None:
         outcome = outcomes[place]
-        lifecycle.check_known(task, outcome.holder)
         if lifecycle.is_repeat(task, outcome.holder, outcome.status):
             repeats.append(place)  # once: such a task is not in progress, so it is read from the store
             return None
@@ -98,6 +98,7 @@ async def _store_artifacts(
         if task is None or lifecycle.is_repeat(task, outcome.holder, outcome.status):
             continue
         try:
+            lifecycle.check_known(task, outcome.holder)
             artifacts.check(core, outcome.artifacts)
             _change(core, task, outcome, core.store.now_ms())
             found[place] = await artifacts.store(core, task, outcome.artifacts)
@@ -111,12 +112,14 @@ async def _store_artifacts(
 def _change(core: Core, task: Task, outcome: Outcome, now_ms: int, *, files: Sequence[Artifact] = ()) -> Change:
     result = outcome.result
     if result is not None and len(result) > RESULT_BYTES_MAX:
+        lifecycle.check_known(task, outcome.holder)
         validation.result(result)
     retention_ms = core.retention_ms(task)
     if outcome.status is _COMPLETED:
         return lifecycle.complete(
             task, outcome.holder, now_ms, retention_ms=retention_ms, result=result, artifacts=files
         )
+    lifecycle.check_known(task, outcome.holder)
     if outcome.status is _FAILED:
         error = validation.message(outcome.error or "")
         if not error:

@@ -20,7 +20,12 @@ from codeq.usecases.core import Core, durable
 from codeq.usecases.sweep import SWEEPER
 
 KIND = "subscription"
+NOTIFIED, ROTATION = "notified", "rotation"
+"""Kinds of entries about subscriptions and groups, made by `notify`. They outlive what they are about."""
+NOTED_MAX = 4 * SUBSCRIPTIONS_MAX
+"""Entries of each of these kinds that a tenant may have. Those of the living are `SUBSCRIPTIONS_MAX` at most."""
 
+_REMOVED_AT_ONCE = 100
 _decode = msgspec.json.Decoder(Subscription).decode
 
 
@@ -33,6 +38,7 @@ async def subscribe(core: Core, wanted: Subscription) -> Subscription:
             f"the tenant has {SUBSCRIPTIONS_MAX} subscriptions, as many as it may have; delete some, or let them end",
             limit="subscriptions",
         )
+    await _bound_notes(core, wanted.tenant)
     now_ms = core.now_ms()
     [new_id] = core.ids.generate(now_ms, core.shards, [0])
     given = {"id": new_id, "created_ms": now_ms, "expires_ms": now_ms + wanted.ttl_ms}
@@ -75,6 +81,23 @@ async def all_of(core: Core, tenant: str | None = None) -> list[Subscription]:
             await budget.yield_if_spent()
         found.append(_decode(entry.value))
     return sorted(found, key=lambda each: each.id)
+
+
+async def _bound_notes(core: Core, tenant: str) -> None:
+    """Removes what was noted of subscriptions and groups that have ended, once there is much of it: whoever makes and
+    ends them again and again must not fill the registry."""
+    registry = core.store.registry
+    for kind in (NOTIFIED, ROTATION):
+        noted = [entry.name for entry in await registry.entries(kind, tenant)]
+        if len(noted) <= NOTED_MAX:
+            continue
+        alive = await all_of(core, tenant)  # after the notes, which may be about a subscription just made
+        keeps = {each.id if kind == NOTIFIED else each.group for each in alive}
+        ended = [name for name in noted if name not in keeps]
+        budget = LoopBudget(core, tenant)
+        for start in range(0, len(ended), _REMOVED_AT_ONCE):
+            await budget.yield_if_spent()
+            await registry.remove(kind, tenant, ended[start : start + _REMOVED_AT_ONCE])
 
 
 def _entry(made: Subscription) -> Registration:

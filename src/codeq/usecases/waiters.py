@@ -4,6 +4,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count, takewhile
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from codeq.domain.queue import QueueKey, is_system
 from codeq.domain.requests import Delivery
 from codeq.domain.task import Task
 from codeq.store.interface import Listener
+from codeq.usecases.pacer import Pacer
 
 HasEnded = Callable[[], Awaitable[bool]]
 
@@ -42,6 +44,11 @@ class _Waiter:
         self.served: asyncio.Future[list[Delivery]] = asyncio.get_running_loop().create_future()
 
 
+def _wake(waiter: "asyncio.Future[bool]", result: bool) -> None:
+    if not waiter.done():  # else it was woken before, or its caller has left
+        waiter.set_result(result)
+
+
 def _join(line: OrderedDict[int, _Waiter], waiter: _Waiter) -> None:
     """Adds the waiter before those with later tickets: few, if any, because most come in order."""
     later = list(takewhile(lambda ticket: ticket > waiter.ticket, reversed(line)))
@@ -63,6 +70,8 @@ class Waiters(Listener):
         self._for_event: set[asyncio.Future[bool]] = set()
         """Done with True at a move, or with False when nobody should wait any more."""
         self._may_wait = True
+        self._pacer = Pacer()
+        """Wakes callers: thousands may wait for the same task, and each looks and answers in the same iteration."""
         self.signals = 0
         """How often a queue was reported as ready. A claim that finds no tasks compares: if it has changed meanwhile,
         its own queue may have been reported before the claim waited for it."""
@@ -95,14 +104,13 @@ class Waiters(Listener):
         self._wake_ended(list(self._for_end), has_ended=False)
 
     def _wake_readers(self, *, has_moved: bool) -> None:
-        for waiter in self._for_event:
-            if not waiter.done():
-                waiter.set_result(has_moved)
+        waiting, self._for_event = self._for_event, set()
+        for waiter in waiting:
+            self._pacer.run(partial(_wake, waiter, has_moved))
 
     def _wake_ended(self, ids: Collection[str], *, has_ended: bool = True) -> None:
         for waiter in [waiter for task_id in ids for waiter in self._for_end.pop(task_id, ())]:
-            if not waiter.done():
-                waiter.set_result(has_ended)
+            self._pacer.run(partial(_wake, waiter, has_ended))
 
     # -- claims --------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from codeq.domain import lifecycle
 from codeq.domain.errors import CodeqError, InvalidRequest, NotFound
 from codeq.domain.limits import WATCHED_LEASES_MAX
 from codeq.domain.task import Holder
+from codeq.usecases.budget import LoopBudget, is_short
 from codeq.usecases.core import Core
 
 LostLease = tuple[str, str]
@@ -34,6 +35,8 @@ async def watch_leases(
 
 
 async def _lost(core: Core, tenant: str, leases: Sequence[tuple[str, Holder]]) -> list[LostLease]:
+    if not is_short(len(leases)):
+        await LoopBudget(core, tenant).yield_if_spent()  # thousands of calls may look at once
     tasks = await core.store.get_tasks(tenant, [task_id for task_id, _ in leases])
     lost: list[LostLease] = []
     for (task_id, holder), task in zip(leases, tasks, strict=True):

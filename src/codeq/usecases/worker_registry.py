@@ -10,8 +10,8 @@ with at that time may list it once more, until its time is over.
 
 import asyncio
 import itertools
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
@@ -33,7 +33,7 @@ from codeq.store.interface import Registration, Store
 KIND = "worker"
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(WorkerStatus).decode
+decode_worker = msgspec.msgpack.Decoder(WorkerStatus).decode
 
 _Place = tuple[str, str, str]
 """Tenant, the name that the worker gave itself (empty if it gave none), and the subject of its token."""
@@ -47,8 +47,17 @@ class _Written(Struct):
     first_seen_ms: int
     at_ms: int
     ttl_ms: int
+    asked: Sequence[str] | None = ()
+    """The commands of its last claim."""
     is_listed: bool = True
     """False if the tenant had too many workers."""
+
+    def is_fresh(self, now_ms: int) -> bool:
+        return now_ms - self.at_ms < WORKER_REFRESH_MS
+
+    def tells(self, asked: Sequence[str] | None, info: WorkerInfo | None) -> bool:
+        """Returns whether a claim with these tells nothing new. One that found no place on the list does not."""
+        return not self.is_listed or (self.asked == asked and self.info == info)
 
     def is_known(self, now_ms: int) -> bool:
         """Whether the registry still has it."""
@@ -85,6 +94,8 @@ class WorkerRegistry:
         """Registers the worker that claims, unless that was done lately. `lease_ms` is how long it may be silent."""
         place = (tenant, info.name if info is not None else "", subject)
         last, now_ms = self._written.get(place), self._store.now_ms()
+        if last is not None and last.is_fresh(now_ms) and last.tells(commands, info):
+            return
         tells_all = info is not None and info.commands is not None
         told = info.commands if info is not None and tells_all else _joined(last, commands)
         if last is not None:
@@ -94,14 +105,16 @@ class WorkerRegistry:
             age_ms = now_ms - last.at_ms
             if not is_new and age_ms < (WORKER_CHANGE_MS if is_changed else WORKER_REFRESH_MS):
                 return
-        await self._write(place, _Written(info, told, now_ms, now_ms, max(WORKER_TTL_MS, lease_ms)), call)
+        await self._write(place, _Written(info, told, now_ms, now_ms, max(WORKER_TTL_MS, lease_ms), commands), call)
 
     async def beats(self, task: Task, *, lease_ms: int, call: int) -> None:
         """Registers the worker that extended its lease on the task, unless that was done lately."""
         place = (task.tenant, task.worker_name or "", task.worker or "")
         last, now_ms = self._written.get(place), self._store.now_ms()
         ttl_ms = max(WORKER_TTL_MS, lease_ms)
-        if last is None:
+        if last is not None and last.is_fresh(now_ms):
+            return
+        if last is None or not last.is_listed:
             entry = await self._entry(place)
             if entry is None:  # it was silent for too long; its next claim tells the rest
                 entry = WorkerStatus(name=place[1], subject=place[2], commands=(task.command,), first_seen_ms=now_ms)
@@ -122,16 +135,9 @@ class WorkerRegistry:
         [was_there] = await self._store.registry.remove(KIND, tenant, [_key(place)])
         return was_there
 
-    async def all_of(self, tenant: str) -> list[WorkerStatus]:
-        entries = await self._store.registry.entries(KIND, tenant)
-        return [_decode(entry.value) for entry in entries]
-
-    async def attendance(self, tenant: str) -> "Attendance":
-        return Attendance(await self.all_of(tenant))
-
     async def _entry(self, place: _Place) -> WorkerStatus | None:
         [entry] = await self._store.registry.get(KIND, place[0], [_key(place)])
-        return None if entry is None else _decode(entry.value)
+        return None if entry is None else decode_worker(entry.value)
 
     async def _write(self, place: _Place, new: _Written, call: int) -> None:
         """Stores a registration, unless the worker has left since the call began. Remembered before it is stored, as
@@ -159,15 +165,23 @@ class WorkerRegistry:
             elif (entry := await self._entry(place)) is not None:
                 new.first_seen_ms = entry.first_seen_ms
             elif await self._is_full(place[0], new.at_ms):
-                new.is_listed = False
+                # Without what it tells, which a tenant may give many names to: only that it has been looked at.
+                new.is_listed, new.info, new.commands, new.asked = False, None, None, None
                 return
             await self._store.registry.put([_registration(place, new)])
 
     def _remember(self, place: _Place, new: _Written) -> None:
+        """Remembers what is written, and forgets two that have been silent for so long that they are not listed."""
         self._written[place] = new
         self._written.move_to_end(place)
-        while len(self._written) > WORKERS_KNOWN_MAX:
+        for _ in range(2):
+            if len(self._written) <= WORKERS_KNOWN_MAX and self._oldest.at_ms >= new.at_ms - WORKER_TTL_MS:
+                break
             self._written.popitem(last=False)
+
+    @property
+    def _oldest(self) -> _Written:
+        return next(iter(self._written.values()))
 
     async def _is_full(self, tenant: str, now_ms: int) -> bool:
         """Returns whether the tenant has as many workers as it may have. Counts them now and then only, as a tenant
@@ -180,22 +194,6 @@ class WorkerRegistry:
         while len(self._counted) > WORKERS_KNOWN_MAX:
             self._counted.popitem(last=False)
         return number >= WORKERS_MAX
-
-
-class Attendance:
-    """How many workers claim from each queue of a tenant."""
-
-    def __init__(self, workers: Iterable[WorkerStatus]) -> None:
-        self._on_all = 0
-        self._on: Counter[str] = Counter()
-        for worker in workers:
-            if worker.commands is None:
-                self._on_all += 1
-            else:
-                self._on.update(set(worker.commands))
-
-    def workers_on(self, command: str) -> int:
-        return self._on_all + self._on[command]
 
 
 def _key(place: _Place) -> str:

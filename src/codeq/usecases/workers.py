@@ -11,6 +11,8 @@ from codeq.domain.queue import Index
 from codeq.domain.requests import Filter
 from codeq.domain.workers import WorkerStatus
 from codeq.usecases import queries
+from codeq.usecases.attendance import registered
+from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core
 
 _IN_PROGRESS = Filter(index=Index.IN_PROGRESS)
@@ -25,13 +27,17 @@ class WorkerList(Struct, frozen=True, gc=False):
 async def list_workers(core: Core, tenant: str) -> WorkerList:
     """Returns the workers that were heard from lately and those that hold tasks, by name."""
     validation.tenant(tenant)
-    registered = {(each.name, each.subject): each for each in await core.workers.all_of(tenant)}
+    budget = LoopBudget(core, tenant)
+    await budget.yield_if_spent()
+    listed = {(each.name, each.subject): each for each in await registered(core, tenant, budget)}
     held, is_complete = await _held(core, tenant)
-    gone = {place: WorkerStatus(name=place[0], subject=place[1]) for place in held.keys() - registered.keys()}
-    found = [
-        replace(worker, holds=len(held[place]), tasks=tuple(held[place][:WORKER_TASKS_SHOWN_MAX]))
-        for place, worker in (registered | gone).items()
-    ]
+    gone = {place: WorkerStatus(name=place[0], subject=place[1]) for place in held.keys() - listed.keys()}
+    found: list[WorkerStatus] = []
+    for place, worker in (listed | gone).items():
+        if budget.is_spent:
+            await budget.yield_if_spent()
+        tasks = held[place]
+        found.append(replace(worker, holds=len(tasks), tasks=tuple(tasks[:WORKER_TASKS_SHOWN_MAX])))
     return WorkerList(sorted(found, key=lambda worker: (worker.name, worker.subject)), is_complete)
 
 

@@ -39,6 +39,7 @@ COLUMNS: tuple[tuple[str, str, bool], ...] = (
     ("trace_id", "string", True),
     ("artifacts", "int32", False),
     ("artifact_bytes", "int64", False),
+    ("worker_name", "string", True),
 )
 """Name, type and whether it may be null. Timestamps are microseconds in UTC."""
 
@@ -105,10 +106,10 @@ class Event(Wire, frozen=True, kw_only=True, gc=False):
     """Files of the result, links included: on `complete` and `fail`, and on `purge`, which deletes them. Servers of
     earlier versions do not tell."""
     artifact_bytes: int = 0
+    worker_name: str | None = None
+    """What the worker of the last delivery calls itself, such as `host:pid`. Earlier servers do not tell."""
     payload: str | UnsetType | None = UNSET
     """Only if requested: JSON text; null once the task is purged."""
-    worker_name: str | UnsetType = UNSET
-    """What the worker of the last delivery calls itself, such as `host:pid`; in JSON only."""
 
 
 class EventPage(Wire, frozen=True, kw_only=True, gc=False):
@@ -170,8 +171,8 @@ def event(task: Task, payload: str | UnsetType | None = UNSET) -> Event:
         trace_id=task.trace_id,
         artifacts=task.artifacts,
         artifact_bytes=task.artifact_bytes,
+        worker_name=task.worker_name,
         payload=payload,
-        worker_name=task.worker_name or UNSET,
     )
 
 

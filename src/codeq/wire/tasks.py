@@ -108,6 +108,14 @@ class Heartbeat(LeaseCall, frozen=True, kw_only=True, gc=False):
     """How far the work is, as text; shown with the task while it is in progress."""
 
 
+class HeartbeatOf(Heartbeat, frozen=True, kw_only=True, gc=False):
+    task_id: str
+
+
+class HeartbeatBatch(Request, frozen=True, kw_only=True, gc=False):
+    heartbeats: Annotated[list[HeartbeatOf], Meta(min_length=1, max_length=BATCH_TASKS_MAX)]
+
+
 class Abandon(LeaseCall, frozen=True, kw_only=True, gc=False):
     delay_seconds: Seconds = 0
     """The task is delivered again after so long, without counting an attempt; 0 for the back of the queue now."""
@@ -262,6 +270,20 @@ class SubmitAnswers(Wire, frozen=True, kw_only=True, gc=False):
 class HeartbeatAnswer(Wire, frozen=True, kw_only=True, gc=False):
     ok: bool
     lease_until: str
+
+
+class HeartbeatResult(Wire, omit_defaults=True, frozen=True, gc=False):
+    """One item of a batch of heartbeats: until when the lease lasts, or why it was not extended."""
+
+    task_id: str
+    lease_until: str | None = None
+    error: str | None = None
+    code: str | None = None
+    """`cancelled`, `not-owner`, `not-in-progress` or `not-found` if the lease is lost."""
+
+
+class HeartbeatResults(Wire, frozen=True, kw_only=True, gc=False):
+    results: list[HeartbeatResult]
 
 
 class LeaseEnd(Wire, frozen=True, gc=False):

@@ -17,7 +17,7 @@ from codeq.wire.workers import WorkerFields, WorkerView
 
 def task_of(view: TaskView) -> Task:
     """Returns the task of a response. What is not sent is 0 or empty: version, retention, own backoff."""
-    fields = {
+    fields = _ABSENT | {
         "id": view.id, "tenant": view.tenant_id, "command": view.command, "priority": view.priority,
         "status": view.status, "move": view.last_move, "worker": view.worker_id, "lease_token": view.lease_token or 0,
         "created_ms": moment_ms(view.created_at), "updated_ms": moment_ms(view.updated_at),
@@ -28,7 +28,7 @@ def task_of(view: TaskView) -> Task:
         "trace_id": view.trace_parent[3:35] if view.trace_parent else None, "progress": view.progress,
         "artifacts": view.artifacts, "artifact_bytes": view.artifact_bytes, "worker_name": view.worker_name,
     }  # fmt: skip
-    return msgspec.convert([fields.get(name, absent) for name, absent in _ABSENT.items()], Task)
+    return msgspec.convert([*fields.values()], Task)
 
 
 _ABSENT: dict[str, int | None] = {name: 0 if kind is int else None for name, kind in get_type_hints(Task).items()}

@@ -1,5 +1,6 @@
 """The page of the Python package, made from docstrings and signatures of its public names."""
 
+import dataclasses
 import enum
 import inspect
 import re
@@ -10,11 +11,12 @@ import msgspec
 import codeq
 from codeq import testing
 from codeq.cli.reference.markdown import field_notes, paragraphs, table
-from codeq.domain.requests import BulkResult, Page
+from codeq.domain.requests import BulkResult
 from codeq.sdk.batcher import AsyncBatcher, AsyncTicket, Batcher, Ticket
 from codeq.sdk.deliveries import AsyncDeliveries, Deliveries
 from codeq.sdk.new_tasks import EnqueueOptions
 from codeq.sdk.subscriptions import AsyncSubscriptions, Subscriptions
+from codeq.sdk.tasks import Field, Page, Task
 from codeq.sdk.verbs import Verbs
 from codeq.sdk.worker.options import HandlerOptions
 from codeq.wire.deliveries import DeliveryPage, DeliveryView
@@ -90,7 +92,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
         codeq.fixed,
         codeq.linear,
         codeq.exponential,
-        codeq.queue_policy,
+        codeq.partial_backoff,
         codeq.BackoffKind,
         codeq.OnExpiry,
     ),
@@ -98,6 +100,12 @@ SECTIONS: dict[str, tuple[Any, ...]] = {
     "Notifications": (Subscriptions, AsyncSubscriptions, SubscriptionView),
     "Testing": (testing.open, testing.QueueForTests),
 }
+OPAQUE: dict[Any, str] = {
+    codeq.NewTask: "Made by `new_task`, `new_tasks` and the `new_task` of a declared task.",
+    codeq.Backoff: "Made by `fixed`, `linear` and `exponential`. `base` and `most` are its bounds in seconds.",
+    codeq.PartialBackoff: "Made by `partial_backoff`. `base` and `most` are in seconds.",
+}
+"""What users make by calls, and need not look into."""
 ELSEWHERE = {"CodeqError", "errors"}
 """Public names that have no entry on this page."""
 
@@ -129,6 +137,12 @@ def _thing(thing: Any) -> str:
         return f"### {thing.__name__}\n\n{_spaced(thing)}One of {members}.\n"
     if is_typeddict(thing):
         return "\n".join([f"### {thing.__name__}\n", _spaced(thing) + _options(thing)])
+    if thing in OPAQUE:
+        return f"### {thing.__name__}\n\n{_spaced(thing)}{OPAQUE[thing]}\n"
+    if issubclass(thing, Task):
+        return "\n".join([f"### {thing.__name__}\n", _spaced(thing) + _columns(thing)])
+    if dataclasses.is_dataclass(thing):
+        return "\n".join([f"### {thing.__name__}\n", _spaced(thing) + _rules(thing), *_members(thing)])
     if issubclass(thing, msgspec.Struct):
         return "\n".join([f"### {thing.__name__}\n", _spaced(thing) + _fields(thing), *_members(thing)])
     made = thing.__init__.__doc__ if "__init__" in vars(thing) else None
@@ -199,9 +213,40 @@ def _fields(kind: Any) -> str:
     notes = field_notes(kind)
     rows = []
     for field in msgspec.structs.fields(kind):
+        if field.name.startswith("_"):
+            continue
         default = "" if field.required else f"`{_value(field)}`"
         annotation = kind.__annotations__.get(field.name, field.type)
         rows.append((f"`{field.name}`", f"`{_clean(_named(annotation))}`", default, notes.get(field.name, "")))
+    return table("field", "type", "default", "", rows=rows) + "\n"
+
+
+def _columns(kind: type[Task]) -> str:
+    """The fields that this class adds."""
+    rows = [
+        (f"`{name}`", f"`{_clean(_named(field.kind))}`", field.doc)
+        for name, field in vars(kind).items()
+        if isinstance(field, Field)
+    ]
+    notes = field_notes(kind)
+    rows += [
+        (f"`{name}`", f"`{_clean(_named(hint))}`", notes.get(name, ""))
+        for name, hint in inspect.get_annotations(kind).items()
+    ]
+    return table("field", "type", "", rows=rows) + "\n"
+
+
+def _rules(kind: Any) -> str:
+    notes = field_notes(kind)
+    rows = [
+        (
+            f"`{field.name}`",
+            f"`{_clean(_named(kind.__annotations__[field.name]))}`",
+            "" if field.default is dataclasses.MISSING else f"`{field.default!r}`",
+            notes.get(field.name, ""),
+        )
+        for field in dataclasses.fields(kind)
+    ]
     return table("field", "type", "default", "", rows=rows) + "\n"
 
 

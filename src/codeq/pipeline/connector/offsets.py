@@ -74,7 +74,7 @@ def split(start: Offsets, end: Offsets, *, partitions_min: int, events_min: int 
     length = max(events_min, min(EVENTS_PER_PARTITION_MAX, -(-total // partitions_min)))
     ranges: list[OffsetRange] = []
     for shard, first, last in whole:
-        count = -(-(last - first) // length)
+        count = min(-(-(last - first) // length), max(1, (last - first) // events_min))
         edges = [first + (last - first) * number // count for number in range(count + 1)]
         ranges += [OffsetRange(shard, *edge) for edge in pairwise(edges)]
     return ranges

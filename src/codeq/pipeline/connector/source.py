@@ -173,10 +173,10 @@ class _LogReader:
 
 
 def _with_all_columns(table: pa.Table) -> pa.Table:
-    """Adds the columns that a server of an earlier version does not send: counts, which are 0."""
+    """Adds the columns that a server of an earlier version does not send: counts are 0, what may be null is."""
     for field in arrow_schema():
         if field.name not in table.column_names:
-            table = table.append_column(field, pa.array([0] * len(table), field.type))
+            table = table.append_column(field, pa.array([None if field.nullable else 0] * len(table), field.type))
     return table
 
 

@@ -16,9 +16,9 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from codeq.domain.errors import CodeqError
-from codeq.pipeline.lake.folder import Folder, file_at
+from codeq.pipeline.lake.folder import Folder, LakeUnavailable, file_at
 
-WRITERS, ROUNDS = 8, 3
+WRITERS, ROUNDS, ROUNDS_MAX = 8, 3, 12
 """delta-rs looks whether the version exists before it writes it, so only writers that meet can tell. On a store that
 ignores the condition, eight of them nearly always do.
 """
@@ -34,20 +34,37 @@ class UnsafeStorage(CodeqError):
 @cache
 def check_commits(lake: Folder) -> None:
     """Commits to a table of its own from several threads at once, and deletes the table. Raises UnsafeStorage if two
-    commits of one version are accepted.
+    commits of one version are accepted, and LakeUnavailable if the store fails too often to tell.
     """
     table = lake / f"_codeq-check-{uuid.uuid4().hex}"
     DeltaTable.create(str(table), _SCHEMA, mode="error")
     try:
         with ThreadPoolExecutor(WRITERS) as pool:
-            is_safe = all(_accepted(table, pool) == 1 for _ in range(ROUNDS))
+            accepted = _until_told(table, pool)
     finally:
         _delete(table)
-    if not is_safe:
+    if accepted > 1:
         raise UnsafeStorage(
             f"the store of {lake} accepts two commits of one version, because it ignores the condition If-None-Match "
             "of a put: two runs at once would lose rows. Use a store with conditional puts"
         )
+    if accepted < 1:
+        raise LakeUnavailable(f"the store of {lake} failed so often that its commits could not be checked")
+
+
+def _until_told(table: Folder, pool: ThreadPoolExecutor) -> int:
+    """Returns how many commits of one version are accepted: 1, more, or 0 if that cannot be told. A commit whose answer
+    was lost is tried again by delta-rs, and refused, so that a round may have none.
+    """
+    told = 0
+    for _ in range(ROUNDS_MAX):
+        accepted = _accepted(table, pool)
+        if accepted > 1:
+            return accepted
+        told += accepted
+        if told == ROUNDS:
+            return 1
+    return 0
 
 
 def _accepted(table: Folder, pool: ThreadPoolExecutor) -> int:

@@ -7,16 +7,19 @@ no connector. See ADR 21.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.fs import DeltaStorageHandler
 from msgspec import Struct
 from pyarrow import fs
 
+from codeq.domain.errors import CodeqError
 from codeq.errors import InvalidRequest
 
 ENVIRONMENT = {
@@ -28,7 +31,23 @@ ENVIRONMENT = {
 }
 """The schemes of an address, and how the names of the variables begin that its store is reached with."""
 _ALIASES = {"s3a": "s3", "abfs": "abfss"}
+_MISSPELT = re.compile(rf"(?i)(?:{'|'.join([*ENVIRONMENT, *_ALIASES, 'file'])}):|[a-z][a-z0-9+.-]+:/")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_STACK = re.compile(r"\n\s*0: ")
+_NAMED_MAX = 3
+"""Files that the text of an error names."""
+
+
+class LakeUnavailable(CodeqError):
+    """The storage of the lake failed, and no other run was the reason. The same may succeed later."""
+
+    code = "lake-unavailable"
+
+
+class LakeDamaged(CodeqError):
+    """A file that a table consists of, or its log, is missing or cannot be read."""
+
+    code = "lake-damaged"
 
 
 class Folder(Struct, frozen=True):
@@ -78,11 +97,11 @@ def folder_of(address: "str | os.PathLike[str] | Folder") -> Folder:
     if isinstance(address, Folder):
         return address
     text = os.fspath(address)
-    if "://" not in text:
-        return Folder(str(Path(text).absolute()))  # executors may have another working directory
+    if not text.strip():
+        raise InvalidRequest("the address of the lake is empty")
     parts = urlsplit(text)
-    if parts.scheme == "file":
-        return Folder(str(Path(parts.path).absolute()))
+    if "://" not in text or parts.scheme == "file":
+        return _local_folder(text)
     scheme = _ALIASES.get(parts.scheme, parts.scheme)
     if scheme not in ENVIRONMENT:
         known = ", ".join(f"{name}://" for name in ENVIRONMENT)
@@ -101,6 +120,21 @@ def folder_of(address: "str | os.PathLike[str] | Folder") -> Folder:
     return Folder("/".join([f"{scheme}://{parts.netloc}", *names]))
 
 
+def _local_folder(text: str) -> Folder:
+    """Executors may have another working directory, so the path becomes absolute."""
+    parts = urlsplit(text)
+    if "://" in text:
+        if parts.netloc not in ("", "localhost"):
+            raise InvalidRequest("the address of a folder has three slashes: file:///path")
+        text = unquote(parts.path)
+    elif _MISSPELT.match(text):  # it would become a folder of this machine, called `s3:`
+        raise InvalidRequest(
+            f"the address of a lake at a store has two slashes, {parts.scheme}://bucket/path, not {parts.scheme}:/; "
+            f"write ./{parts.scheme}: for a folder of that name"
+        )
+    return Folder(str(Path(text).absolute()))
+
+
 def files_at(addresses: Sequence[str]) -> tuple[fs.FileSystem, list[str]]:
     """Returns the file system of these files of one lake, and their paths in it."""
     if "://" not in addresses[0]:
@@ -116,6 +150,29 @@ def file_at(address: str) -> tuple[fs.FileSystem, str]:
     return system, path
 
 
+@contextmanager
+def storage_errors(addresses: Sequence[str]) -> Iterator[None]:
+    """Raises LakeDamaged if one of these files is missing or no Parquet, and LakeUnavailable if the storage fails."""
+    try:
+        yield
+    except (FileNotFoundError, pa.ArrowInvalid) as fault:
+        raise LakeDamaged(
+            f"a file of the lake is missing or cannot be read: {_named(fault, addresses)}. Restore it; if it is of "
+            "silver or gold, `codeq pipeline rebuild` makes them anew"
+        ) from None
+    except OSError as fault:
+        raise LakeUnavailable(f"the storage of the lake failed: {_named(fault, addresses)}") from None
+
+
+def _named(fault: Exception, addresses: Sequence[str]) -> str:
+    """The message of the fault, and the files that it may be about unless it names one."""
+    text = one_line(fault)
+    if any(address.rpartition("/")[2] in text for address in addresses):
+        return text
+    more = f", or {len(addresses) - _NAMED_MAX} others" if len(addresses) > _NAMED_MAX else ""
+    return f"{text} ({', '.join(addresses[:_NAMED_MAX])}{more})"
+
+
 @lru_cache(maxsize=8)
 def _store(root: str) -> fs.FileSystem:
     """Kept for the life of a process, with its connections. Executors make their own."""
@@ -123,5 +180,5 @@ def _store(root: str) -> fs.FileSystem:
 
 
 def one_line(fault: Exception) -> str:
-    """Returns the message of delta-rs, which has colours and a line for each cause."""
-    return " ".join(_COLOURS.sub("", str(fault)).split())
+    """Returns the message of delta-rs, which has colours, a line for each cause, and sometimes a stack."""
+    return " ".join(_COLOURS.sub("", _STACK.split(str(fault))[0]).split())

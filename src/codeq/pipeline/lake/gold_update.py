@@ -6,25 +6,46 @@ same commit, and no day is touched that the new events and the closed rows do no
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
+from typing import NamedTuple
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
+import msgspec
+from pyspark.sql import SparkSession
 
 from codeq.pipeline.lake import gold
-from codeq.pipeline.lake.data_file import CLOSED, DAYS, EVENTS, DataFile
+from codeq.pipeline.lake.data_file import CLOSED, DAYS, EVENTS, DataFile, NewFile, packed
+from codeq.pipeline.lake.gold_step import BUCKET_BYTES, BUCKET_ROWS, GoldOutput, GoldStep, Piece, run_step
 from codeq.pipeline.lake.maintenance import Log
+from codeq.pipeline.lake.partitions import ParquetFiles
 from codeq.pipeline.lake.position import ATTEMPTS, TASKS, Position, position_of
 from codeq.pipeline.lake.table import Lake, LakeTable
 from codeq.pipeline.parallel import in_parallel
+from codeq.pipeline.session import parallelism_of
 
-ROWS_PER_FILE = 500_000
+EVENTS_PER_ROW = 10
+"""How many events a gold row is taken to stand for at least, when a step is divided into pieces that fit in memory."""
+
+PIECES_PER_TASK = 8
+"""Pieces that a Spark task reads one after another, if there are more than cores."""
 
 GoldPair = tuple[gold.GoldTable, LakeTable]
 FileKeys = frozenset[str] | None
 """Days such as 2026-03-12 and hours such as 2026-03-12T17, by which files are split. None for all."""
+
+_EVENT_COLUMNS = (
+    "shard", "seq", "at", "move", "tenant", "command", "priority", "status_before", "status_after", "payload_bytes",
+    "artifacts", "artifact_bytes",
+)  # fmt: skip
+_ATTEMPT_COLUMNS = (
+    "tenant", "command", "task_id", "priority", "worker_id", "claimed_at", "ended_at", "ended_by", "is_dead", "error",
+    "wait_ms", "run_ms", "is_open",
+)  # fmt: skip
+_TASK_COLUMNS = (
+    "tenant", "command", "priority", "ended_at", "outcome", "deliveries", "end_to_end_ms", "is_open",
+)  # fmt: skip
+"""What is read of new rows."""
 
 
 def update_gold(spark: SparkSession, lake: Lake, *, log: Log = lambda _: None) -> None:
@@ -43,49 +64,90 @@ def update_gold(spark: SparkSession, lake: Lake, *, log: Log = lambda _: None) -
 def _update(
     spark: SparkSession, lake: Lake, pairs: Sequence[GoldPair], position: Position, *, goal: Position, log: Log
 ) -> None:
-    """Updates tables that stand at the same position together, so that they share the sums of the new rows."""
+    """Updates tables that stand at the same position together: new rows are read once for all of them."""
+    started_s, parallelism = time.monotonic(), parallelism_of(spark)
+    new = _new_rows(lake, position, goal)
+    # A task is completed or failed by the end of an attempt, so the hours of closed tasks are among these.
+    keys = file_keys([*new["events"].files, *new["attempts"].files])
+    days = len({key[:10] for key in keys}) if keys else 1
+    changes = [_Change(definition, table, keys, goal) for definition, table in pairs]
+    read: list[tuple[str | int, _Rows]] = [*new.items(), *enumerate(change.existing for change in changes)]
+    pieces = [Piece(kind, some) for kind, rows in read for some in rows.pieces(2 * parallelism)]
+    rows_per_day = sum(file.rows for file in new["events"].files) // (days * EVENTS_PER_ROW)
+    step = GoldStep(tuple(change.output(rows_per_day) for change in changes))
+    readers, writers = max(parallelism, len(pieces) // PIECES_PER_TASK), min(parallelism, days * len(changes))
+    added = run_step(spark, step, pieces, readers=readers, writers=writers)
+    seconds = time.monotonic() - started_s
+    in_parallel([
+        partial(change.commit, files, seconds=seconds, log=log) for change, files in zip(changes, added, strict=True)
+    ])  # fmt: skip
+
+
+class _Rows(NamedTuple):
+    """Rows of a table that take part in a step."""
+
+    table: LakeTable
+    files: Sequence[DataFile]
+    columns: tuple[str, ...] | None = None
+    starts: Mapping[int, int] = {}
+    ends: Mapping[int, int] | None = None
+    """Of events, which of them, by shard."""
+
+    def pieces(self, count: int) -> Iterator[ParquetFiles]:
+        """The files in about so many groups; fewer if they are small."""
+        for some in packed(self.files, count):
+            files = msgspec.structs.replace(self.table.parquet_files(some), columns=self.columns)
+            if self.ends is None or all(_is_inside(file, self.starts, self.ends) for file in some):
+                yield files
+            else:
+                yield msgspec.structs.replace(files, starts=dict(self.starts), ends=dict(self.ends))
+
+
+def _new_rows(lake: Lake, position: Position, goal: Position) -> dict[str, _Rows]:
+    """The events between both positions, and the rows that silver has closed meanwhile."""
     starts, ends = dict(position.offsets), dict(goal.offsets)
     events = [file for file in lake.bronze.files(part=EVENTS) if file.overlaps(starts, ends)]
     attempts = lake.attempts.files(part=CLOSED, after_batch=position.attempts, up_to_batch=goal.attempts)
     tasks = lake.tasks.files(part=CLOSED, after_batch=position.tasks, up_to_batch=goal.tasks)
-    new = gold.GoldBatch(
-        events=_rows_between(lake.bronze.read(spark, events), events, starts, ends),
-        attempts=lake.attempts.read(spark, attempts),
-        tasks=lake.tasks.read(spark, tasks),
-    )
-    # A task is completed or failed by the end of an attempt, so the hours of closed tasks are among these.
-    keys = file_keys([*events, *attempts])
-    partials = [definition.partials(new) for definition, _ in pairs]
-    with new.cached():
-        in_parallel([
-            partial(_merge, spark, pair, partials=rows, keys=keys, goal=goal, log=log)
-            for pair, rows in zip(pairs, partials, strict=True)
-        ])  # fmt: skip
+    return {
+        "events": _Rows(lake.bronze, events, _EVENT_COLUMNS, starts, ends),
+        "attempts": _Rows(lake.attempts, attempts, _ATTEMPT_COLUMNS),
+        "tasks": _Rows(lake.tasks, tasks, _TASK_COLUMNS),
+    }
 
 
-def _merge(
-    spark: SparkSession, pair: GoldPair, *, partials: DataFrame, keys: FileKeys, goal: Position, log: Log
-) -> None:
-    (definition, table), batch = pair, pair[1].batch + 1
-    started_s = time.monotonic()
-    files = table.files(part=DAYS)
-    is_current = table.epoch == goal.epoch
-    replaced = [file for file in files if not is_current or keys is None or file.day in keys]
-    rows = definition.merged(table.read(spark, replaced if is_current else []), partials)
-    newest_day = max([*(keys or ()), *(file.day or "" for file in files if is_current)], default="")[:10]
-    # There are few rows, so one file for each day or hour is enough.
-    file_count = 1 + sum(file.rows for file in replaced) // ROWS_PER_FILE
-    added = table.write(rows.coalesce(file_count), part=DAYS, batch=batch, by=definition.file_key(newest_day))
-    table.commit(
-        added,
-        batch=batch,
-        removed=replaced,
-        offsets=dict(goal.offsets),
-        epoch=goal.epoch,
-        marks={ATTEMPTS: goal.attempts, TASKS: goal.tasks},
-        seconds=time.monotonic() - started_s,
-    )
-    log(f"{table.folder.name}: batch {batch}")
+class _Change:
+    """What a step does to one table."""
+
+    def __init__(self, definition: gold.GoldTable, table: LakeTable, keys: FileKeys, goal: Position) -> None:
+        self._definition, self._table, self._goal = definition, table, goal
+        self._batch = table.batch + 1
+        files = table.files(part=DAYS)
+        is_current = table.epoch == goal.epoch
+        self._replaced = [file for file in files if not is_current or keys is None or file.day in keys]
+        self.existing = _Rows(table, self._replaced if is_current else [])
+        days = [*(keys or ()), *(file.day or "" for file in files if is_current)]
+        self._newest_day = max(days, default="")[:10]
+
+    def output(self, new_rows: int) -> GoldOutput:
+        """`new_rows` is how many rows a file may get. If it gets more, buckets are larger, and take more memory."""
+        rows = new_rows + sum(file.rows for file in self.existing.files)
+        size_bytes = sum(file.size_bytes for file in self.existing.files)
+        buckets = 1 + rows // BUCKET_ROWS + size_bytes // BUCKET_BYTES
+        target = self._table.target(self._table.new_folder(self._batch), DAYS)
+        return GoldOutput(self._definition, target, self._newest_day, buckets)
+
+    def commit(self, added: Sequence[NewFile], *, seconds: float, log: Log) -> None:
+        self._table.commit(
+            added,
+            batch=self._batch,
+            removed=self._replaced,
+            offsets=dict(self._goal.offsets),
+            epoch=self._goal.epoch,
+            marks={ATTEMPTS: self._goal.attempts, TASKS: self._goal.tasks},
+            seconds=seconds,
+        )
+        log(f"{self._table.folder.name}: batch {self._batch}")
 
 
 def file_keys(files: Iterable[DataFile]) -> FileKeys:
@@ -106,17 +168,6 @@ def _keys_between(first: datetime, last: datetime) -> Iterator[str]:
         hour += timedelta(hours=1)
 
 
-def _rows_between(
-    rows: DataFrame, files: Sequence[DataFile], starts: dict[int, int], ends: dict[int, int]
-) -> DataFrame:
-    """Returns the events from `starts` to before `ends`, by shard."""
-    if all(_is_inside(file, starts, ends) for file in files):
-        return rows
-    low, high = (f.create_map(*(f.lit(n) for pair in of.items() for n in pair)) for of in (starts or {-1: 0}, ends))
-    is_new = f.col("seq") >= f.coalesce(f.try_element_at(low, "shard"), f.lit(0))
-    return rows.where(is_new & (f.col("seq") < f.coalesce(f.try_element_at(high, "shard"), f.lit(0))))
-
-
-def _is_inside(file: DataFile, starts: dict[int, int], ends: dict[int, int]) -> bool:
+def _is_inside(file: DataFile, starts: Mapping[int, int], ends: Mapping[int, int]) -> bool:
     shard = file.shard
     return shard is not None and file.first_seq >= starts.get(shard, 0) and file.last_seq < ends.get(shard, 0)

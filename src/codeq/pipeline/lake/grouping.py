@@ -4,8 +4,9 @@ Most questions ask for one row of each group: the first or the last for which so
 numbers, and only then are texts and times looked up, once for each group instead of each row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,11 +63,15 @@ class Rows:
 
     def is_in(self, name: str, *values: str) -> Mask:
         """Where the text is one of these values."""
+        return self.by_text(name, lambda text: text in values)
+
+    def by_text(self, name: str, value_of: Callable[[str | None], Any]) -> npt.NDArray[Any]:
+        """What `value_of` answers for the text of each row. It is called once per distinct text, and for null."""
         column = self.column(name)
         if not pa.types.is_dictionary(column.type):
             column = column.dictionary_encode()
-        matches = np.array([*(text in values for text in column.dictionary.to_pylist()), False])
-        return np.asarray(matches[column.indices.fill_null(len(matches) - 1).to_numpy()])
+        values = np.array([value_of(text) for text in (*column.dictionary.to_pylist(), None)])
+        return np.asarray(values[column.indices.fill_null(len(values) - 1).to_numpy()])
 
 
 class Groups:
@@ -93,6 +98,13 @@ class Groups:
         sums = np.zeros(self.count, np.int64)
         np.add.at(sums, self.of_rows[where], values[where])
         return sums
+
+    def split(self, where: Mask) -> list[Numbers]:
+        """The rows of each group that are in the mask."""
+        rows = np.flatnonzero(where)
+        ends = np.cumsum(np.bincount(self.of_rows[rows], minlength=self.count))
+        ordered = rows[np.argsort(self.of_rows[rows], kind="stable")]
+        return np.split(ordered, ends[:-1]) if self.count else []
 
     def minimum(self, values: Numbers) -> Numbers:
         found = np.full(self.count, np.iinfo(np.int64).max)
@@ -136,6 +148,18 @@ class Groups:
         found = np.full(self.count, NO_ROW)
         found[self.of_rows[rows]] = rows  # NumPy keeps the last of several values for the same group
         return found
+
+
+def groups_by(rows: Rows, names: Sequence[str]) -> Groups:
+    """Groups the rows that are equal in all these columns; null equals null."""
+    numbers = np.zeros(len(rows), np.int64)
+    for name in names:
+        column = rows.column(name)
+        encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        count = len(encoded.dictionary) + 1
+        numbers = numbers * count + encoded.indices.fill_null(count - 1).to_numpy()
+        numbers = pa.array(numbers).dictionary_encode().indices.to_numpy().astype(np.int64)  # small again
+    return Groups(pa.array(numbers))
 
 
 def _shifted(values: Numbers) -> Numbers:

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from codeq.pipeline.lake.data_file import DataFile
-from codeq.pipeline.lake.folder import file_at
+from codeq.pipeline.lake.folder import file_at, storage_errors
 from codeq.pipeline.lake.partitions import IdRange
 
 LEAF_ROWS_MAX = 100_000
@@ -104,8 +104,9 @@ def row_groups(paths: Sequence[str], run: Run = run_here) -> list[RowGroup]:
 
 
 def _groups_of(path: str) -> list[str]:
-    system, name = file_at(path)
-    footer = pq.read_metadata(name, filesystem=system)
+    with storage_errors([path]):
+        system, name = file_at(path)
+        footer = pq.read_metadata(name, filesystem=system)
     column = footer.schema.to_arrow_schema().names.index("task_id")
     found = []
     for number in range(footer.num_row_groups):
@@ -152,8 +153,9 @@ def _count_events(leaves: Sequence[_Leaf], groups: Sequence[RowGroup], run: Run)
 def _count_ids(lows: Sequence[str], piece: tuple[str, list[int]]) -> list[str]:
     """Counts the ids in some row groups of a file, by the range that they belong to."""
     path, numbers = piece
-    system, name = file_at(path)
-    ids = pq.ParquetFile(name, filesystem=system).read_row_groups(numbers, columns=["task_id"])["task_id"]
+    with storage_errors([path]):
+        system, name = file_at(path)
+        ids = pq.ParquetFile(name, filesystem=system).read_row_groups(numbers, columns=["task_id"])["task_id"]
     places = np.searchsorted(np.array(lows), np.array(ids.to_pylist()), side="right") - 1
     counts = zip(*(found.tolist() for found in np.unique(places, return_counts=True)), strict=True)
     return [msgspec.json.encode(dict(counts)).decode()]

@@ -161,7 +161,11 @@ def _groups(files: Sequence[DataFile], bytes_max: int) -> Iterator[list[DataFile
 
 
 def _delete_events(lake: Lake, before: datetime) -> int:
-    """Deletes whole files, of each shard from the oldest to the first with a newer row: so its log has no gaps."""
+    """Deletes whole files, of each shard from the oldest to the first with a newer row: so its log has no gaps. Deletes
+    nothing while a rebuild has not emptied all of silver yet.
+    """
+    if any(table.epoch < lake.bronze.epoch for table in lake.silver):
+        return 0
     deleted = 0
     for table, _, files in _append_only(lake):
         old = []

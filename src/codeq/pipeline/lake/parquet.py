@@ -7,6 +7,7 @@ quarter smaller.
 
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain, groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from codeq.pipeline.lake.data_file import DAY, NewFile, Ranges, joined, ranges_of, stats_json
-from codeq.pipeline.lake.folder import Folder, file_at
+from codeq.pipeline.lake.folder import Folder, LakeUnavailable, file_at, storage_errors
 
 COMPRESSION = "zstd"
 HIGH_CARDINALITY = (
@@ -51,15 +52,16 @@ def write_stream(target: FileTarget, batches: Iterable[pa.RecordBatch]) -> list[
     first = next(runs, None)
     if first is None:
         return []
-    address, rows, ranges = _new_address(target), 0, list[Ranges]()
-    system, path = file_at(address)
-    with pq.ParquetWriter(path, target.schema, filesystem=system, **_options(target.schema)) as writer:
-        for run in chain([first], runs):
-            table = pa.Table.from_batches(run).cast(target.schema)
-            writer.write_table(sorted_by_id(table), row_group_size=ROWS_PER_GROUP)
-            ranges.append(ranges_of(table, target.bounded))
-            rows += len(table)
-    return [_new_file(target, address, rows, joined(ranges))]
+    rows, ranges = 0, list[Ranges]()
+    with _new_address(target) as address:
+        system, path = file_at(address)
+        with pq.ParquetWriter(path, target.schema, filesystem=system, **_options(target.schema)) as writer:
+            for run in chain([first], runs):
+                table = pa.Table.from_batches(run).cast(target.schema)
+                writer.write_table(sorted_by_id(table), row_group_size=ROWS_PER_GROUP)
+                ranges.append(ranges_of(table, target.bounded))
+                rows += len(table)
+        return [_new_file(target, address, rows, joined(ranges))]
 
 
 def write_split(target: FileTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[NewFile]:
@@ -86,10 +88,11 @@ def write_rows(target: FileTarget, rows: pa.Table, *, rows_max: int) -> list[New
     edges = [len(rows) * number // count for number in range(count + 1)]
     files = []
     for start, end in pairwise(edges):
-        address, piece = _new_address(target), ordered.slice(start, end - start)
-        system, path = file_at(address)
-        pq.write_table(piece, path, filesystem=system, row_group_size=ROWS_PER_GROUP, **_options(target.schema))
-        files.append(_new_file(target, address, len(piece), ranges_of(piece, target.bounded)))
+        piece = ordered.slice(start, end - start)
+        with _new_address(target) as address:
+            system, path = file_at(address)
+            pq.write_table(piece, path, filesystem=system, row_group_size=ROWS_PER_GROUP, **_options(target.schema))
+            files.append(_new_file(target, address, len(piece), ranges_of(piece, target.bounded)))
     return files
 
 
@@ -112,11 +115,22 @@ def _runs(batches: Iterable[pa.RecordBatch], rows_min: int) -> Iterator[list[pa.
         yield run
 
 
-def _new_address(target: FileTarget) -> str:
+@contextmanager
+def _new_address(target: FileTarget) -> Iterator[str]:
+    """Yields the address of a new file. If writing it fails, nothing is left of it in a folder: a full disk stays as
+    full as it was.
+    """
     folder = target.table / target.folder
-    if folder.is_local:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    return str(folder / f"{uuid.uuid4().hex}.parquet")
+    address = str(folder / f"{uuid.uuid4().hex}.parquet")
+    try:
+        with storage_errors([address]):
+            if folder.is_local:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            yield address
+    except LakeUnavailable:
+        if folder.is_local:
+            Path(address).unlink(missing_ok=True)
+        raise
 
 
 def _new_file(target: FileTarget, address: str, rows: int, ranges: Ranges) -> NewFile:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from codeq.domain.errors import CodeqError
-from codeq.pipeline.lake.folder import files_at
+from codeq.pipeline.lake.folder import files_at, storage_errors
 from codeq.pipeline.lake.grouping import Mask, is_repetitive
 
 _ROWS_PER_READ = 1 << 16
@@ -48,6 +48,8 @@ class ParquetFiles(Struct, frozen=True):
     """Of events, by shard: the first to read, and the one after the last. With `ends`, shards that it does not name
     have no events to read.
     """
+    columns: tuple[str, ...] | None = None
+    """Those to be read; None for all."""
 
     def batches(self, ids: IdRange = ALL_IDS) -> Iterator[pa.RecordBatch]:
         """Reads the rows of these tasks, in the order of the files."""
@@ -55,17 +57,20 @@ class ParquetFiles(Struct, frozen=True):
             return
         texts = [field.name for field in self._schema if pa.types.is_dictionary(field.type)]
         file_format = ds.ParquetFileFormat(dictionary_columns=texts)
-        system, paths = files_at(self.paths)
-        dataset = ds.dataset(paths, self._schema, format=file_format, filesystem=system)
-        read = dataset.to_batches(filter=ids.expression(), use_threads=False, batch_size=_ROWS_PER_READ)
-        for batch in read:
-            yield batch if self.ends is None else batch.filter(pa.array(self._is_wanted(batch)))
+        with storage_errors(self.paths):
+            system, paths = files_at(self.paths)
+            dataset = ds.dataset(paths, self._schema, format=file_format, filesystem=system)
+            names = None if self.columns is None else list(self.columns)
+            read = dataset.to_batches(names, ids.expression(), use_threads=False, batch_size=_ROWS_PER_READ)
+            for batch in read:
+                yield batch if self.ends is None else batch.filter(pa.array(self._is_wanted(batch)))
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Reads all rows with the types of the schema, as Spark wants them."""
-        system, paths = files_at(self.paths)
-        dataset = ds.dataset(paths, self.schema, format="parquet", filesystem=system)
-        yield from dataset.to_batches(use_threads=False, batch_size=_ROWS_PER_READ)
+        with storage_errors(self.paths):
+            system, paths = files_at(self.paths)
+            dataset = ds.dataset(paths, self.schema, format="parquet", filesystem=system)
+            yield from dataset.to_batches(use_threads=False, batch_size=_ROWS_PER_READ)
 
     def read(self, ids: IdRange = ALL_IDS) -> pa.Table:
         """Reads the rows of these tasks, in the order of the files."""

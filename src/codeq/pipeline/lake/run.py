@@ -171,7 +171,7 @@ def _check_continues(starts: Mapping[int, int], server_log: Mapping[int, LogBoun
 
 def update_silver(spark: SparkSession, lake: Lake, *, log: Log = lambda _: None) -> None:
     """Brings silver up to bronze: updates open rows with new events, and appends the rows that are closed by them."""
-    epoch = max(table.epoch for table in lake.silver)
+    epoch = max(table.epoch for table in (lake.bronze, *lake.silver))
     for table in lake.silver:
         if table.epoch < epoch:  # a rebuild died before it came to this table
             table.begin_epoch(epoch, cleared_marks(table))
@@ -200,11 +200,13 @@ def _update_silver(
 def rebuild(spark: SparkSession, lake: Lake, *, log: Log = lambda _: None) -> None:
     """Rebuilds silver and gold from bronze. Raises EventsDeleted if bronze lacks events.
 
-    Silver begins a new epoch, and gold follows it: gold of another epoch than silver's is made from nothing.
+    Silver begins a new epoch, and gold follows it: gold of another epoch than silver's is made from nothing. Bronze
+    begins it first: so nobody who has seen the tables before can delete the events that they are made from.
     """
     check_complete(lake)
     upgrade(spark, lake, log=log)
-    epoch = max(table.epoch for table in lake.silver) + 1
+    epoch = max(table.epoch for table in (lake.bronze, *lake.silver)) + 1
+    lake.bronze.commit([], batch=None, epoch=epoch)
     for table in lake.silver:
         table.begin_epoch(epoch, cleared_marks(table))
     update_silver(spark, lake, log=log)

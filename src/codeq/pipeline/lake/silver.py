@@ -105,7 +105,10 @@ class _Deliveries:
         columns |= {
             "lease_token": pa.array(take_numbers(self._tokens, any_last)),
             "attempt": pc.coalesce(self._column("attempt", claim), self._column("attempt", end)),
-            "worker_id": pc.coalesce(self._column("worker_id", claim), self._column("worker_id", end)),
+            **{
+                name: pc.coalesce(self._column(name, claim), self._column(name, end))
+                for name in ("worker_id", "worker_name")
+            },
             "error": null_unless(has_failed, self._column("error", end)),
             "is_dead": pa.array(is_dead, mask=end == NO_ROW),
             "wait_ms": elapsed_ms(columns["ready_at"], columns["claimed_at"]),
@@ -135,7 +138,8 @@ class _Deliveries:
 
 def _parts_of_open_rows(open_rows: pa.Table) -> pa.Table:
     """Columns that an open row has from the events before."""
-    names = ("lease_token", "ready_by", "visible_at", "ready_at", "claimed_at", "attempt", "worker_id", "lease_until")
+    names = ("lease_token", "ready_by", "visible_at", "ready_at", "claimed_at", "attempt", "worker_id", "worker_name",
+             "lease_until")  # fmt: skip
     return open_rows.select([*_CONSTANT, *names, "first_seq", "last_seq"])
 
 
@@ -144,7 +148,8 @@ def _parts_of_events(events: pa.Table, columns: Rows) -> pa.Table:
     attempt = columns.numbers("attempts") + ~columns.is_in("move", Move.NACK, Move.EXPIRE)
     new = {
         "lease_token": "lease_token", "ready_by": "move", "visible_at": "visible_at", "claimed_at": "at",
-        "worker_id": "worker_id", "lease_until": "lease_until", "first_seq": "seq", "last_seq": "seq",
+        "worker_id": "worker_id", "worker_name": "worker_name", "lease_until": "lease_until",
+        "first_seq": "seq", "last_seq": "seq",
         "ended_at": "at", "ended_by": "move", "status_after": "status_after", "error": "error",
     }  # fmt: skip
     table = _renamed(events, {**{name: name for name in _CONSTANT}, **new})

@@ -11,7 +11,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -19,19 +19,18 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from codeq.domain.errors import CodeqError
 from codeq.domain.limits import SHARDS_MAX
 from codeq.pipeline.lake import gold, parquet, tables
 from codeq.pipeline.lake.commit_check import check_commits
+from codeq.pipeline.lake.commits import ONE_TRY, LakeConflict, commit_errors, no_other_commit
 from codeq.pipeline.lake.data_file import (
     CLOSED,
-    DAY,
     DAYS,
     EVENTS,
     OPEN,
@@ -42,12 +41,12 @@ from codeq.pipeline.lake.data_file import (
     decode_new_file,
     packed,
 )
-from codeq.pipeline.lake.folder import Folder, folder_of, one_line
+from codeq.pipeline.lake.folder import Folder, LakeDamaged, LakeUnavailable, folder_of, one_line
 from codeq.pipeline.lake.partitions import ParquetFiles, run_on_executors
 from codeq.pipeline.session import parallelism_of
 
-__all__ = ["CLOSED", "DAYS", "EVENTS", "OPEN", "UNUSED_HOURS", "DataFile", "Lake", "LakeConflict", "LakeTable",
-           "LakeUnavailable", "NewFile"]  # fmt: skip
+__all__ = ["CLOSED", "DAYS", "EVENTS", "OPEN", "UNUSED_HOURS", "DataFile", "Lake", "LakeConflict", "LakeDamaged",
+           "LakeTable", "LakeUnavailable", "NewFile"]  # fmt: skip
 
 APP = "codeq"
 _ROWS_DELETED, _EPOCH, _SHARDS = f"{APP}/forgotten", f"{APP}/epoch", f"{APP}/shards"
@@ -61,18 +60,6 @@ _NEW_FILES = pa.schema([("file", pa.string())])
 
 ReadPiece = Callable[[Any], Iterator[pa.RecordBatch]]
 """Reads the rows of one piece, on an executor."""
-
-
-class LakeConflict(CodeqError):
-    """Another run has committed to the table in the meantime; the files of this run are not in it."""
-
-    code = "lake-conflict"
-
-
-class LakeUnavailable(CodeqError):
-    """The storage of the lake refused a commit, and no other run was the reason."""
-
-    code = "lake-unavailable"
 
 
 class WrittenCommit(NamedTuple):
@@ -128,12 +115,16 @@ class LakeTable:
 
     def set_properties(self, properties: Mapping[str, str]) -> None:
         """Records these, and creates the table if there is none. Raises LakeConflict if another run does the same."""
-        if self._delta is None:
-            self._create(properties)
-        else:
-            with self._commit_errors():
-                self._delta.alter.set_table_properties(dict(properties), raise_if_not_exists=False)
-        self._reload()
+        try:
+            if self._delta is None:
+                self._create(properties)
+                return
+            with commit_errors(self.folder), no_other_commit(self.folder, self._delta):
+                self._delta.alter.set_table_properties(
+                    dict(properties), raise_if_not_exists=False, commit_properties=ONE_TRY
+                )
+        finally:
+            self._reload()
 
     def files(
         self, *, part: str | None = None, after_batch: int = -1, up_to_batch: int | None = None
@@ -176,19 +167,15 @@ class LakeTable:
         """Names files to be read by Python on executors."""
         return ParquetFiles(tuple(map(self.path, files)), self.arrow_schema)
 
-    def write(self, rows: DataFrame, *, part: str, batch: int, by: Column | None = None) -> list[NewFile]:
-        """Writes a file for each of Spark's partitions, or for each value of `by` in them: a day, or a day and hour.
-        The files are not in the table before a commit adds them.
-        """
-        target, is_split = self.target(self.new_folder(batch), part), by is not None
+    def write(self, rows: DataFrame, *, part: str, batch: int) -> list[NewFile]:
+        """Writes a file for each of Spark's partitions. The files are not in the table before a commit adds them."""
+        target = self.target(self.new_folder(batch), part)
 
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            files = parquet.write_split(target, batches) if is_split else parquet.write_stream(target, batches)
+            files = parquet.write_stream(target, batches)
             yield pa.record_batch([[file.encoded() for file in files]], schema=_NEW_FILES)
 
-        chosen = rows.select(*self.schema.fieldNames())
-        ordered = chosen if by is None else chosen.withColumn(DAY, by).sortWithinPartitions(DAY)
-        written = ordered.mapInArrow(work, from_arrow_schema(_NEW_FILES)).collect()
+        written = rows.select(*self.schema.fieldNames()).mapInArrow(work, from_arrow_schema(_NEW_FILES)).collect()
         return [decode_new_file(row.file) for row in written]
 
     def write_pieces(
@@ -252,7 +239,7 @@ class LakeTable:
             recorded[_SHARDS] = max([-1, *offsets, *self.offsets]) + 1
         try:
             delta = self._delta or self._create()
-            with self._commit_errors():
+            with commit_errors(self.folder):
                 self._add_columns(delta)
                 delta.create_write_transaction(
                     actions,
@@ -267,23 +254,13 @@ class LakeTable:
         finally:
             self._reload()
 
-    @contextmanager
-    def _commit_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except CommitFailedError as fault:
-            text = f"{self.folder.name}: another run has committed in the meantime: {one_line(fault)}"
-            raise LakeConflict(text) from None
-        except (DeltaError, OSError) as fault:
-            raise LakeUnavailable(f"{self.folder.name}: cannot commit: {one_line(fault)}") from None
-
     def _add_columns(self, delta: DeltaTable) -> None:
         """Adds columns of this version to a table of one before. Rows that it has already are null in them."""
         known = {field.name for field in delta.schema().fields}
         missing = [field for field in self._delta_schema().fields if field.name not in known]
         if missing:
-            delta.alter.add_columns(missing)
-            delta.update_incremental()
+            with no_other_commit(self.folder, delta):
+                delta.alter.add_columns(missing, commit_properties=ONE_TRY)
 
     def history(self, limit: int) -> list[WrittenCommit]:
         """Returns the last commits that wrote rows, the newest first, out of the last `limit` of any kind."""
@@ -305,14 +282,19 @@ class LakeTable:
         return self.mark(_ROWS_DELETED) is not None
 
     def vacuum(self, unused_hours: int = UNUSED_HOURS) -> int:
-        """Deletes files that have not been in the table for so long, or never. Returns their number."""
+        """Deletes files that have not been in the table for so long, or never. Returns their number.
+
+        Raises LakeConflict if another run does the same: then either has deleted some.
+        """
         if self._delta is None:
             return 0
-        removed = self._delta.vacuum(
-            unused_hours, dry_run=False, enforce_retention_duration=False, full=True,
-            commit_properties=CommitProperties(max_commit_retries=0),
-        )  # fmt: skip
-        self._reload()
+        try:
+            with commit_errors(self.folder):
+                removed = self._delta.vacuum(
+                    unused_hours, dry_run=False, enforce_retention_duration=False, full=True, commit_properties=ONE_TRY
+                )
+        finally:
+            self._reload()
         if self.folder.is_local:
             self._remove_empty_folders(unused_hours)
         return len(removed)
@@ -320,15 +302,18 @@ class LakeTable:
     def _remove_empty_folders(self, unused_hours: int) -> None:
         oldest_s = time.time() - unused_hours * 3600
         for folder in Path(self.folder).glob("b*"):  # older versions left folders with an underscore when a write died
-            has_files = any("_temporary" not in file.parts for file in folder.rglob("*.parquet"))
-            if not has_files and folder.stat().st_mtime < oldest_s:
-                shutil.rmtree(folder, ignore_errors=True)
+            with suppress(FileNotFoundError):  # another run removes it
+                has_files = any("_temporary" not in file.parts for file in folder.rglob("*.parquet"))
+                if not has_files and folder.stat().st_mtime < oldest_s:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     def _reload(self) -> None:
         try:
             self._delta = DeltaTable(str(self.folder)) if self.folder.holds_table() else None
         except OSError as fault:
             raise LakeUnavailable(f"{self.folder} cannot be read: {one_line(fault)}") from None
+        except DeltaError as fault:
+            raise LakeDamaged(f"the log of {self.folder} cannot be read: {one_line(fault)}") from None
 
     def _create(self, properties: Mapping[str, str] | None = None) -> DeltaTable:
         if self.folder.is_local:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from pyspark.sql import SparkSession
 
 from codeq.pipeline.lake.data_file import DataFile, NewFile, ranges_of, stats_json
-from codeq.pipeline.lake.folder import file_at
+from codeq.pipeline.lake.folder import file_at, storage_errors
 from codeq.pipeline.lake.leaves import LEAF_ROWS_MAX
 from codeq.pipeline.lake.maintenance import Log
 from codeq.pipeline.lake.partitions import ParquetFiles, run_on_executors
@@ -67,8 +67,9 @@ def _record_ranges(spark: SparkSession, bronze: LakeTable, files: Sequence[DataF
 
 def _look(path: str) -> list[str]:
     """Reads what is in a file of events, on an executor."""
-    system, name = file_at(path)
-    rows = pq.read_table(name, columns=list(_BOUNDED), use_threads=False, filesystem=system)
+    with storage_errors([path]):
+        system, name = file_at(path)
+        rows = pq.read_table(name, columns=list(_BOUNDED), use_threads=False, filesystem=system)
     rows = rows.set_column(rows.schema.get_field_index("at"), "at", rows["at"].cast(pa.timestamp("us", "UTC")))
     shards = np.unique(rows["shard"].to_numpy()).tolist()
     return [msgspec.json.encode(_Found(path, shards, stats_json(len(rows), ranges_of(rows, _BOUNDED)))).decode()]

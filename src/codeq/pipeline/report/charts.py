@@ -11,6 +11,8 @@ from codeq.pipeline.report import formatting
 
 WIDTH, HEIGHT = 1000.0, 100.0
 """The size of a drawing in SVG units; the page scales it to the available space."""
+LABEL_WIDTH, LABEL_HEIGHT = 0.2, 0.07
+"""The part of an axis that a label takes: below one of three plots side by side, and beside a plot."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ def time_plot(
     shapes = "".join(_shape(one, axis) for one in series)
     grid = "".join(f'<line x1="0" x2="{WIDTH:.0f}" y1="{y:.2f}" y2="{y:.2f}"/>' for y in map(_y(axis), axis.ticks))
     ys = "".join(
-        f'<span style="top:{100 - 100 * axis.fraction(tick):.2f}%">{escape(show(tick))}</span>' for tick in axis.ticks
+        f'<span style="top:{100 - 100 * axis.fraction(tick):.2f}%">{escape(show(tick))}</span>'
+        for tick in apart(axis, LABEL_HEIGHT)
     )
     with_seconds = any(at.second for at in times)
     labels = [formatting.day_and_time(at, with_seconds=with_seconds) for at in times]
@@ -111,10 +114,20 @@ def range_plot(rows: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -> str:
             f'aria-label="{escape(name)}: {escape(values)}">{bar}{dots}</div></div>'
         )
     ticks = "".join(
-        f'<span style="left:{100 * axis.fraction(tick):.2f}%">{formatting.duration(tick)}</span>' for tick in axis.ticks
+        f'<span style="left:{100 * axis.fraction(tick):.2f}%">{formatting.duration(tick)}</span>'
+        for tick in apart(axis, LABEL_WIDTH)
     )
     axis_below = f'<div class="range axis" aria-hidden="true"><span></span><div class="ticks">{ticks}</div></div>'
     return f'<div class="ranges">{"".join(tracks)}{axis_below}</div>'
+
+
+def apart(axis: Axis, least: float) -> list[float]:
+    """Returns the ticks that are so far from each other: on a logarithmic axis a day is close to ten hours."""
+    kept: list[float] = []
+    for tick in reversed(axis.ticks):
+        if not kept or axis.fraction(kept[-1]) - axis.fraction(tick) >= least:
+            kept.append(tick)
+    return kept[::-1]
 
 
 def stacked_bar(parts: Sequence[tuple[str, int, str]]) -> str:

@@ -1,19 +1,20 @@
-"""Queries the gold tables for a report: Spark computes the sums, and a few hundred rows are collected."""
+"""Queries the gold tables for a report: executors add them up, and a few hundred rows are collected."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any, Protocol
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from codeq.domain.queue import SYSTEM_PREFIX, WEBHOOKS, is_system
 from codeq.pipeline.audit import Verdict
 from codeq.pipeline.lake import gold
-from codeq.pipeline.lake.gold import Goals, GoldTable
+from codeq.pipeline.lake.gold import Goals
 from codeq.pipeline.report import data
+from codeq.pipeline.report.roll_up import NewRows, Row, partials, roll_up
 
 STEPS_MAX = 180
 """Points in a plot: as many as a screen can show apart, and enough for a day in steps of ten minutes."""
@@ -27,7 +28,7 @@ _STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 10_800, 21_
 class Detail(Protocol):
     """Reads the rows of a short time, from which its steps of seconds are computed."""
 
-    def __call__(self, first: datetime, last: datetime) -> gold.GoldBatch: ...
+    def __call__(self, first: datetime, last: datetime) -> NewRows: ...
 
 
 def collect(
@@ -49,14 +50,13 @@ def collect(
     rows = {table.table.name: tables[table.table.name] for table in gold.ALL}
     flow, latency = rows[gold.THROUGHPUT.table.name], rows[gold.LATENCY.table.name]
     first, last = _time_range(flow)
-    commands = _collect_by(gold.THROUGHPUT, flow, "command")
+    commands = roll_up(gold.THROUGHPUT, flow, "command")
     fine_flow, fine_latency = flow, latency
     if detail is not None and first and last and (last - first).total_seconds() <= DETAIL_S:
-        batch = detail(first, last)
-        first, last = _event_range(batch.events) or (first, last)
-        step_s = _step_s(first, last)
-        batch = replace(batch, minute_s=step_s, hour_s=_latency_step_s(first, last))
-        fine_flow, fine_latency = (table.partials(batch) for table in (gold.THROUGHPUT, gold.LATENCY))
+        new = detail(first, last)
+        first, last = _event_range(new.events) or (first, last)
+        steps = {"minute_s": _step_s(first, last), "hour_s": _latency_step_s(first, last)}
+        fine_flow, fine_latency = (partials(table, new, **steps) for table in (gold.THROUGHPUT, gold.LATENCY))
     step_s = _step_s(first, last, least=60 if fine_flow is flow else 1)
     timeline, backlog = _timeline(fine_flow.where(~f.col("command").startswith(SYSTEM_PREFIX)), step_s, live)
     return data.ReportData(
@@ -79,12 +79,6 @@ def collect(
         service_levels=_service_levels(rows[gold.SERVICE_LEVELS.table.name]),
         capacity=_capacity(rows[gold.CAPACITY.table.name], goals),
     )
-
-
-def _collect_by(table: GoldTable, rows: DataFrame, *keys: str) -> list[Row]:
-    # Sketches are not collected: their percentiles are in columns of their own.
-    sketches = [column.name for column in table.table.columns if column.name.endswith("_sketch")]
-    return table.roll_up(rows, *keys).drop(*sketches).collect()
 
 
 def _time_range(flow: DataFrame) -> tuple[datetime | None, datetime | None]:
@@ -117,10 +111,9 @@ def _latency_step_s(first: datetime, last: datetime) -> int:
 def _timeline(
     flow: DataFrame, step_s: int, live_now: tuple[int, int] | None
 ) -> tuple[list[data.TimelinePoint], tuple[int, int]]:
-    step = f.expr(f"unix_seconds(minute) div {step_s} * {step_s}").alias("step")
+    step = f.expr(f"unix_seconds(minute) div {step_s} * {step_s}")
     names = ["enqueues", "completes", "fails", "deaths", "entered", "left", "began", "stopped"]
-    sums = flow.groupBy(step).agg(*(f.sum(name).alias(name) for name in names)).collect()
-    found = {row["step"]: row for row in sums}
+    found = {row["step"]: row for row in roll_up(gold.THROUGHPUT, flow.withColumn("step", step), "step")}
     if not found:
         return [], (0, 0)
     steps = range(min(found), max(found) + step_s, step_s)
@@ -187,12 +180,12 @@ def _latency_over_time(latency: DataFrame, first: datetime | None, last: datetim
     hours = (last - first).total_seconds() / 3600 if first and last else 0
     grain = "hour" if hours <= STEPS_MAX else "day"
     rows = latency.where(f.col("grain") == grain).withColumn("at", f.unix_seconds("start"))
-    found = sorted(_collect_by(gold.LATENCY, rows, "at"), key=lambda row: int(row["at"]))
+    found = sorted(roll_up(gold.LATENCY, rows, "at"), key=lambda row: int(row["at"]))
     return [_latency(row, at=_utc(row["at"])) for row in found]
 
 
 def _latency_by_command(latency: DataFrame) -> list[data.Latency]:
-    rows = _collect_by(gold.LATENCY, latency.where("grain = 'day'"), "command")
+    rows = roll_up(gold.LATENCY, latency.where("grain = 'day'"), "command")
     return [_latency(row, command=row["command"]) for row in sorted(rows, key=lambda row: -row["runs"])]
 
 
@@ -207,18 +200,16 @@ def _latency(row: Row, **of: Any) -> data.Latency:
 
 
 def _dead_letters(rows: DataFrame) -> list[data.DeadLetter]:
-    tenants = rows.groupBy("signature").agg(f.array_sort(f.collect_set("tenant")).alias("tenants"))
-    table = gold.DEAD_LETTERS.roll_up(rows, "signature").join(tenants, "signature")
-    table = table.withColumns({name: f.unix_millis(name) for name in ("first_at", "last_at")})
-    found = table.orderBy(f.desc("deaths"), "signature").limit(SIGNATURES_MAX).collect()
-    return [
-        data.DeadLetter(**row.asDict() | {name: _utc(row[name] / 1000) for name in ("first_at", "last_at")})
-        for row in found
-    ]
+    tenants: dict[str, list[str]] = {}
+    for row in roll_up(gold.DEAD_LETTERS, rows, "signature", "tenant"):
+        tenants.setdefault(row["signature"], []).append(row["tenant"])
+    found = roll_up(gold.DEAD_LETTERS, rows, "signature")
+    found.sort(key=lambda row: (-row["deaths"], row["signature"]))
+    return [data.DeadLetter(**row, tenants=sorted(tenants[row["signature"]])) for row in found[:SIGNATURES_MAX]]
 
 
 def _tenants(rows: DataFrame) -> list[data.TenantUsage]:
-    found = _collect_by(gold.USAGE, rows, "tenant")
+    found = roll_up(gold.USAGE, rows, "tenant")
     made = [
         data.TenantUsage(
             tenant=row["tenant"], tasks=row["tasks"], completed=row["completes"], deliveries=row["deliveries"],
@@ -231,39 +222,38 @@ def _tenants(rows: DataFrame) -> list[data.TenantUsage]:
 
 
 def _workers(rows: DataFrame) -> list[data.WorkerUsage]:
-    table = gold.WORKERS.roll_up(rows, "tenant", "worker_id")
-    found = table.orderBy(f.desc("deliveries"), "worker_id").limit(WORKERS_MAX).collect()
+    found = roll_up(gold.WORKERS, rows, "tenant", "worker_id")
+    found.sort(key=lambda row: (-row["deliveries"], row["worker_id"]))
     return [
         data.WorkerUsage(
             worker=row["worker_id"], tenant=row["tenant"], deliveries=row["deliveries"], completed=row["completes"],
             failures=row["failures"], expiries=row["expiries"], busy_seconds=row["busy_seconds"],
             failure_share=row["failure_share"],
         )
-        for row in found
+        for row in found[:WORKERS_MAX]
     ]  # fmt: skip
 
 
 def _retries(rows: DataFrame) -> list[data.Retries]:
     buckets = ["took_1", "took_2", "took_3", "took_4", "took_5", "took_6_to_10", "took_more"]
     plain = ("command", "deliveries", "nacks", "expiries", "abandons", "deaths", "retry_share")
-    found = sorted(_collect_by(gold.RETRIES, rows, "command"), key=lambda row: -row["deliveries"])
+    found = sorted(roll_up(gold.RETRIES, rows, "command"), key=lambda row: -row["deliveries"])
     return [data.Retries(**{name: row[name] for name in plain}, took=[row[name] for name in buckets]) for row in found]
 
 
 def _service_levels(rows: DataFrame) -> list[data.ServiceLevel]:
-    found = _collect_by(gold.SERVICE_LEVELS, rows, "command", "target_ms", "objective")
-    return [data.ServiceLevel(**row.asDict()) for row in sorted(found, key=lambda row: -(row["burn"] or 0))]
+    found = roll_up(gold.SERVICE_LEVELS, rows, "command", "target_ms", "objective")
+    return [data.ServiceLevel(**row) for row in sorted(found, key=lambda row: -(row["burn"] or 0))]
 
 
 def _capacity(rows: DataFrame, goals: Goals | None) -> list[data.Capacity]:
     """Returns for each command the hour in which it needed most workers."""
-    hours = gold.CAPACITY.roll_up(rows, "command", "hour", goals=goals).drop("worker_sketch")
-    found = hours.withColumn("hour", f.unix_seconds("hour")).collect()
+    found = roll_up(gold.CAPACITY, rows, "command", "hour", goals=goals)
     names = data.Capacity.__struct_fields__
     made: dict[str, data.Capacity] = {}
     for row in sorted(found, key=lambda row: (row["workers_needed"] or 0, row["arrivals_per_second"] or 0)):
         values: dict[str, Any] = {name: row[name] for name in names}
-        made[row["command"]] = data.Capacity(**values | {"hour": _utc(row["hour"]), "workers": row["workers"] or 0})
+        made[row["command"]] = data.Capacity(**values)
     return sorted(made.values(), key=lambda capacity: -(capacity.workers_needed or 0))
 
 

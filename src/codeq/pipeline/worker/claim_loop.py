@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -18,10 +17,10 @@ import msgspec
 import pyarrow as pa
 from msgspec import Struct
 
-from codeq.domain.limits import ERROR_CHARS_MAX, WORKER_CHARS_MAX
-from codeq.domain.requests import Claim, Outcome
+from codeq.domain.limits import BATCH_TASKS_MAX, ERROR_CHARS_MAX, WORKER_CHARS_MAX
+from codeq.domain.requests import Claim, LeaseExtension, Outcome
 from codeq.domain.task import Holder, Status
-from codeq.errors import CodeqError, InvalidRequest
+from codeq.errors import CodeqError, InvalidRequest, NotFound, Refused
 from codeq.pipeline.client import TRANSIENT, PipelineClient, ServerOptions, log_line
 from codeq.sdk.blocking import run_blocking
 from codeq.sdk.jobs import Job
@@ -37,10 +36,6 @@ VERDICTS = pa.schema([("id", pa.string()), ("verdict", pa.string())])
 SUBMIT_BYTES_MAX = 8 << 20
 RETRY_S = 30.0
 HEARTBEATS_PER_LEASE = 3
-HEARTBEATS_AT_ONCE_MAX, JOBS_PER_CONNECTION = 8, 2000
-"""With functions of DataFrames the driver holds the leases of all slots, 100,000 of them where 100 slots claim 1,000
-tasks each. One connection sends about a thousand heartbeats a second.
-"""
 NO_RESULT = "the function gave no row for this task"
 
 Result = tuple[Status, bytes | None, str | None]
@@ -124,24 +119,27 @@ class ClaimLoop(Struct, frozen=True, kw_only=True):
             thread.join()
 
     def _send_heartbeats(self, jobs: Sequence[Job], lost: set[str], done: threading.Event) -> None:
-        interval_s = self.lease_s / HEARTBEATS_PER_LEASE
-        at_once = min(HEARTBEATS_AT_ONCE_MAX, 1 + len(jobs) // JOBS_PER_CONNECTION)
-
-        def send(job: Job) -> None:
-            if job.id in lost or done.is_set():
-                return
-            try:
-                run_blocking(client.backend.heartbeat(job, round(self.lease_s * 1000)))
-            except TRANSIENT as fault:
-                log_line(f"no heartbeat: {fault}")
-            except CodeqError as refusal:  # claimed by another worker, or cancelled
-                log_line(f"task {job.id} was lost: {refusal}")
-                lost.add(job.id)
-
-        with closing(PipelineClient(self.server, retry_s=interval_s)) as client, ThreadPoolExecutor(at_once) as pool:
+        interval_s, lease_ms = self.lease_s / HEARTBEATS_PER_LEASE, round(self.lease_s * 1000)
+        with closing(PipelineClient(self.server, retry_s=interval_s)) as client:
             while not done.wait(interval_s):
-                for _ in pool.map(send, jobs):
-                    pass
+                held = [job for job in jobs if job.id not in lost]
+                for start in range(0, len(held), BATCH_TASKS_MAX):
+                    if not done.is_set():
+                        _extend_leases(client, held[start : start + BATCH_TASKS_MAX], lease_ms, lost)
+
+
+def _extend_leases(client: PipelineClient, jobs: Sequence[Job], lease_ms: int, lost: set[str]) -> None:
+    """Sends heartbeats in one call, and adds the ids of tasks whose lease is gone."""
+    beats = [LeaseExtension(task_id=job.id, holder=job.holder, extend_ms=lease_ms) for job in jobs]
+    try:
+        answers = run_blocking(client.backend.heartbeat_many(beats))
+    except CodeqError as fault:
+        log_line(f"no heartbeat: {fault}")
+        return
+    for job, answer in zip(jobs, answers, strict=True):
+        if isinstance(answer, Refused | NotFound):  # claimed by another worker, or cancelled
+            log_line(f"task {job.id} was lost: {answer}")
+            lost.add(job.id)
 
 
 def executor_name() -> str:

@@ -17,6 +17,7 @@ import msgspec
 
 from codeq.sdk.definitions import TaskDefinition
 from codeq.sdk.jobs import Job
+from codeq.sdk.tracing import look_for_tracing
 from codeq.sdk.worker.execution import described, run_handler
 from codeq.sdk.worker.handler import Handler
 from codeq.sdk.worker.outcomes import DROPPED, Interrupted, JobOutcome
@@ -110,6 +111,7 @@ def run_jobs(pipe: Connection, pickled_handlers: bytes, parent: int, levels: dic
         send(READY)
         while True:
             job = _decode_job(pipe.recv_bytes())
+            look_for_tracing()
             outcome = DROPPED
             with contextlib.suppress(Interrupted):  # raised by the handler itself: the parent interrupts with SIGKILL
                 outcome = run_handler(handlers[job.command], RunningJob(job, report, attach))

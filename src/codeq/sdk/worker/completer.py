@@ -149,8 +149,9 @@ class Completer:
         counts.add(outcome, (entry.ended_s or monotonic()) - entry.started_s if entry.started_s else None)
         if outcome.error is not None:
             job = entry.job
+            most = min(job.max_attempts, entry.handler.max_attempts or job.max_attempts)
             with as_current(RunningJob(job)):
-                log.warning("attempt %d of %d of %s %s failed: %s", job.attempt, job.max_attempts, job.command, job.id,
+                log.warning("attempt %d of %d of %s %s failed: %s", job.attempt, most, job.command, job.id,
                             outcome.error)  # fmt: skip
             self._hooks.call(self._worker.failure_hooks, _failure(entry, outcome, is_final=outcome.kind is _FAIL))
 

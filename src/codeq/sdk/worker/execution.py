@@ -9,6 +9,7 @@ from typing import Any
 
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import ERROR_CHARS_MAX, RESULT_BYTES_MAX, TRACEBACK_CHARS_MAX
+from codeq.sdk.durations import milliseconds
 from codeq.sdk.jobs import Job
 from codeq.sdk.json_encoding import encode_json
 from codeq.sdk.tracing import job_span
@@ -56,7 +57,7 @@ def outcome_of_error(handler: Handler, job: Job, fault: BaseException) -> JobOut
     if isinstance(fault, Fail):
         return _failed(_line(_text_of(fault)) or "failed", fault.result)
     if isinstance(fault, Snooze):
-        return JobOutcome(OutcomeKind.ABANDON, delay_ms=fault.delay_ms)
+        return JobOutcome(OutcomeKind.ABANDON, delay_ms=milliseconds(fault.delay))
     if isinstance(fault, Bury):
         return JobOutcome(OutcomeKind.RETRY, error=_line(_text_of(fault)) or "buried", is_last=True)
     rules = handler.errors
@@ -67,7 +68,7 @@ def outcome_of_error(handler: Handler, job: Job, fault: BaseException) -> JobOut
     is_last = handler.max_attempts is not None and job.attempt >= handler.max_attempts
     if not is_asked_for and not isinstance(fault, Crash) and not rules.retries(fault):
         is_last = True
-    delay_ms = fault.delay_ms if isinstance(fault, Retry) else None
+    delay_ms = milliseconds(fault.delay) if isinstance(fault, Retry) and fault.delay is not None else None
     backoff = rules.backoff(fault) or handler.backoff
     if delay_ms is None and backoff is not None:
         delay_ms = backoff.delay_ms(job.attempt, random.random)
@@ -109,7 +110,7 @@ def _call(handler: Handler, running: RunningJob) -> Callable[[], Any]:
     if signature.job_name is not None:
         kwargs = {**kwargs, signature.job_name: running}
     call: Callable[[], Any] = partial(handler.function, *args, **kwargs)
-    return wrapped(handler, running, call)
+    return wrapped(handler, running, call) if handler.middleware else call
 
 
 def wrapped(handler: Handler, running: RunningJob, call: Callable[[], Any]) -> Callable[[], Any]:

@@ -46,8 +46,8 @@ class CommandCounts(msgspec.Struct):
     dead: int = 0
     """Of the retried ones: those that went to the dead-letter queue."""
     seconds: float = 0.0
-    timed: int = 0
-    buckets: list[int] = msgspec.field(default_factory=lambda: [0] * len(BUCKETS_S))
+    buckets: list[int] = msgspec.field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
+    """How many took up to each of `BUCKETS_S`, and how many took longer."""
 
     def add(self, outcome: JobOutcome, took_s: float | None) -> None:
         if outcome.kind is _COMPLETE:
@@ -56,11 +56,8 @@ class CommandCounts(msgspec.Struct):
             field = _FIELDS[outcome.kind]
             setattr(self, field, getattr(self, field) + 1)
         if took_s is not None:
-            self.timed += 1
             self.seconds += took_s
-            place = bisect_left(BUCKETS_S, took_s)
-            if place < len(BUCKETS_S):
-                self.buckets[place] += 1
+            self.buckets[bisect_left(BUCKETS_S, took_s)] += 1
 
 
 _FIELDS = {
@@ -128,10 +125,10 @@ def _command_metrics(by_command: dict[str, CommandCounts]) -> str:
     lines.append(f"# TYPE {seconds} histogram\n")
     for command, counts in by_command.items():
         below = 0
-        for bound, number in zip(BUCKETS_S, counts.buckets, strict=True):
+        for bound, number in zip(BUCKETS_S, counts.buckets[:-1], strict=True):
             below += number
             lines.append(f'{seconds}_bucket{{command="{command}",le="{bound:g}"}} {below}\n')
-        lines.append(f'{seconds}_bucket{{command="{command}",le="+Inf"}} {counts.timed}\n')
+        lines.append(f'{seconds}_bucket{{command="{command}",le="+Inf"}} {sum(counts.buckets)}\n')
         lines.append(f'{seconds}_sum{{command="{command}"}} {counts.seconds:.6f}\n')
-        lines.append(f'{seconds}_count{{command="{command}"}} {counts.timed}\n')
+        lines.append(f'{seconds}_count{{command="{command}"}} {sum(counts.buckets)}\n')
     return "".join(lines)

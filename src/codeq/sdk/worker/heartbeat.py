@@ -9,10 +9,12 @@ from typing import Protocol
 from msgspec import Struct
 
 from codeq.domain.errors import CodeqError, NotFound, Refused
+from codeq.domain.limits import BATCH_TASKS_MAX
+from codeq.domain.requests import LeaseExtension
 from codeq.sdk.backend import Backend
 from codeq.sdk.jobs import Job
 from codeq.sdk.worker.lease_watch import LeaseWatch
-from codeq.wire.errors import Unauthenticated
+from codeq.wire.errors import Forbidden, NoRoute, Unauthenticated, WrongMethod
 
 log = logging.getLogger("codeq.worker")
 
@@ -20,7 +22,8 @@ BEATS_PER_LEASE = 3
 TICK_S = 0.25
 PROGRESS_S = 1.0
 """How often the progress of one job is sent at most."""
-BEATS_AT_ONCE = 32
+CALLS_MAX, SINGLE_CALLS_MAX = 4, 32
+"""Calls under way: of up to a thousand heartbeats each, or of one each where a server takes no batches."""
 ANSWER_S_MIN = 1.0
 
 Lost = Callable[[str, str], None]
@@ -58,6 +61,16 @@ class _HeldLease(Struct):
     sent_progress: str = ""
     sent_s: float = 0.0
 
+    @property
+    def changed_progress(self) -> str | None:
+        """None if the queue has it."""
+        return self.progress if self.progress != self.sent_progress else None
+
+    def beat(self, now_s: float) -> LeaseExtension:
+        self.sent_s = now_s
+        job, progress = self.job, self.changed_progress
+        return LeaseExtension(task_id=job.id, holder=job.holder, extend_ms=self.lease_ms, progress=progress)
+
     def is_due(self, now_s: float) -> bool:
         return self.due_s <= now_s or (self.progress != self.sent_progress and now_s - self.sent_s >= PROGRESS_S)
 
@@ -71,7 +84,9 @@ class LoopHeartbeater:
         self._lost = lost
         self._held: dict[str, _HeldLease] = {}
         self._due: deque[str] = deque()
-        self._beating: dict[str, asyncio.Task[None]] = {}
+        self._beating: set[str] = set()
+        self._calls: set[asyncio.Task[None]] = set()
+        self._one_by_one = False
         self._loop = asyncio.get_running_loop()
         self._watch = LeaseWatch(backend, self._held, self._refused)
         self._watching = self._loop.create_task(self._watch.run())
@@ -104,7 +119,7 @@ class LoopHeartbeater:
     async def close(self) -> None:
         self._held.clear()
         self._due.clear()
-        tasks = [self.running, self._watching, *self._beating.values()]
+        tasks = [self.running, self._watching, *self._calls]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -122,34 +137,62 @@ class LoopHeartbeater:
         """The longest overdue come first, so that none is passed over for ever when there are too many."""
         now_s = self._loop.time()
         due = sorted([(lease.due_s, key) for key, lease in self._held.items() if lease.is_due(now_s)])
-        self._due = deque([key for _, key in due])
-        self._start_beats()
+        self._due = deque([key for _, key in due if key not in self._beating])
+        self._start_calls()
 
-    def _start_beats(self) -> None:
-        while self._due and len(self._beating) < BEATS_AT_ONCE:
-            key = self._due.popleft()
-            if key in self._held and key not in self._beating:
-                self._beating[key] = self._loop.create_task(self._beat(key, self._held[key]))
+    def _start_calls(self) -> None:
+        calls_max, beats_max = (SINGLE_CALLS_MAX, 1) if self._one_by_one else (CALLS_MAX, BATCH_TASKS_MAX)
+        while self._due and len(self._calls) < calls_max:
+            keys = [self._due.popleft() for _ in range(min(beats_max, len(self._due)))]
+            leases = {key: self._held[key] for key in keys if key in self._held and key not in self._beating}
+            if leases:
+                self._beating |= leases.keys()
+                call = self._loop.create_task(self._beat(leases))
+                self._calls.add(call)
+                call.add_done_callback(self._calls.discard)
 
-    async def _beat(self, key: str, lease: _HeldLease) -> None:
-        lease_s = lease.lease_ms / 1000
-        # If this one fails, the next is soon: several fit into a lease.
-        next_s = lease_s / (BEATS_PER_LEASE * 4)
-        progress, lease.sent_s = lease.progress, self._loop.time()
+    async def _beat(self, leases: Mapping[str, _HeldLease]) -> None:
+        lease_s = min(lease.lease_ms for lease in leases.values()) / 1000
+        beats = [lease.beat(self._loop.time()) for lease in leases.values()]
+        answers: Sequence[int | CodeqError | None] = [None] * len(beats)
         try:
             async with asyncio.timeout(max(ANSWER_S_MIN, lease_s / BEATS_PER_LEASE)):
-                changed = progress if progress != lease.sent_progress else None
-                await self._backend.heartbeat(lease.job, lease.lease_ms, changed)
-            lease.sent_progress = progress
-            next_s = lease_s / BEATS_PER_LEASE
-        except (Refused, NotFound) as refusal:
-            self._refused(key, refusal.code)
+                answers = await (self._send_one(*leases.values()) if len(beats) == 1 else self._send_many(beats))
         except Unauthenticated as refusal:
             log.warning("a heartbeat was refused: %s", refusal)
             self._lost("", refusal.code)
         except (CodeqError, TimeoutError) as fault:
             log.warning("a heartbeat failed: %s", str(fault) or "no answer")
         finally:
-            del self._beating[key]
-            lease.due_s = self._loop.time() + next_s
-            self._start_beats()
+            self._beating -= leases.keys()
+            for (key, lease), beat, answer in zip(leases.items(), beats, answers, strict=True):
+                self._take_answer(key, lease, beat, answer)
+            self._loop.call_soon(self._start_calls)
+
+    async def _send_one(self, lease: _HeldLease) -> Sequence[int | CodeqError]:
+        try:
+            return [await self._backend.heartbeat(lease.job, lease.lease_ms, lease.changed_progress)]
+        except (Refused, NotFound) as refusal:
+            return [refusal]
+
+    async def _send_many(self, beats: Sequence[LeaseExtension]) -> Sequence[int | CodeqError | None]:
+        try:
+            return await self._backend.heartbeat_many(beats)
+        except (NoRoute, WrongMethod, Forbidden) as refusal:
+            # An older server, or a token that no longer names the commands of all of them.
+            log.info("heartbeats are sent one by one: %s", refusal)
+            self._one_by_one = True
+            return [None] * len(beats)
+
+    def _take_answer(self, key: str, lease: _HeldLease, beat: LeaseExtension, answer: int | CodeqError | None) -> None:
+        lease_s = lease.lease_ms / 1000
+        # If this one failed, the next is soon: several fit into a lease.
+        next_s = lease_s / (BEATS_PER_LEASE * 4)
+        if isinstance(answer, Refused | NotFound):
+            self._refused(key, answer.code)
+        elif isinstance(answer, CodeqError):
+            log.warning("a heartbeat failed: %s", answer)
+        elif answer is not None:
+            lease.sent_progress = beat.progress if beat.progress is not None else lease.sent_progress
+            next_s = lease_s / BEATS_PER_LEASE
+        lease.due_s = self._loop.time() + next_s

@@ -60,6 +60,14 @@ class ErrorRules(Struct, frozen=True):
         return None
 
 
+def check_names(options: Mapping[str, Any]) -> None:
+    """Raises InvalidRequest for an option that there is not: without a type checker nothing else would say so."""
+    unknown = options.keys() - HandlerOptions.__annotations__.keys()
+    if unknown:
+        known = ", ".join(sorted(HandlerOptions.__annotations__))
+        raise InvalidRequest(f"there is no such option: {', '.join(sorted(unknown))}; there are {known}")
+
+
 def error_rules(retry_on: RetryOn | None, fail_on: Errors) -> ErrorRules:
     """Checks and combines both options. Raises InvalidRequest."""
     retried = None
@@ -77,7 +85,7 @@ def error_rules(retry_on: RetryOn | None, fail_on: Errors) -> ErrorRules:
 
 
 def _kinds(errors: Any, what: str) -> Sequence[type[BaseException]]:
-    kinds = (errors,) if isinstance(errors, type) else tuple(errors)
+    kinds = (errors,) if isinstance(errors, type | str) else tuple(errors)
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             raise InvalidRequest(f"{what} has classes of errors, not {kind!r:.80}")

@@ -15,7 +15,8 @@ class Retry(Exception):
 
     def __init__(self, delay: Seconds | None = None, reason: str = "") -> None:
         super().__init__(reason or "retry requested")
-        self.delay_ms = None if delay is None else _delay_ms(delay, "a retry")
+        self.delay = None if delay is None else _delay_s(delay, "a retry")
+        """In seconds; None for the backoff of the task."""
 
 
 class Fail(Exception):
@@ -39,7 +40,8 @@ class Snooze(Exception):
 
     def __init__(self, delay: Seconds) -> None:
         super().__init__(f"snoozed for {delay}")
-        self.delay_ms = _delay_ms(delay, "a snooze")
+        self.delay = _delay_s(delay, "a snooze")
+        """In seconds."""
 
 
 class Interrupted(BaseException):
@@ -83,8 +85,8 @@ ASKED_FOR = (Retry, Fail, Bury, Snooze)
 """What a handler raises or returns to decide the outcome itself."""
 
 
-def _delay_ms(delay: Seconds, what: str) -> int:
+def _delay_s(delay: Seconds, what: str) -> float:
     delay_ms = milliseconds(delay)
     if not 0 <= delay_ms <= BACKOFF_MS_MAX:
         raise InvalidRequest(f"{what} is 0 s to {BACKOFF_MS_MAX // 3_600_000} h later, not {delay}")
-    return delay_ms
+    return delay_ms / 1000

@@ -47,8 +47,9 @@ class InFlightJobs:
         """Forgets the job, if it is there."""
         entry = self.by_key.pop(key, None)
         if entry is not None:
-            self.held[entry.handler.pool_name] -= 1
-            self.ended[entry.handler.pool_name] += 1
+            pool_name = entry.handler.pool_name
+            self.held[pool_name] -= 1
+            self.ended[pool_name] += 1
 
     def __bool__(self) -> bool:
         return bool(self.by_key)

@@ -16,6 +16,7 @@ from codeq.domain.requests import Claim
 from codeq.sdk.artifacts import upload
 from codeq.sdk.backend import Backend
 from codeq.sdk.jobs import Job
+from codeq.sdk.tracing import look_for_tracing
 from codeq.sdk.worker.batches import BatchPool
 from codeq.sdk.worker.claimer import Claimer, ClaimState
 from codeq.sdk.worker.completer import Completer, EndedJob
@@ -162,6 +163,7 @@ class Runner:
 
     def _dispatch(self, jobs: Sequence[Job]) -> None:
         self._heartbeater.hold(jobs)
+        look_for_tracing()
         for job in jobs:
             handler = self._worker.handlers[job.command]
             entry = InFlightJob(job, handler, job.key)

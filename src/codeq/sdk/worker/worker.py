@@ -1,6 +1,7 @@
 """Registers functions for commands, `@worker.task("render_video", lease=60)`, and runs them."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
@@ -13,7 +14,7 @@ from codeq.domain.limits import ATTEMPTS_MAX, BATCH_TASKS_MAX, CLAIM_COMMANDS_MA
 from codeq.sdk.blocking import BlockingVerbs
 from codeq.sdk.client import AsyncClient, Client
 from codeq.sdk.default_queue import default_queue
-from codeq.sdk.definitions import Declare, TaskDefinition, define, is_async
+from codeq.sdk.definitions import Declare, TaskDefinition, check_decorator, define, is_async
 from codeq.sdk.durations import Seconds, milliseconds
 from codeq.sdk.signature import BatchSignature
 from codeq.sdk.verbs import Verbs
@@ -83,9 +84,9 @@ class Worker:
         self._slots = {kind: _slots(number, names[kind]) for kind, number in given.items() if number is not None}
         if prefetch is not None:
             validation.integer(prefetch, "prefetch", max([concurrency, *self._slots.values()]), BATCH_TASKS_MAX)
-        self.queue = queue
+        self.queue = _source(queue)
         self.processes = processes
-        self.lease_ms = _lease_ms(lease)
+        self.lease_s = _lease_ms(lease) / 1000
         self.grace_s = _seconds(grace, "grace")
         self.silence_s = _seconds(silence, "silence", least_s=1)
         self.prefetch = prefetch
@@ -127,6 +128,8 @@ class Worker:
         `fail_on` end the task as FAILED.
         """
         declared = command if isinstance(command, TaskDefinition) else None
+        if declared is None:
+            check_decorator(command, "worker.task")
         if declared is None and command is not None:
             self._check_new(validation.name(command, "command"))
 
@@ -210,6 +213,9 @@ class Worker:
 
     def run(self, queue: Source | None = None, *, until_idle: bool = False) -> None:
         """Works until SIGTERM or Ctrl-C, or with `until_idle` until no task is ready any more."""
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
+            raise InvalidRequest("an event loop is running here already, as in a notebook: await worker.run_async()")
         # Not `asyncio.run`, which would wait for ever for an async handler that ignores its cancellation.
         loop = asyncio.new_event_loop()
         try:
@@ -224,7 +230,7 @@ class Worker:
         """As `run`, on the running event loop. A cancellation stops it as a signal does."""
         from codeq.sdk.worker.runner import Runner  # noqa: PLC0415 - programs that only register functions need not load it
 
-        source = queue if queue is not None else self.queue
+        source = _source(queue) if queue is not None else self.queue
         if source is None:
             raise InvalidRequest("the worker has no queue: pass a server's address or a queue to Worker() or run()")
         if not self.handlers:
@@ -272,17 +278,17 @@ class Worker:
         lease, timeout, max_attempts = options.get("lease"), options.get("timeout"), options.get("max_attempts")
         if max_attempts is not None:
             validation.integer(max_attempts, "max_attempts", 1, ATTEMPTS_MAX)
-        pool = self._pool_kind(definition.function, options.get("process"))
+        pool, backoff = self._pool_kind(definition.function, options.get("process")), options.get("backoff")
         self.handlers[definition.command] = Handler(
             command=definition.command,
             pool_name=pool.value if batching is None else f"batch {definition.command}",
             function=definition.function,
             signature=definition.signature,
             pool=pool,
-            lease_ms=self.lease_ms if lease is None else _lease_ms(lease),
+            lease_ms=_lease_ms(self.lease_s if lease is None else lease),
             timeout_s=None if timeout is None else _seconds(timeout, "timeout", least_s=0.001),
             max_attempts=max_attempts,
-            backoff=options.get("backoff"),
+            backoff=None if backoff is None else validation.backoff(backoff),
             errors=error_rules(options.get("retry_on"), options.get("fail_on", ())),
             middleware=self._middleware,
             batching=batching,
@@ -308,6 +314,12 @@ async def _cancel_all_tasks() -> None:
         task.cancel()
     if left:
         await asyncio.wait(left, timeout=END_S)
+
+
+def _source(queue: Source | None) -> Source | None:
+    if queue is not None and not isinstance(queue, str | Verbs | BlockingVerbs):
+        raise InvalidRequest(f"a queue is a server's address, a client or an opened queue, not {queue!r:.80}")
+    return queue
 
 
 def _slots(value: int, what: str) -> int:

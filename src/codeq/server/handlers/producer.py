@@ -11,7 +11,7 @@ from codeq.domain.limits import DELAY_MS_MAX, PRIORITY_MAX, PRIORITY_MIN
 from codeq.domain.requests import NewTask
 from codeq.server.json_content import Content
 from codeq.server.microbatch import BatchedHandler
-from codeq.server.request import BatchParser, HttpRequest, HttpResponse, Parser
+from codeq.server.request import BatchParser, HttpRequest, HttpResponse, Parser, in_places
 from codeq.server.state import AppState
 from codeq.server.tenant_slots import REFUSAL_PAUSE_S
 from codeq.usecases import queries
@@ -79,8 +79,7 @@ async def create_many(state: AppState, request: HttpRequest) -> HttpResponse:
         enqueued = await enqueue(state.core, request.tenant, new_tasks)
     if QuotaExceeded in set(map(type, enqueued)):
         await asyncio.sleep(REFUSAL_PAUSE_S)
-    left = iter(enqueued)
-    results = map(_task_answer, [answer or next(left) for answer in answers])
+    results = map(_task_answer, in_places(answers, enqueued))
     if is_long:
         size = sum([done.task.payload_bytes for done in enqueued if isinstance(done, Enqueued)])
         return await request.respond_in_pieces(

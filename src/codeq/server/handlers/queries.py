@@ -71,10 +71,13 @@ async def list_tasks(state: AppState, request: HttpRequest) -> HttpResponse:
 async def page_of(
     state: AppState, request: HttpRequest, wanted: Filter, cursor: str | None, *, limit: int
 ) -> HttpResponse:
-    records, cursor = await queries.find_records(state.core, request.tenant, wanted, cursor=cursor, limit=limit)
-    views = (wire.view(record.task, record.body) for record in records)
-    budget = LoopBudget(state.core, request.tenant)
-    return await request.respond_in_pieces(200, views, lambda parts: wire.TaskPage(tasks=parts, cursor=cursor), budget)
+    async with state.page_reads.held(request.tenant):
+        records, cursor = await queries.find_records(state.core, request.tenant, wanted, cursor=cursor, limit=limit)
+        views = (wire.view(record.task, record.body) for record in records)
+        budget = LoopBudget(state.core, request.tenant)
+        return await request.respond_in_pieces(
+            200, views, lambda parts: wire.TaskPage(tasks=parts, cursor=cursor), budget
+        )
 
 
 async def list_queues(state: AppState, request: HttpRequest) -> HttpResponse:
@@ -85,6 +88,8 @@ async def list_queues(state: AppState, request: HttpRequest) -> HttpResponse:
 
 
 async def visible_record(state: AppState, request: HttpRequest, wait_ms: int) -> Record:
+    """Returns the task of the path if the caller may see it. A large one, whose answer takes a few milliseconds, is
+    read again at its turn: thousands of callers may wait for theirs, and none holds a copy meanwhile."""
     task_id = request.params["id"]
     with state.long_polls.held(request.tenant) if wait_ms else nullcontext():
         record = await request.unless_disconnected(
@@ -93,5 +98,7 @@ async def visible_record(state: AppState, request: HttpRequest, wait_ms: int) ->
     if not request.principal.may_see(record.task.command):
         raise NotFound(f"there is no task {task_id[:64]!r}")
     if record.task.payload_bytes + len(record.result or b"") > PIECE_BYTES_MAX:
-        await LoopBudget(state.core, request.tenant).yield_if_spent()  # its answer takes a few milliseconds
+        del record
+        await LoopBudget(state.core, request.tenant).yield_if_spent()
+        return await queries.get(state.core, request.tenant, task_id)
     return record

@@ -29,14 +29,15 @@ async def list_deliveries(state: AppState, request: HttpRequest) -> HttpResponse
     query = request.query(("state", "error", "cursor", "limit"))
     wanted = _filter(query.get("state"), query.get("error"))
     limit = whole_number(query.get("limit", "100"), "limit", 1, LIST_TASKS_MAX)
-    records, cursor = await queries.find_records(
-        state.core, request.tenant, wanted, cursor=query.get("cursor"), limit=limit
-    )
-    views = (_view(record) for record in records)
-    budget = LoopBudget(state.core, request.tenant)
-    return await request.respond_in_pieces(
-        200, views, lambda parts: wire.DeliveryPage(deliveries=parts, cursor=cursor), budget
-    )
+    async with state.page_reads.held(request.tenant):
+        records, cursor = await queries.find_records(
+            state.core, request.tenant, wanted, cursor=query.get("cursor"), limit=limit
+        )
+        views = (_view(record) for record in records)
+        budget = LoopBudget(state.core, request.tenant)
+        return await request.respond_in_pieces(
+            200, views, lambda parts: wire.DeliveryPage(deliveries=parts, cursor=cursor), budget
+        )
 
 
 async def get_delivery(state: AppState, request: HttpRequest) -> HttpResponse:

@@ -20,13 +20,13 @@ from codeq.domain.limits import (
     WORKER_NAME_PATTERN,
 )
 from codeq.domain.queue import is_system
-from codeq.domain.requests import Claim, Delivery, Outcome
+from codeq.domain.requests import Claim, Delivery, LeaseExtension, Outcome
 from codeq.domain.task import Holder, Status, Task
 from codeq.domain.workers import WorkerInfo
 from codeq.server.auth.principal import EVERY_COMMAND
 from codeq.server.json_content import Content
 from codeq.server.microbatch import BatchedHandler
-from codeq.server.request import BatchParser, HttpRequest, HttpResponse, Parser
+from codeq.server.request import BatchParser, HttpRequest, HttpResponse, Parser, in_places
 from codeq.server.state import AppState
 from codeq.usecases import queries, workers
 from codeq.usecases.abandon import abandon as abandon_task
@@ -34,6 +34,7 @@ from codeq.usecases.budget import LoopBudget, fit_into_piece, is_short, pieces_o
 from codeq.usecases.claim import Lease, claim, hand_back, leases_of
 from codeq.usecases.core import Core, durable
 from codeq.usecases.heartbeat import heartbeat as extend_lease
+from codeq.usecases.heartbeat import heartbeat_many as extend_leases
 from codeq.usecases.nack import nack as nack_task
 from codeq.usecases.submit import Submitted, submit
 from codeq.usecases.traces import trace_parents
@@ -47,6 +48,7 @@ from codeq.wire.workers import WorkerViews, worker_view
 CLAIM = Parser(wire.Claim)
 CLAIM_MANY = Parser(wire.ClaimBatch)
 HEARTBEAT = Parser(wire.Heartbeat)
+HEARTBEAT_MANY = Parser(wire.HeartbeatBatch)
 ABANDON = Parser(wire.Abandon)
 NACK = Parser(wire.Nack)
 WATCH = Parser(wire.WatchLeases)
@@ -60,6 +62,7 @@ SUBMIT_MANY = BatchParser(
 
 _NOTHING = HttpResponse(204)
 _WORKER_NAME = re.compile(WORKER_NAME_PATTERN)
+_task_id_of = attrgetter("task_id")
 _STATUSES = {status.value: status for status in Status}
 
 
@@ -95,8 +98,51 @@ async def heartbeat(state: AppState, request: HttpRequest) -> HttpResponse:
     return request.respond(200, wire.HeartbeatAnswer(ok=True, lease_until=times.text(task.lease_until_ms)))
 
 
+async def heartbeat_many(state: AppState, request: HttpRequest) -> HttpResponse:
+    budget = LoopBudget(state.core, request.tenant)
+    messages = (await request.parse_in_turn(HEARTBEAT_MANY, budget)).heartbeats
+    state.limiter.spend_for_batch(request.route.charge, request.principal, len(messages))
+    is_long = state.takes_turns(request.tenant, len(messages), 0)
+    ids = [message.task_id for message in messages]
+    await check_commands(state, request, ids)
+    beats: list[LeaseExtension] = []
+    for piece in pieces_of(messages, 0):
+        if is_long:
+            await budget.yield_if_spent()
+        beats += [_extension(request, message) for message in piece]
+    parents = await trace_parents(state.core, request.tenant, ids) if state.tracing.is_on else ()
+    with state.tracing.verb("heartbeat", parents, batch=len(ids), worker_id=request.principal.subject):
+        extended = await extend_leases(state.core, request.tenant, beats)
+    results = map(_heartbeat_result, ids, extended)
+    if not is_long:
+        return request.respond(200, wire.HeartbeatResults(results=list(results)))
+    return await request.respond_in_pieces(
+        200,
+        results,
+        lambda parts: wire.HeartbeatResults(results=parts),
+        budget,
+        is_piece=fit_into_piece(len(ids), 0),
+    )
+
+
+def _extension(request: HttpRequest, message: wire.HeartbeatOf) -> LeaseExtension:
+    return LeaseExtension(
+        task_id=message.task_id,
+        holder=_holder(request, message),
+        extend_ms=_ms(message.extend_seconds) or None,
+        progress=message.progress,
+    )
+
+
+def _heartbeat_result(task_id: str, done: Task | CodeqError) -> wire.HeartbeatResult:
+    if isinstance(done, CodeqError):
+        return wire.HeartbeatResult(task_id, error=str(done), code=done.code)
+    return wire.HeartbeatResult(task_id, times.text(done.lease_until_ms))
+
+
 async def watch_leases(state: AppState, request: HttpRequest) -> HttpResponse:
-    message = request.parse(WATCH)
+    message = await request.parse_in_turn(WATCH, LoopBudget(state.core, request.tenant))
+    state.takes_turns(request.tenant, len(message.leases), 0)
     leases = [(lease.task_id, Holder(request.principal.subject, lease.lease_token)) for lease in message.leases]
     await check_commands(state, request, [task_id for task_id, _ in leases])
     wait_ms = state.wait_ms(min(_ms(message.wait_seconds), CLAIM_WAIT_MS_MAX))
@@ -186,14 +232,13 @@ async def submit_many(state: AppState, request: HttpRequest) -> HttpResponse:
                 answers.append(None)
             except CodeqError as refusal:
                 answers.append(wire.SubmitAnswer(task_id=message.task_id, error=str(refusal), code=refusal.code))
-    ids = [outcome.task_id for outcome in outcomes]
+    ids = list(map(_task_id_of, outcomes))
     await check_commands(state, request, ids)
     parents = await trace_parents(state.core, request.tenant, ids) if state.tracing.is_on else ()
     with state.tracing.verb("submit_result", parents, batch=len(ids), worker_id=request.principal.subject):
         submitted = await submit(state.core, request.tenant, outcomes)
-    left = iter(submitted)
-    done = [answer or next(left) for answer in answers]
-    results = map(_submit_answer, [message.task_id for message in messages], done, repeat(request.wants_packed))
+    done = in_places(answers, submitted)
+    results = map(_submit_answer, map(_task_id_of, messages), done, repeat(request.wants_packed))
     if is_long:
         size = sum([len(each.result) for each in submitted if isinstance(each, Submitted) and each.result])
         return await request.respond_in_pieces(
@@ -238,7 +283,7 @@ async def _claim(state: AppState, request: HttpRequest, message: Any, count: int
             state.tracing.link(span, [delivery.body.trace_parent for delivery in deliveries])
     state.limiter.spend_late(charge, caller, len(deliveries))
     if leases := leases_of(deliveries):
-        returning = partial(_return_tasks, state.core, request.tenant, leases)
+        request.returns_tasks = returning = partial(_return_tasks, state.core, request.tenant, leases)
         request.connection.on_undelivered = (*request.connection.on_undelivered, returning)
     return deliveries
 

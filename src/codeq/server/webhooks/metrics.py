@@ -1,12 +1,13 @@
 """What is counted of webhooks, for Prometheus. `codeq_webhook_deliveries_total` is the original codeQ's."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from codeq.domain.task import Move, Task
 from codeq.server.histogram import FastHistogram
+from codeq.usecases.subscribed_tenants import SubscriptionCounts
 
 COMMANDS_MAX = 1000
 """Commands with counters of their own; the rest is counted as `other`."""
@@ -30,13 +31,13 @@ class WebhookMetrics:
         self._attempts: defaultdict[str, FastHistogram] = defaultdict(lambda: FastHistogram(_BUCKETS_S))
         self._in_flight: Callable[[], int] = lambda: 0
         self._open_breakers: Callable[[], int] = lambda: 0
-        self._subscriptions: Callable[[], Mapping[str, int]] = dict
+        self._subscriptions: Callable[[], SubscriptionCounts] = SubscriptionCounts
 
     def show(self, *, in_flight: Callable[[], int], open_breakers: Callable[[], int]) -> None:
         """Includes these numbers, asked for at each scrape."""
         self._in_flight, self._open_breakers = in_flight, open_breakers
 
-    def show_subscriptions(self, count: Callable[[], Mapping[str, int]]) -> None:
+    def show_subscriptions(self, count: Callable[[], SubscriptionCounts]) -> None:
         """Includes how many subscriptions there are, by command."""
         self._subscriptions = count
 
@@ -93,9 +94,11 @@ class WebhookMetrics:
             "Subscriptions by command, `*` for those to all; the same on every server",
             labels=["command"],
         )
-        counted = sorted(self._subscriptions().items(), key=lambda pair: -pair[1])
-        for command, number in counted[:COMMANDS_MAX]:
-            active.add_metric([command], number)
-        if len(counted) > COMMANDS_MAX:
-            active.add_metric([OTHER], sum(number for _, number in counted[COMMANDS_MAX:]))
+        counts = self._subscriptions()
+        others = counts.others + counts.by_command.get(OTHER, 0)
+        for command, number in counts.by_command.items():
+            if command != OTHER:
+                active.add_metric([command], number)
+        if others:
+            active.add_metric([OTHER], others)
         return active

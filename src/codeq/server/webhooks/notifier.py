@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 import msgspec
 
 from codeq.domain.errors import StoreBusy, StoreUnavailable
+from codeq.domain.limits import SUBSCRIPTIONS_MAX
 from codeq.domain.subscriptions import Subscription
 from codeq.server.logs import log
 from codeq.server.webhooks.metrics import WebhookMetrics
@@ -15,7 +16,9 @@ from codeq.server.webhooks.sender import Sender, SendFailed, Webhook
 from codeq.server.webhooks.slots import SlotLimits, Slots
 from codeq.usecases import notify
 from codeq.usecases.core import Core
-from codeq.usecases.notify import Notification, ReadyQueues
+from codeq.usecases.notify import Notification
+from codeq.usecases.ready_queues import ReadyQueues
+from codeq.usecases.subscribed_tenants import SubscriptionCounts
 from codeq.wire import paths, times
 from codeq.wire.subscriptions import QueueReady
 
@@ -26,8 +29,8 @@ LIMITS = SlotLimits(total=64, tenant=16)
 
 
 class Notifier:
-    """Runs until it is cancelled, and raises what should end the process. A subscription is told of the newest state by
-    its next notification, so one that has not been sent yet is not followed by another."""
+    """Runs until it is cancelled, and raises what should end the process. A subscription gets the next
+    notification when it has answered the one before."""
 
     def __init__(
         self,
@@ -57,13 +60,13 @@ class Notifier:
         self._ready.remove(tenant, subscription_id)
 
     @property
-    def subscriptions(self) -> dict[str, int]:
+    def subscriptions(self) -> SubscriptionCounts:
         return notify.counts_by_command(self._core, self._ready)
 
     async def run(self) -> None:
         try:
             while True:
-                await self._ready.changed.wait()
+                await self._wait()
                 self._ready.changed.clear()
                 await self._look()
                 await asyncio.sleep(PAUSE_S)
@@ -71,11 +74,22 @@ class Notifier:
             for sending in self._sending:
                 sending.cancel()
 
+    async def _wait(self) -> None:
+        """Returns when there is something to look at, or a deferred notification is due."""
+        due_ms = self._ready.due_ms
+        wait_s = None if due_ms is None else max(0.0, due_ms - self._core.now_ms()) / 1000
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._ready.changed.wait()
+
     async def _look(self) -> None:
         try:
-            for notification in await notify.notifications(self._core, self._ready):
-                self._add(notification)
-            self._start_waiting()
+            found = notify.notifications(self._core, self._ready, is_busy=self._busy.__contains__)
+            async with aclosing(found):
+                async for of_queue in found:
+                    for notification in of_queue:
+                        self._add(notification)
+                    self._start_waiting()
         except (StoreBusy, StoreUnavailable) as fault:
             log(logging.WARNING, "queues cannot be looked at for notifications, trying again", fault=str(fault))
             await asyncio.sleep(RETRY_S)
@@ -83,8 +97,6 @@ class Notifier:
 
     def _add(self, notification: Notification) -> None:
         to = notification.subscription
-        if to.id in self._busy:
-            return
         self._busy.add(to.id)
         self._waiting.setdefault(to.tenant, deque()).append(notification)
 
@@ -93,6 +105,8 @@ class Notifier:
         for tenant in list(self._waiting):
             reserved = self._slots.reserve(tenant)
             waiting = self._waiting[tenant]
+            while len(waiting) > SUBSCRIPTIONS_MAX:  # so the oldest are of subscriptions that have ended since
+                self._busy.discard(waiting.popleft().subscription.id)
             for _ in range(min(reserved, len(waiting))):
                 self._start(waiting.popleft())
                 reserved -= 1
@@ -119,6 +133,7 @@ class Notifier:
 
     async def _send(self, notification: Notification) -> None:
         to = notification.subscription
+        await self._core.turns.wait(to.tenant)  # receivers that answer at once must not use up the event loop
         body = QueueReady(
             event_type=notification.command,
             queue_depth=notification.queue_depth,

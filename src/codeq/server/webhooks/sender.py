@@ -12,7 +12,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from email.utils import parsedate_to_datetime
 from types import MappingProxyType
 
@@ -27,6 +27,7 @@ from codeq.domain.webhooks import WebhookRules, WebhookUrl
 from codeq.server.webhooks.connect import CheckedBackend, Network, ProxyBackend, ResponseTooLong
 from codeq.server.webhooks.lookups import LookUpFailed, LookUps
 from codeq.server.webhooks.secrets import Secrets
+from codeq.server.webhooks.streams import StreamsBackend
 from codeq.wire.webhooks import signed_headers
 
 TIMEOUT_S = 15.0
@@ -90,7 +91,7 @@ class Sender:
         self._timeout_s = timeout_s
         self._ssl_context = ssl_context or httpx.create_ssl_context(trust_env=False)
         self._now_s = now_s
-        self._network = network or httpcore.AnyIOBackend()
+        self._network = network or StreamsBackend()
 
     async def send(self, webhook: Webhook) -> Answer:
         """Returns the receiver's answer, whatever its status. Raises SendFailed if there is none."""
@@ -131,19 +132,26 @@ class Sender:
             port=None if url.is_default_port else url.port,
             target=url.target.encode(),
         )
-        async with httpcore.AsyncConnectionPool(
-            ssl_context=self._ssl_context,
-            proxy=self._proxy,
-            max_connections=1,
-            max_keepalive_connections=0,
-            http1=True,
-            http2=False,
-            retries=0,
-            network_backend=backend,
-        ) as pool:
+        connection: httpcore.AsyncConnectionInterface | httpcore.AsyncConnectionPool
+        if self._proxy:
+            connection = httpcore.AsyncConnectionPool(
+                ssl_context=self._ssl_context,
+                proxy=self._proxy,
+                max_connections=1,
+                max_keepalive_connections=0,
+                retries=0,
+                network_backend=backend,
+            )
+        else:  # a pool around it is a tenth of the cost
+            connection = httpcore.AsyncHTTPConnection(
+                target.origin, ssl_context=self._ssl_context, retries=0, network_backend=backend
+            )
+        async with aclosing(connection):
             extensions = {"timeout": {"connect": CONNECT_TIMEOUT_S}}
             listed = [(name.encode(), value.encode()) for name, value in headers.items()]
-            async with pool.stream("POST", target, headers=listed, content=webhook.body, extensions=extensions) as got:
+            async with connection.stream(
+                "POST", target, headers=listed, content=webhook.body, extensions=extensions
+            ) as got:
                 answer = Answer(got.status, _retry_after_ms(got, now_s))
                 with suppress(TimeoutError, httpcore.NetworkError, httpcore.ProtocolError):
                     async with asyncio.timeout(REST_TIMEOUT_S):

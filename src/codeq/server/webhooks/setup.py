@@ -12,7 +12,7 @@ from codeq.server.webhooks.sender import Sender
 from codeq.server.webhooks.settings import WebhookSettings
 from codeq.server.webhooks.slots import HostSlots
 from codeq.usecases.deliver import Backlog
-from codeq.usecases.notify import ReadyQueues
+from codeq.usecases.ready_queues import ReadyQueues
 
 if TYPE_CHECKING:
     from codeq.server.state import AppState

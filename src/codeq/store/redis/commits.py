@@ -15,9 +15,9 @@ class CommitQueue:
         self._send = send
         self._calls = MergedCalls(self._send_merged, _CommitGroup, in_order=True)
 
-    async def commit(self, changes: Sequence[Change]) -> list[Answer]:
+    def commit(self, changes: Sequence[Change]) -> Awaitable[list[Answer]]:
         """Returns the script's answer for each change. A caller that is cancelled does not undo its changes."""
-        return await self._calls.call(changes)
+        return self._calls.call(changes)
 
     async def drain(self) -> None:
         """Returns once nothing is under way."""

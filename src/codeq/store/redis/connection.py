@@ -11,15 +11,22 @@ from importlib.resources import files
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-import hiredis
 import redis as redis_py
 from msgspec import Struct
 from redis import asyncio as aio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 
-from codeq.domain.errors import InvalidRequest, StoreClosed, StoreUnavailable
-from codeq.store.redis.faults import FAULTS, passing
+from codeq.domain.errors import InvalidRequest, StoreBusy, StoreClosed, StoreUnavailable
+from codeq.domain.limits import COMMITS_WAITING_MAX
+from codeq.store.redis.exchange import (
+    Exchange,
+    PlainConnection,
+    SentinelConnection,
+    SentinelTlsConnection,
+    TlsConnection,
+)
+from codeq.store.redis.faults import FAULTS, is_from_replica, passing
 
 CONNECTIONS_MAX = 64
 """Per process and node. Calls past this wait for one that ends."""
@@ -38,8 +45,8 @@ _SCHEMES = {
 }  # fmt: skip
 _OPTIONS = {"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs"}
 _UNCHANGED = (
-    "EVALSHA", "GET", "HGET", "HGETALL", "HMGET", "HSCAN", "SET", "SMEMBERS", "XRANGE", "XREVRANGE", "ZCARD", "ZRANGE",
-    "ZRANGEBYLEX", "ZRANGEBYSCORE", "ZREVRANGEBYLEX",
+    "EVAL", "EVALSHA", "GET", "HGET", "HGETALL", "HMGET", "HSCAN", "SET", "SMEMBERS", "XRANGE", "XREVRANGE", "ZCARD",
+    "ZRANGE", "ZRANGEBYLEX", "ZRANGEBYSCORE", "ZREVRANGEBYLEX",
 )  # fmt: skip
 """Commands whose answers the library passes on as Redis sent them."""
 T = TypeVar("T")
@@ -71,6 +78,8 @@ def parse_url(url: str) -> RedisAddress:
     kind, is_tls = _SCHEMES[parts.scheme]
     login, _, hosts = parts.netloc.rpartition("@")
     nodes = tuple(_node(host, 26379 if kind == "sentinel" else 6379) for host in hosts.split(","))
+    if kind == "single" and len(nodes) > 1:
+        raise InvalidRequest(f"{parts.scheme}:// names one server; several are those of a cluster or of Sentinel")
     options: dict[str, Any] = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
     if unknown := options.keys() - _OPTIONS:
         raise InvalidRequest(f"{min(unknown)} is not an option of a Redis URL; known are {sorted(_OPTIONS)}")
@@ -114,10 +123,12 @@ class RedisClient:
     def __init__(self, address: RedisAddress) -> None:
         self.address = address
         self._client: Any = None
+        self._exchange: Exchange | None = None
         self._node: Any = None
         self._calls = asyncio.Semaphore(CONNECTIONS_MAX)
         self._detached: set[asyncio.Task[Any]] = set()
         self._is_closed = False
+        self._primary = ""
 
     @property
     def client(self) -> Any:
@@ -127,6 +138,8 @@ class RedisClient:
             self._client = _client(self.address)
             for command in _UNCHANGED:
                 self._client.response_callbacks.pop(command, None)
+            if self.address.kind == "single":
+                self._exchange = Exchange(self._client.connection_pool, answer_s=ANSWER_S)
         return self._client
 
     async def run(
@@ -148,11 +161,12 @@ class RedisClient:
         except redis_py.exceptions.NoScriptError:
             return await self.guarded(self._run(("EVAL", script.source, len(keys), *keys, *arguments), before))
         except FAULTS as fault:
+            await self._leave_replica(fault)
             raise passing(fault) from fault
 
     async def _run(self, command: Sequence[Any], before: Sequence[Sequence[Any]]) -> Any:
         if not before:
-            return await self.client.execute_command(*command)
+            return await self._execute(*command)
         # In a cluster the library's transactions run on another event loop, so there it is no transaction: the script
         # refuses a task whose body is not there.
         pipeline = self.client.pipeline(transaction=self.address.kind != "cluster")
@@ -163,7 +177,13 @@ class RedisClient:
 
     async def call(self, *command: Any) -> Any:
         """Sends a command that may be sent twice: a read, or a write that does the same again."""
-        return await self._again(lambda: self.client.execute_command(*command))
+        return await self._again(lambda: self._execute(*command))
+
+    async def _execute(self, *command: Any) -> Any:
+        client = self.client
+        if self._exchange is not None and command[0] in _UNCHANGED:
+            return await self._exchange.call(command)
+        return await client.execute_command(*command)
 
     async def info(self, key: str, section: str) -> dict[str, Any]:
         """Returns what the node that has the key tells of itself."""
@@ -220,11 +240,23 @@ class RedisClient:
         answers: list[Any] = await pipeline.execute(**options)
         return answers
 
+    async def close_connections(self, primary: str) -> None:
+        """Closes all connections, once for each new primary: some may lead to the one before, which still writes.
+
+        A cluster's client has connections per node, and asks the nodes who has a key.
+        """
+        if primary != self._primary and self.address.kind != "cluster":
+            self._primary = primary
+            await self.client.connection_pool.disconnect()
+
     async def _again(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeats a call whose connection was lost, as may happen when the nodes of a cluster change.
 
-        In a task of its own: the library may swallow a cancellation, and would close the connection.
+        In a task of its own: the library may swallow a cancellation, and would close the connection. So the callers may
+        have gone, and only this bounds how many such calls a Redis that does not answer holds.
         """
+        if len(self._detached) >= COMMITS_WAITING_MAX:
+            raise busy()
         return await asyncio.shield(self.detached(self._repeated(call)))
 
     def detached(self, call: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
@@ -251,7 +283,16 @@ class RedisClient:
         try:
             return await _cancellable(self._bounded(call))
         except FAULTS as fault:
+            await self._leave_replica(fault)
             raise passing(fault) from fault
+
+    async def _leave_replica(self, fault: Exception) -> None:
+        """Closes connections to a server that is no longer the primary, and keeps them open: its address may lead to
+        the new one by now. A cluster's client follows by itself."""
+        if self.address.kind != "cluster" and is_from_replica(fault):
+            if self._exchange is not None:
+                await self._exchange.give_back()
+            await self.client.connection_pool.disconnect(inuse_connections=False)
 
     async def _bounded(self, call: Awaitable[T]) -> T:
         """Waits for a connection where the library would refuse the call, or open any number."""
@@ -285,10 +326,17 @@ class RedisClient:
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
+            if self.address.kind == "sentinel":
+                for sentinel in client.connection_pool.sentinel_manager.sentinels:
+                    await sentinel.aclose()
             if self.address.kind == "cluster":
                 # After a lost connection the library counts itself as closed, and leaves the other connections open.
                 await client.nodes_manager.aclose()
                 await client.nodes_manager.aclose("startup_nodes")
+
+
+def busy() -> StoreBusy:
+    return StoreBusy(f"{COMMITS_WAITING_MAX} calls wait for Redis; try again in a moment")
 
 
 async def _cancellable(call: Awaitable[T]) -> T:
@@ -304,24 +352,6 @@ async def _cancellable(call: Awaitable[T]) -> T:
             raise asyncio.CancelledError
 
 
-class _PackedInC:
-    """Packs commands with hiredis. The library's asynchronous connections do it in Python, which was a third of the
-    engine's CPU time with large batches."""
-
-    def pack_command(self, *words: Any) -> list[bytes]:
-        name = words[0].encode() if isinstance(words[0], str) else words[0]
-        packed: bytes = hiredis.pack_command((*name.split(), *words[1:]))
-        return [packed]
-
-
-class PlainConnection(_PackedInC, aio.Connection):
-    pass
-
-
-class TlsConnection(_PackedInC, aio.SSLConnection):
-    pass
-
-
 def _settings(address: RedisAddress) -> dict[str, Any]:
     return {
         "socket_connect_timeout": CONNECT_S, "socket_timeout": ANSWER_S, "socket_keepalive": True,
@@ -334,14 +364,22 @@ def _client(address: RedisAddress) -> Any:
     if address.kind == "cluster":
         # At every fifth redirection the library would close all connections, also those in use.
         nodes = [aio.cluster.ClusterNode(host, port) for host, port in address.nodes]
-        return aio.RedisCluster(startup_nodes=nodes, max_connections=CONNECTIONS_MAX, reinitialize_steps=0, **settings)
+        cluster: Any = aio.RedisCluster(
+            startup_nodes=nodes, max_connections=CONNECTIONS_MAX, reinitialize_steps=0, **settings
+        )
+        kind: Any = TlsConnection if settings.get("ssl") else PlainConnection
+        cluster.connection_kwargs["connection_class"] = kind  # of the nodes that it finds
+        for node in cluster.startup_nodes:
+            node.connection_class = kind
+        return cluster
     if address.kind == "sentinel":
         sentinel: Any = aio.Sentinel
         asking = {  # without the library's repetitions, which wait for seconds at a sentinel that is down
             "socket_connect_timeout": CONNECT_S, "socket_timeout": CONNECT_S, "retry": AsyncRetry(NoBackoff(), 0),
         }  # fmt: skip
         known = sentinel(list(address.nodes), sentinel_kwargs=asking, **settings)
-        return known.master_for(address.service, db=address.db)
+        kind = SentinelTlsConnection if settings.get("ssl") else SentinelConnection
+        return known.master_for(address.service, db=address.db, connection_class=kind)
     [(host, port)] = address.nodes
     settings["connection_class"] = TlsConnection if settings.pop("ssl", False) else PlainConnection
     pool = aio.BlockingConnectionPool(

@@ -101,6 +101,11 @@ def unsafe_eviction(found: NodeSettings) -> str | None:
 def unsafe_replication(found: NodeSettings, *, replicas: int) -> str | None:
     if replicas > found.replicas:
         return f"{found.replicas} replicas are attached, and {replicas} must confirm: every write will be refused"
+    if 0 < replicas < found.replicas:
+        return (
+            f"{found.replicas} replicas are attached, and calls wait for {replicas} of them: a failover to another one "
+            f"loses what that one lacks; store.replicas: {found.replicas} waits for all"
+        )
     if found.replicas and not replicas:
         return f"{found.replicas} replica(s) follow later: a failover may lose the newest writes; use `replicated`"
     return None

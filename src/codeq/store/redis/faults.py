@@ -17,6 +17,13 @@ _PASSING = frozenset(
 )  # fmt: skip
 _SCRIPT_FAULT = re.compile(f"-({'|'.join(sorted(_PASSING))}) ")
 """How Redis before 7 names the fault of a command that a script called."""
+_IN_PIPELINE = re.compile(r".* of pipeline caused error: (?:\(['\"])?", re.DOTALL)
+"""What the library puts before an error of a command that was sent with others: the command, with what users sent."""
+_STRANGER = "Protocol error: unauthenticated"
+"""What Redis answers to a long command of a connection that has not logged in: somebody has set a password."""
+_KILLED = "Script killed by user"
+"""Redis lets nobody kill a script that has written something."""
+_NUMBER_IS_LOST = "equal or smaller than the target stream top item"
 FAULTS = (
     redis_py.exceptions.RedisError, redis_py.exceptions.RedisClusterException, OSError, RuntimeError, AttributeError,
 )  # fmt: skip
@@ -31,21 +38,23 @@ def passing(fault: Exception) -> StoreError:
     """
     if isinstance(fault, RuntimeError | AttributeError) and not _is_of_library(fault):
         raise fault
-    text = str(fault)
-    word = _error_code(fault, text)
+    text = _text_of(fault)
+    word = _error_code(fault)
     if isinstance(fault, redis_py.exceptions.OutOfMemoryError) or word == "OOM" or "OOM command" in text:
         return StoreUnavailable("the store has no memory left (maxmemory); nothing was changed")
     if isinstance(fault, redis_py.exceptions.TimeoutError | TimeoutError):
         return StoreUnavailable(
             "the store did not answer in time, so whether the call took effect is unknown; repeat it"
         )
-    if isinstance(fault, redis_py.exceptions.AuthenticationError | redis_py.exceptions.NoPermissionError):
+    is_refused = isinstance(fault, redis_py.exceptions.AuthenticationError | redis_py.exceptions.NoPermissionError)
+    if is_refused or text.startswith(_STRANGER):
         # Passing: after a failover the new primary may not know the user yet, and a password may be put right again.
         return StoreUnavailable(f"the store refuses this server's user ({type(fault).__name__})")
     is_passing = isinstance(
         fault,
         redis_py.exceptions.ConnectionError
         | redis_py.exceptions.ClusterError
+        | redis_py.exceptions.InvalidResponse  # a proxy on the way answers, or another service has taken the port
         | OSError
         | RuntimeError
         | AttributeError,
@@ -54,13 +63,24 @@ def passing(fault: Exception) -> StoreError:
         is_passing
         or word in _PASSING
         or "non local key" in text
+        or _KILLED in text
         or isinstance(fault, redis_py.exceptions.RedisClusterException)
     ):
         return StoreUnavailable(
             f"the store cannot be used at the moment ({word if word.isupper() else type(fault).__name__}); "
             "repeat the call"
         )
+    if _NUMBER_IS_LOST in text:
+        return StoreError(
+            "the number of the last event is gone from Redis, so keys were deleted there, by eviction or by hand; set "
+            "maxmemory-policy noeviction, and restore a backup"
+        )
     return StoreError(f"Redis: {text}")
+
+
+def is_from_replica(fault: Exception) -> bool:
+    """Returns whether the server that answered may not be written to: it is no longer the primary."""
+    return _error_code(fault) == "READONLY"
 
 
 def _is_of_library(fault: Exception) -> bool:
@@ -79,7 +99,12 @@ def passing_faults_ignored() -> Iterator[None]:
         passing(fault)
 
 
-def _error_code(fault: Exception, text: str) -> str:
+def _error_code(fault: Exception) -> str:
     """Returns the first word of Redis's answer. The library takes it off the text of the errors that it knows."""
+    text = _text_of(fault)
     inner = _SCRIPT_FAULT.search(text)
     return inner[1] if inner else getattr(fault, "status_code", None) or text.partition(" ")[0]
+
+
+def _text_of(fault: Exception) -> str:
+    return _IN_PIPELINE.sub("", str(fault), count=1)

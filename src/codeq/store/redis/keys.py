@@ -11,7 +11,7 @@ All keys of a shard begin with its hash tag, so that they are in one slot of a c
     k                            hash    task id -> field of `i`, for tasks with an idempotency key
     i                            hash    <tenant>:<idempotency key> -> task id
     p:<tenant>:<command>:<0..9>  list    pending, by priority: version (8), task id (16), payload bytes (4)
-    g:<tenant>:<command>         zset    withdrawn (cancelled) while pending, in the order of bytes: <0..9>, version (8)
+    W:<tenant>:<command>         zset    withdrawn (cancelled) while pending, in the order of bytes: <0..9>, version (8)
     d:<tenant>:<command>         zset    delayed: task id by the time it becomes visible
     l:<tenant>:<command>         zset    in progress: task id by the end of its lease
     x:<tenant>                   zset    ended: task id by the time it is purged
@@ -99,7 +99,7 @@ class ShardKeys:
             tuple(f"{self.tag}:p:{name}:{priority}" for priority in range(PRIORITY_MAX + 1)),
             f"{self.tag}:d:{name}",
             f"{self.tag}:l:{name}",
-            f"{self.tag}:g:{name}",
+            f"{self.tag}:W:{name}",
             name,
         )
 

@@ -11,6 +11,7 @@ from codeq.store.redis.filters import Filters
 from codeq.store.redis.keys import ShardKeys, id_bytes, idempotency_field
 
 _CANCEL, _ENQUEUE, _PURGE = Move.CANCEL, Move.ENQUEUE, Move.PURGE
+_MOVES = frozenset({_CANCEL, _ENQUEUE, _PURGE})
 UNKNOWN = -1
 """Stands for an answer that only the script can give."""
 
@@ -26,7 +27,7 @@ class KnownChanges:
 
     def suspects(self, changes: Sequence[Change]) -> list[int]:
         """Returns the places of the changes that a filter says yes to."""
-        return [place for place, change in enumerate(changes) if self._is_suspect(change)]
+        return [place for place, change in enumerate(changes) if change.move in _MOVES and self._is_suspect(change)]
 
     def _is_suspect(self, change: Change) -> bool:
         move = change.move
@@ -59,6 +60,8 @@ class KnownChanges:
         filters = self._filters
         for change, answer in zip(changes, answers, strict=True):
             move, before = change.move, change.before
+            if move not in _MOVES:
+                continue
             if move is _ENQUEUE:
                 field = _field(change)
                 if field is not None and answer:

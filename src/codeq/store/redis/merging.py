@@ -9,6 +9,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from codeq.domain.limits import COMMITS_WAITING_MAX
+from codeq.store.redis.connection import busy
+
 AT_ONCE = 3
 """Scripts of one kind and shard under way. Redis runs one at a time; the next is on its way meanwhile."""
 
@@ -41,7 +44,9 @@ class MergedCalls(Generic[Call, Answer]):
         self._is_scheduled = False
 
     async def call(self, call: Call) -> Answer:
-        """Returns the answer to this call. A caller that is cancelled does not call it back."""
+        """Returns the answer to this call. A caller that is cancelled does not call it back, so the bound is here."""
+        if len(self._waiting) >= COMMITS_WAITING_MAX:
+            raise busy()
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Answer] = loop.create_future()
         self._waiting.append((call, answer))

@@ -5,10 +5,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
+import redis as redis_py
 from msgspec import Struct
 
 from codeq.clock import SteadyClock
-from codeq.domain.errors import InvalidRequest, StoreMismatch, StoreUnavailable
+from codeq.domain.errors import InvalidRequest, StoreError, StoreMismatch, StoreUnavailable
 from codeq.domain.limits import RESTART_GRACE_MS
 from codeq.log_id import new_log_id
 from codeq.store.interface import Clock, Listener, Store
@@ -47,14 +48,13 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 
 class _Prepared(NamedTuple):
-    shards: int
     policies: dict[bytes, bytes]
     clock: Clock
     primaries: list[str]
     """Per shard, if replicas must confirm its writes."""
     durability: Durability
-    identity: bytes
-    """Of the data set."""
+    data_set: DataSet
+    """As it was agreed on, over a connection that is closed by now."""
 
 
 def open_redis(
@@ -78,40 +78,39 @@ def open_redis(
         raise InvalidRequest(f"the prefix of the keys must be letters, digits, - and _, not {prefix!r}")
     redis_time = RedisTime()
     try:
-        prepared = _run_apart(lambda: _prepare(address, wanted, clock or redis_time, on_durability, process=process))
-        log_id = _run_apart(lambda: _first_log_id(address, ShardKeys(prefix, 0), make_log_id()))
-    except StoreUnavailable as fault:  # here the operator reads it, who may know the address
-        raise StoreUnavailable(f"cannot open the store on the {address}: {fault.__cause__ or fault}") from fault
+        prepared = _run_apart(
+            lambda: _prepare(
+                address, wanted, clock or redis_time, on_durability, process=process, make_log_id=make_log_id
+            )
+        )
+    except StoreMismatch:
+        raise
+    except StoreError as fault:  # here the operator reads it, who may know the address
+        raise StoreUnavailable(f"cannot open the store on the {address}: {_reason(fault)}") from fault
     client = RedisClient(address)
     first = ShardKeys(prefix, 0)
     watch = DurabilityWatch(client, first, replicas=wanted.replicas, known=prepared.durability, on_change=on_durability)
 
-    data_set = DataSet(client, first, process=process)
-    data_set.shards, data_set.identity = prepared.shards, prepared.identity
-
-    has_new_log = False
+    data_set = DataSet(client, prefix, process=process, make_log_id=make_log_id)
+    data_set.identities, data_set.log_id = prepared.data_set.identities, prepared.data_set.log_id
 
     async def refresh() -> None:
-        nonlocal has_new_log
-        has_new_log = await data_set.look() or has_new_log
-        if has_new_log:  # whoever reads events must be able to see that their numbers begin anew
-            log_id = await _log_id(client, first, make_log_id())
-            for shard in opened:
-                shard.log_id = log_id
-            has_new_log = False
+        await data_set.look()
+        for shard in opened:
+            shard.log_id = data_set.log_id
         await watch.look()
         if clock is None:
             await redis_time.ask(client, first.meta)
 
     peers = RedisPeers(
-        client, listeners, prefix=prefix, shards=prepared.shards, process=process,
+        client, listeners, prefix=prefix, shards=data_set.shards, process=process,
         policies=PolicyCache(prepared.policies),
         refresh=refresh,
     )  # fmt: skip
     filters = filters or Filters()
     opened = [
-        _open_shard(number, client, peers, wanted=wanted, prepared=prepared, filters=filters, log_id=log_id)
-        for number in range(prepared.shards)
+        _open_shard(number, client, peers, wanted=wanted, prepared=prepared, filters=filters)
+        for number in range(data_set.shards)
     ]
     return opened[0] if len(opened) == 1 else ShardedStore(opened)
 
@@ -124,7 +123,6 @@ def _open_shard(
     wanted: Wanted,
     prepared: _Prepared,
     filters: Filters,
-    log_id: str,
 ) -> RedisShard:
     keys, clock = ShardKeys(wanted.prefix, number), prepared.clock
     replicas = ReplicaWait(
@@ -141,7 +139,7 @@ def _open_shard(
         replicas=replicas,
         grace=grace,
         filters=filters,
-        log_id=log_id,
+        log_id=prepared.data_set.log_id,
     )
 
 
@@ -152,6 +150,7 @@ async def _prepare(
     on_durability: Callable[[Durability], None],
     *,
     process: str,
+    make_log_id: Callable[[], str],
 ) -> _Prepared:
     """Checks the server, agrees on the number of shards, and gives leases their grace."""
     client, first = RedisClient(address), ShardKeys(wanted.prefix, 0)
@@ -164,16 +163,15 @@ async def _prepare(
         if isinstance(time, RedisTime):
             await time.ask(client, first.meta)
         clock = SteadyClock(wall_ns=time) if isinstance(time, RedisTime) else time
-        data_set = DataSet(client, first, process=process)
+        data_set = DataSet(client, wanted.prefix, process=process, make_log_id=make_log_id)
         await data_set.agree(wanted.shards)
-        shards = data_set.shards
-        keys = [ShardKeys(wanted.prefix, number) for number in range(shards)]
+        keys = [ShardKeys(wanted.prefix, number) for number in range(data_set.shards)]
         clock.start_at(max([await EventStream(client, of_shard).newest_ms() for of_shard in keys]))
         for number, of_shard in enumerate(keys):
             await RestartGrace(client, of_shard, shard=number, now_ms=clock, grace_ms=wanted.grace_ms).give()
         primaries = [await primary_of(client, of_shard.marker) if wanted.replicas else "" for of_shard in keys]
         policies = _pairs(await client.call("HGETALL", first.policies))
-        return _Prepared(shards, policies, clock, primaries, durability, data_set.identity)
+        return _Prepared(policies, clock, primaries, durability, data_set)
     finally:
         await client.close()
 
@@ -184,26 +182,18 @@ def _run_apart(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return executor.submit(lambda: asyncio.run(call())).result()
 
 
+def _reason(fault: StoreError) -> str:
+    cause = fault.__cause__ or fault
+    if isinstance(cause, redis_py.exceptions.MovedError):
+        return "it is one of the nodes of a cluster, whose address begins with redis+cluster://"
+    return str(cause)
+
+
 async def _check_version(connection: RedisClient, keys: ShardKeys) -> None:
     version = str((await connection.info(keys.meta, "server")).get("redis_version", "0.0"))
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers < VERSION_MIN:
         raise StoreMismatch(f"this Redis is {version}; codeQ needs {'.'.join(map(str, VERSION_MIN))} or newer")
-
-
-async def _first_log_id(address: RedisAddress, keys: ShardKeys, new: str) -> str:
-    client = RedisClient(address)
-    try:
-        return await _log_id(client, keys, new)
-    finally:
-        await client.close()
-
-
-async def _log_id(client: RedisClient, keys: ShardKeys, new: str) -> str:
-    """Returns the id of the log, which the first opening sets. Redis starts from a backup as after a crash, so nobody
-    can tell that it was restored: whoever restores one deletes this field, and the next opening sets another."""
-    await client.call("HSETNX", keys.meta, "log", new)
-    return bytes(await client.call("HGET", keys.meta, "log")).decode()
 
 
 def _pairs(answer: Any) -> dict[bytes, bytes]:

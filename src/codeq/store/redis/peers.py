@@ -13,7 +13,7 @@ from itertools import islice
 from time import monotonic
 from typing import Any, TypeVar
 
-from codeq.domain.errors import CodeqError, StoreError, StoreMismatch
+from codeq.domain.errors import CodeqError, StoreError, StoreMismatch, StoreUnavailable
 from codeq.domain.queue import QueueKey, QueuePolicy
 from codeq.domain.task import Task
 from codeq.store import codec
@@ -28,6 +28,9 @@ POLICY = LuaScript("policy")
 SWEEPER_MS, RENEW_S = 3000, 1.0
 """How long a process that died still counts as the sweeper, and how often a living one says that it is."""
 LOOK_AGAIN_S, LOOK_AGAIN_QUEUES = 1.0, 200
+SILENCE_S = 10.0
+"""After how long without a signal the connection is asked whether it still works, and then given up. A network may drop
+it without a word."""
 LINGER_S = 5.0
 """How long a subscription outlives its last waiting call: workers that wait again and again do not change it."""
 EVERY_COMMAND = "*"
@@ -65,6 +68,7 @@ class RedisPeers:
         """How many calls wait for a signal of each channel."""
         self._unused_s: dict[str, float] = {}
         self._subscriptions: Any = None
+        self._is_hearing = True
         self._subscribed: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: list[asyncio.Task[None]] = []
@@ -89,6 +93,10 @@ class RedisPeers:
                 listener.ready(queue, tasks)
             if moved:
                 listener.moved(moved)
+
+    def report_withdrawn(self, task: Task) -> None:
+        for listener in self._listeners:
+            listener.withdrawn(task)
 
     @property
     def tells_emptied(self) -> bool:
@@ -230,7 +238,9 @@ class RedisPeers:
             except (*FAULTS, CodeqError) as fault:
                 if not isinstance(fault, CodeqError):
                     passing(fault)  # raises a mistake of our own
-                _log.warning("signals of other processes are not heard, connecting again: %s", fault)
+                if self._is_hearing:
+                    _log.warning("signals of other processes are not heard, connecting again: %s", fault)
+                self._is_hearing = False
                 await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _read_signals(self) -> None:
@@ -240,13 +250,23 @@ class RedisPeers:
         await self._subscriptions.subscribe(self._channels.policies)
         for channel in list(self._subscribed):
             await self._send_subscribe(channel)
+        is_asked = False
         while not self._is_closing:
-            message = await self._subscriptions.get_message(timeout=None)
+            message = await self._subscriptions.get_message(timeout=SILENCE_S)
             if message is not None:
+                is_asked = False
                 self._heard(message)
+            elif is_asked:
+                raise StoreUnavailable("the connection for signals does not answer")
+            else:
+                is_asked = True
+                await self._subscriptions.subscribe(self._channels.policies)  # again: that is answered, too
 
     def _heard(self, message: Mapping[str, Any]) -> None:
         channel = message["channel"].decode()
+        if not self._is_hearing:
+            self._is_hearing = True
+            _log.warning("signals of other processes are heard again")
         if message["type"] in ("subscribe", "psubscribe"):
             watched = self._channels.queue_of(channel)
             if channel == self._channels.moved:

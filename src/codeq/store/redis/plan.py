@@ -137,14 +137,12 @@ def _was_withdrawn(change: Change) -> bool:
     return change.move is _PURGE and change.before is not None and change.before.move is _CANCEL
 
 
-def answer_of(change: Change, answer: int | bytes) -> Task | bytes | None:
-    """Returns the task after the change; None if it was refused; the id of the task that has its idempotency key."""
-    if isinstance(answer, bytes):
-        return answer
-    if not answer:
+def answered(change: Change, version: int) -> Task | None:
+    """Returns the task after the change, with the version that the script has given it; None if it was refused."""
+    if not version:
         return None
     if change.move is not _HEARTBEAT:
-        codec.versioned(change.after, answer)
+        codec.versioned(change.after, version)
     if change.delivery is not None:
-        codec.versioned(change.delivery.after, answer + 1)
+        codec.versioned(change.delivery.after, version + 1)
     return change.after

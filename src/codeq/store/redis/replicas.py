@@ -21,23 +21,32 @@ class ReplicaWait:
         self._next: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
 
-    async def wait(self) -> None:
-        """Returns once all that was written before is on the replicas. Raises StoreUnavailable if it may not be."""
+    @property
+    def primary(self) -> str:
+        """The one that confirmed last."""
+        return self._primary
+
+    async def wait(self, since: str | None = None) -> None:
+        """Returns once all that was written before is on the replicas. Raises StoreUnavailable if it may not be.
+
+        `since` is the primary before the first of these writes: they may have gone to it, and another one, which has
+        been seen meanwhile, cannot confirm them.
+        """
         if not self._replicas:
             return
+        if since is not None and since != self._primary:
+            raise _other_primary()
         if self._next is None:
-            self._next = self._connection.detached(self._wait_together())
+            self._next = self._connection.detached(self._wait_together(self._primary))
         await asyncio.shield(self._next)
 
-    async def _wait_together(self) -> None:
+    async def _wait_together(self, before: str) -> None:
         async with self._lock:
             self._next = None  # who comes from now on may have written after the marker
-            before = self._primary
             confirmed, self._primary = await self._confirmations()
-        if self._primary != before:
-            raise StoreUnavailable(
-                "another Redis server has become the primary, so whether it has the write is unknown; repeat the call"
-            )
+            if self._primary != before:
+                await self._connection.close_connections(self._primary)
+                raise _other_primary()
         if confirmed < self._replicas:
             raise StoreUnavailable(
                 f"{confirmed} of {self._replicas} replicas have confirmed the write in time, so whether it survives a "
@@ -58,6 +67,12 @@ class ReplicaWait:
         except FAULTS as fault:
             raise passing(fault) from fault
         return int(confirmed), str(replication["master_replid"])
+
+
+def _other_primary() -> StoreUnavailable:
+    return StoreUnavailable(
+        "another Redis server has become the primary, so whether it has the write is unknown; repeat the call"
+    )
 
 
 async def primary_of(connection: RedisClient, key: str) -> str:

@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from pathlib import Path
 
 from codeq.domain import lifecycle
@@ -14,9 +13,9 @@ from codeq.domain.queue import Index, QueueCounts, QueueKey, QueuePolicy
 from codeq.domain.requests import Delivery, Filter, Page, Record
 from codeq.domain.task import Body, Change, Move, Task
 from codeq.domain.tenants import StorageUsage
-from codeq.store import all_counts, codec
+from codeq.store import codec
 from codeq.store.detached import DetachedTakes
-from codeq.store.interface import ALL, ClaimRequest, Clock, Events, Scope
+from codeq.store.interface import ALL, ClaimRequest, Clock, Events, Primaries, Scope
 from codeq.store.redis import bodies, claims, keys, listing, records
 from codeq.store.redis.commits import CommitQueue
 from codeq.store.redis.connection import PAUSES_S, LuaScript, RedisClient
@@ -31,7 +30,7 @@ from codeq.store.redis.known import UNKNOWN, KnownChanges
 from codeq.store.redis.leased import LeasedTasks
 from codeq.store.redis.merging import MergedCalls
 from codeq.store.redis.peers import RedisPeers
-from codeq.store.redis.plan import COMMIT, CommitPlanner, answer_of
+from codeq.store.redis.plan import COMMIT, CommitPlanner, answered
 from codeq.store.redis.registry import RedisRegistry
 from codeq.store.redis.replicas import ReplicaWait
 
@@ -39,7 +38,7 @@ TAKE = LuaScript("take")
 POLICY = LuaScript("policy")
 
 _PENDING, _DELAYED = Index.PENDING, Index.DELAYED
-_HEARTBEAT = Move.HEARTBEAT
+_CANCEL, _HEARTBEAT = Move.CANCEL, Move.HEARTBEAT
 _log = logging.getLogger("codeq")
 
 
@@ -93,17 +92,18 @@ class RedisShard:
             return []
         raw = await self._answers(changes)
         self._known.learn(changes, raw)
-        answers = [answer_of(change, answer) for change, answer in zip(changes, raw, strict=True)]
-        tasks: list[Task | None] = [None if isinstance(answer, bytes) else answer for answer in answers]
-        for change, answer in zip(changes, answers, strict=True):
-            self._leased.moved(change.after.id, None if isinstance(answer, bytes) else answer)
-        owners = {place: keys.task_id(answer) for place, answer in enumerate(answers) if isinstance(answer, bytes)}
-        for place, task in zip(owners, await self._tasks(list(owners.values())), strict=True):
-            # A task that was purged in between no longer has the key.
-            tasks[place] = task if task is not None else (await self.commit([changes[place]]))[0]
-        applied = [change for task, change in zip(tasks, changes, strict=True) if task is change.after]
-        created = [change.delivery.after for change in applied if change.delivery is not None]
-        self._report([change.after for change in applied] + created, changes)
+        tasks: list[Task | None] = []
+        owners: dict[int, str] = {}
+        for change, answer in zip(changes, raw, strict=True):
+            if isinstance(answer, bytes):
+                owners[len(tasks)] = keys.task_id(answer)
+            tasks.append(None if isinstance(answer, bytes) else answered(change, answer))
+            self._leased.moved(change.after.id, tasks[-1])
+        if owners:
+            for place, task in zip(owners, await self._tasks(list(owners.values())), strict=True):
+                # A task that was purged in between no longer has the key.
+                tasks[place] = task if task is not None else (await self.commit([changes[place]]))[0]
+        self._report([change for task, change in zip(tasks, changes, strict=True) if task is change.after])
         return tasks
 
     async def _answers(self, changes: Sequence[Change]) -> Sequence[int | bytes]:
@@ -131,18 +131,21 @@ class RedisShard:
         answers: list[int | bytes] = await self._connection.run(COMMIT, plan.keys, plan.arguments, before=before)
         return answers
 
-    def _report(self, tasks: Sequence[Task], changes: Sequence[Change]) -> None:
-        ready: defaultdict[QueueKey, int] = defaultdict(int)
-        quiet = {change.after.id for change in changes if change.move is _HEARTBEAT}
-        moved = [task for task in tasks if task.id not in quiet]
+    def _report(self, applied: Sequence[Change]) -> None:
+        moved = [change.after for change in applied if change.move is not _HEARTBEAT]
+        moved += [change.delivery.after for change in applied if change.delivery is not None]
+        ready: dict[QueueKey, int] = {}
         for task in moved:
             place, queue = lifecycle.position(task), QueueKey(task.tenant, task.command)
             if place is _PENDING:
-                ready[queue] += 1
+                ready[queue] = ready.get(queue, 0) + 1
                 self._heads.pending(queue, task.priority)
             elif place is _DELAYED:
                 self._heads.delayed(queue, task.visible_ms)
         self.peers.report(ready, moved)
+        for change in applied:
+            if change.move is _CANCEL and change.before is not None and lifecycle.position(change.before) is _PENDING:
+                self.peers.report_withdrawn(change.after)
 
     # -- claims --------------------------------------------------------------------------------------------------
 
@@ -322,7 +325,9 @@ class RedisShard:
         self._check()
         return await self._counting.queues()
 
-    all_counts = all_counts.elsewhere
+    def all_counts(self, command: str | None = None) -> AsyncIterator[Mapping[QueueKey, QueueCounts]]:
+        self._check()
+        return self._counting.all_counts(command)
 
     async def queues_of(self, tenant: str) -> Set[QueueKey]:
         self._check()
@@ -355,9 +360,13 @@ class RedisShard:
         self._check()
         return await self.peers.set_policy(self._keys.policies, queue, policy, replacing=replacing)
 
-    async def flush(self, ids: Sequence[str] | None = None) -> None:  # noqa: ARG002
+    @property
+    def primaries(self) -> Primaries:
+        return (self._replicas.primary,)
+
+    async def flush(self, ids: Sequence[str] | None = None, *, since: Primaries | None = None) -> None:  # noqa: ARG002
         self._check()
-        await self._replicas.wait()
+        await self._replicas.wait(since[0] if since else None)
 
     async def checkpoint(self, target: Path) -> None:  # noqa: ARG002
         raise InvalidRequest("this store is on Redis: back it up with Redis's own means (RDB or AOF files, a replica)")
@@ -369,6 +378,7 @@ class RedisShard:
             await self._claims.drain()
             await self._looks.drain()
             await self._commits.drain()
+            await self._counting.drain()
             await self.peers.close()
 
     def _check(self) -> None:

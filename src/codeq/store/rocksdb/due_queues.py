@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import count
 
 from codeq.domain.task import Task
+from codeq.store.interface import Scope
 from codeq.store.rocksdb.pending import QueueState
 
 TASKS_PER_TURN = 64
@@ -19,6 +20,9 @@ _STALE_MAX = 64
 
 ReadDue = Callable[[QueueState, int, int], list[Task]]
 """Returns up to so many tasks of the queue that are due at that time, and calls `DueQueues.set_next`."""
+
+FindQueue = Callable[[tuple[str, str]], QueueState | None]
+"""Returns the queue of this tenant and command, if it has tasks."""
 
 
 class DueQueues:
@@ -50,6 +54,20 @@ class DueQueues:
 
     def next_ms(self, queue: QueueState) -> int:
         return self._next_ms.get(queue, 0)
+
+    def in_scope(self, scope: Scope, find: FindQueue, now_ms: int, limit: int) -> list[Task]:
+        """Returns due tasks of the scope. Costs a comparison if no queue has any, as between most claims."""
+        if not self._ready and (not self._heap or self._heap[0][0] > now_ms):
+            return []
+        _, tenant, commands = scope
+        if tenant is None or commands is None:
+            return self.of_tenant(tenant, now_ms, limit)
+        found: list[Task] = []
+        for command in commands:
+            queue = find((tenant, command))
+            if queue is not None and len(found) < limit:
+                found += self.of_queue(queue, now_ms, limit - len(found))
+        return found
 
     def of_queue(self, queue: QueueState, now_ms: int, limit: int) -> list[Task]:
         """Returns the queue's due tasks. Costs a look-up if there are none."""

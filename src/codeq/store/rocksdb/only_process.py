@@ -61,6 +61,10 @@ class OnlyProcess:
         for moved in self._on_moved:
             moved(tasks)
 
+    def report_withdrawn(self, task: Task) -> None:
+        for listener in self._listeners:
+            listener.withdrawn(task)
+
     def report_policy(self, queue: QueueKey) -> None:
         for listener in self._listeners:
             listener.policies_changed([queue])

@@ -219,12 +219,14 @@ class QueueState:
     """The state of one queue in one shard, of bounded size whatever the queue's length."""
 
     __slots__ = (
-        "budget", "dead", "delayed", "delayed_from", "expiries", "in_progress", "key", "served", "tenant", "windows",
+        "budget", "dead", "delayed", "delayed_from", "expiries", "in_progress", "is_system", "key", "served",
+        "tenant", "windows",
     )  # fmt: skip
 
     def __init__(self, budget: Budget, key: QueueKey, tenant: TenantState) -> None:
         self.budget = budget
         self.key = key
+        self.is_system = is_system(key.command)
         self.tenant = tenant
         self.delayed = 0
         self.delayed_from = b""
@@ -243,7 +245,7 @@ class QueueState:
         window = self.windows.get(priority)
         if window is None:
             window = self.windows[priority] = Window(self, priority)
-            if is_system(self.key.command):
+            if self.is_system:
                 return window
             ready = self.tenant.ready.get(priority)
             if ready is None:
@@ -255,7 +257,7 @@ class QueueState:
         """Removes a window that has no tasks left."""
         priority = window.priority
         del self.windows[priority]
-        if is_system(self.key.command):
+        if self.is_system:
             return
         ready = self.tenant.ready[priority]
         del ready[self]

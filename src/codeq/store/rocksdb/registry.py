@@ -1,4 +1,8 @@
-"""The registry of one shard: all entries in memory, so that asking costs no read, and on disk for the next start."""
+"""The registry of one shard: all entries in memory, so that asking costs no read, and on disk for the next start.
+
+An entry that has expired does not exist any more for whoever asks. It is deleted by later calls, a few at a time:
+thousands may expire in the same second, and nobody may ask before.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -15,6 +19,8 @@ Name = tuple[str, str, str]
 """Kind, tenant and name."""
 
 _EXPIRIES_MIN = 1024
+_EXPIRED_MAX = 100
+"""Expired entries that one call deletes, besides two for each that it stores: less than a millisecond."""
 
 _decode = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
 
@@ -45,7 +51,7 @@ class RocksRegistry:
                 self._stored[kind, tenant][name] = entry
 
     async def put(self, entries: Sequence[Registration]) -> None:
-        self._remove_expired()
+        self._begin(len(entries))
         for entry in entries:
             self._put(entry)
 
@@ -53,29 +59,37 @@ class RocksRegistry:
         return await self.advance(entries, over=[b""] * len(entries))
 
     async def advance(self, entries: Sequence[Registration], *, over: Sequence[bytes]) -> list[bool]:
-        self._remove_expired()
+        now_ms = self._begin(len(entries))
         is_put: list[bool] = []
         for entry, least in zip(entries, over, strict=True):
-            stored = self._stored.get((entry.kind, entry.tenant), {}).get(entry.name)
+            stored = self._find(entry.kind, entry.tenant, entry.name, now_ms)
             is_put.append(stored is None or stored.value < least)
             if is_put[-1]:
                 self._put(entry)
         return is_put
 
     async def remove(self, kind: str, tenant: str, names: Sequence[str]) -> list[bool]:
-        self._remove_expired()
-        return [self._remove((kind, tenant, name)) for name in names]
+        now_ms = self._begin()
+        there_were = [self._find(kind, tenant, name, now_ms) is not None for name in names]
+        for name in names:
+            self._remove((kind, tenant, name))
+        return there_were
 
     async def get(self, kind: str, tenant: str, names: Sequence[str]) -> list[Registration | None]:
-        self._remove_expired()
-        named = self._stored.get((kind, tenant), {})
-        return [named.get(name) for name in names]
+        now_ms = self._begin()
+        return [self._find(kind, tenant, name, now_ms) for name in names]
 
     async def entries(self, kind: str, tenant: str | None = None) -> list[Registration]:
-        self._remove_expired()
+        now_ms = self._begin()
         if tenant is not None:
-            return list(self._stored.get((kind, tenant), {}).values())
-        return [entry for (of_kind, _), named in self._stored.items() if of_kind == kind for entry in named.values()]
+            stored = [self._stored.get((kind, tenant), {})]
+        else:
+            stored = [named for (of_kind, _), named in self._stored.items() if of_kind == kind]
+        return [entry for named in stored for entry in named.values() if entry.expires_ms > now_ms]
+
+    def _find(self, kind: str, tenant: str, name: str, now_ms: int) -> Registration | None:
+        entry = self._stored.get((kind, tenant), {}).get(name)
+        return entry if entry is not None and entry.expires_ms > now_ms else None
 
     def _put(self, entry: Registration) -> None:
         place = (entry.kind, entry.tenant, entry.name)
@@ -93,22 +107,25 @@ class RocksRegistry:
         heapify(self._expiries)
         self._expiries_max = max(_EXPIRIES_MIN, 2 * len(self._expiries))
 
-    def _remove(self, place: Name) -> bool:
+    def _remove(self, place: Name) -> None:
         kind, tenant, name = place
         named = self._stored.get((kind, tenant))
         if named is None or name not in named:
-            return False
+            return
         del named[name]
         if not named:
             del self._stored[kind, tenant]
         self._buffer.delete(keys.registration(*place))
-        return True
 
-    def _remove_expired(self) -> None:
+    def _begin(self, stores: int = 0) -> int:
+        """Begins a call that stores so many entries, and deletes some that have expired. Returns the time."""
         self._check()
         now_ms = self._clock()
-        while self._expiries and self._expiries[0][0] <= now_ms:
+        for _ in range(_EXPIRED_MAX + 2 * stores):
+            if not self._expiries or self._expiries[0][0] > now_ms:
+                break
             expires_ms, (kind, tenant, name) = heappop(self._expiries)
             entry = self._stored.get((kind, tenant), {}).get(name)
             if entry is not None and entry.expires_ms == expires_ms:
                 self._remove((kind, tenant, name))
+        return now_ms

@@ -14,10 +14,9 @@ from codeq.domain.requests import Delivery, Filter, Page, Record
 from codeq.domain.task import Body, Change, Move, Task
 from codeq.domain.tenants import StorageUsage
 from codeq.store import all_counts
-from codeq.store.interface import ALL, ClaimRequest, Clock, Events, Scope
+from codeq.store.interface import ALL, ClaimRequest, Clock, Events, Primaries, Scope
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.database import Database
-from codeq.store.rocksdb.due_queues import DueQueues
 from codeq.store.rocksdb.eventlog import EventLog
 from codeq.store.rocksdb.group_commit import GroupCommit
 from codeq.store.rocksdb.high_water_mark import HighWaterMark
@@ -37,13 +36,13 @@ from codeq.store.rocksdb.write_buffer import WriteBuffer
 
 _SELECTIONS_MAX = 100
 _PENDING, _DELAYED, _IN_PROGRESS, _DEAD, _NONE = Index
-_ABANDON, _EXPIRE, _HEARTBEAT, _PROMOTE, _PURGE = Move.ABANDON, Move.EXPIRE, Move.HEARTBEAT, Move.PROMOTE, Move.PURGE
+_CANCEL, _HEARTBEAT, _PROMOTE, _PURGE = Move.CANCEL, Move.HEARTBEAT, Move.PROMOTE, Move.PURGE
 
 
 class RocksShard:
     """Implements `store.interface.Store` for the tasks of one shard."""
 
-    shards, is_local = 1, True
+    shards, is_local, primaries = 1, True, ("",)
     all_counts = all_counts.in_memory
 
     def __init__(
@@ -146,25 +145,14 @@ class RocksShard:
     async def due(self, index: Index, now_ms: int, limit: int, *, scope: Scope = ALL) -> list[Task]:
         self._group_commit.check(adds_tasks=False)
         if index is _DELAYED:
-            return self._due_in(self._delayed.due, now_ms, limit, scope)
+            return self._delayed.due.in_scope(scope, self._queues.peek, now_ms, limit)
         if index is _IN_PROGRESS:
             if scope.tenant is None:
                 self._leases.save_extended()
-            return self._due_in(self._leases.due, now_ms, limit, scope)
+            return self._leases.due.in_scope(scope, self._queues.peek, now_ms, limit)
         if index is _NONE:
             return self._retention.due(now_ms, limit)
         raise ValueError(f"tasks in {index} wait for no time")
-
-    def _due_in(self, due: DueQueues, now_ms: int, limit: int, scope: Scope) -> list[Task]:
-        _, tenant, commands = scope
-        if tenant is None or commands is None:
-            return due.of_tenant(tenant, now_ms, limit)
-        found: list[Task] = []
-        for command in commands:
-            queue = self._queues.peek((tenant, command))
-            if queue is not None and len(found) < limit:
-                found += due.of_queue(queue, now_ms, limit - len(found))
-        return found
 
     async def find(
         self, tenant: str, wanted: Filter, *, cursor: str | None, limit: int, bytes_max: int = BATCH_BYTES_MAX
@@ -212,7 +200,7 @@ class RocksShard:
         state = self._queues.tenant(tenant)
         return state.queues if state is not None else frozenset()
 
-    async def flush(self, ids: Sequence[str] | None = None) -> None:  # noqa: ARG002
+    async def flush(self, ids: Sequence[str] | None = None, *, since: Primaries | None = None) -> None:  # noqa: ARG002
         await self._group_commit.flush()
 
     async def checkpoint(self, target: Path) -> None:
@@ -239,8 +227,7 @@ class RocksShard:
         self._database.close()
 
     async def in_progress(self, queue: QueueKey) -> int:
-        known = self._queues.peek(queue)
-        return known.in_progress if known else 0
+        return known.in_progress if (known := self._queues.peek(queue)) else 0
 
     async def priorities(self, request: ClaimRequest) -> set[int]:
         return priorities(self._queues, request)
@@ -269,7 +256,7 @@ class RocksShard:
             if move is _PROMOTE:
                 self._delayed.set_aside(self._queues.get(before.tenant, before.command), before)
             return None
-        if (move is _EXPIRE or move is _ABANDON) and current.lease_until_ms != before.lease_until_ms:
+        if current.lease_until_ms != before.lease_until_ms and move in (Move.ABANDON, Move.EXPIRE, _HEARTBEAT):
             return None
         if move is _HEARTBEAT:
             self._leases.extend(after)
@@ -283,6 +270,8 @@ class RocksShard:
             tenant = queue.tenant
             tenant.payload_bytes = max(0, tenant.payload_bytes - after.payload_bytes)  # older versions did not count
             return after
+        if move is _CANCEL and lifecycle.position(before) is _PENDING:
+            self.peers.report_withdrawn(after)
         self._records.put_current(after, data, change.result)
         self._add_to_index(queue, after, data)
         if change.delivery is not None:
@@ -383,8 +372,7 @@ class RocksShard:
 
     def _with_bodies(self, tasks: list[Task], bodies: list[Body | None]) -> list[Delivery]:
         """Adds the bodies that are not in memory. A task whose body cannot be read is left to the end of its lease."""
-        missing = [i for i, body in enumerate(bodies) if body is None]
-        if missing:
+        if missing := [i for i, body in enumerate(bodies) if body is None]:
             for i, body in zip(missing, self._records.bodies([tasks[i] for i in missing]), strict=True):
                 bodies[i] = body
         return [Delivery(task, body) for task, body in zip(tasks, bodies, strict=True) if body is not None]

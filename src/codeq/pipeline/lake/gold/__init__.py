@@ -1,6 +1,6 @@
 """How each gold table is computed: the partial rows of a batch, and how they are merged into the table.
 
-Imports the descriptions of the tables and PySpark alone; reads and writes no files.
+Imports the descriptions of the tables, and works on Arrow tables; reads and writes no files, and calls no Spark.
 
 partials = gold.THROUGHPUT.partials(GoldBatch(events, attempts, tasks))
 rows = gold.THROUGHPUT.merged(existing_rows_of_the_same_days, partials)

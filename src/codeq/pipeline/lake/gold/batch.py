@@ -1,12 +1,20 @@
 """The input of gold: the new rows of a batch, and sums of them that several tables share, each computed in one pass."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import cached_property, partial
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as f
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from codeq.pipeline.lake.gold.adding import added_up
+from codeq.pipeline.lake.grouping import Numbers, Rows
+from codeq.pipeline.lake.tables import BRONZE_EVENTS, SILVER_ATTEMPTS, SILVER_TASKS, Merge, Table
+
+TIME = pa.timestamp("us", "UTC")
+_DAY_US = 86_400_000_000
 
 
 @dataclass(frozen=True)
@@ -28,116 +36,114 @@ class Goals:
     wait_ms: int = 1000
     """The mean wait for which capacity is computed."""
 
-    @property
-    def target_ms(self) -> Column:
-        within_ms = {command: target.within_ms for command, target in self.targets.items()}
-        return _by_command(within_ms, f.lit(self.default.within_ms).cast("bigint"))
+    def target_ms(self, command: str | None) -> int:
+        return self._target(command).within_ms
 
-    @property
-    def objective(self) -> Column:
-        objectives = {command: target.objective for command, target in self.targets.items()}
-        return _by_command(objectives, f.lit(self.default.objective))
+    def objective(self, command: str | None) -> float:
+        return self._target(command).objective
+
+    def _target(self, command: str | None) -> Target:
+        return self.targets.get(command or "", self.default)
+
+
+def no_rows(table: Table) -> pa.Table:
+    return to_arrow_schema(table.schema, timezone="UTC").empty_table()
 
 
 @dataclass(frozen=True)
 class GoldBatch:
-    """New events, each once, and the silver rows that they closed.
+    """New events, each once, and the silver rows that they closed; or some of them, because all that is computed adds
+    up.
 
     Open rows may be among the silver rows. Only closed rows count, so that each counts once: in the batch that closed
     it.
 
     Sums are grouped by every column that a condition may use. So one pass counts each row once, and conditions are
-    evaluated on the few rows of the result. Their values are numbers and times alone, because for other types Spark
-    would sort the rows instead of hashing them.
+    evaluated on the few rows of the result.
     """
 
-    events: DataFrame
-    attempts: DataFrame
-    tasks: DataFrame
+    events: pa.Table = field(default_factory=partial(no_rows, BRONZE_EVENTS))
+    attempts: pa.Table = field(default_factory=partial(no_rows, SILVER_ATTEMPTS))
+    tasks: pa.Table = field(default_factory=partial(no_rows, SILVER_TASKS))
     goals: Goals = field(default_factory=Goals)
     minute_s: int = 60
     """Seconds of a `minute` of throughput: a report of a short time has less."""
     hour_s: int = 3600
     """Seconds of an `hour` of latency."""
 
-    @property
-    def closed_attempts(self) -> DataFrame:
-        return self.attempts.where("not is_open")
+    @cached_property
+    def closed_attempts(self) -> Rows:
+        return Rows(self.attempts.filter(pc.invert(self.attempts["is_open"])))
 
-    @property
-    def finished_tasks(self) -> DataFrame:
+    @cached_property
+    def finished_tasks(self) -> Rows:
         """Tasks that a worker completed or failed. Dead tasks are counted by deliveries: a task may die repeatedly."""
-        return self.tasks.where("not is_open and outcome in ('completed', 'failed')")
+        closed = Rows(self.tasks.filter(pc.invert(self.tasks["is_open"])))
+        return Rows(closed.table.filter(pa.array(closed.is_in("outcome", "completed", "failed"))))
 
     @cached_property
-    def move_sums(self) -> DataFrame:
+    def move_sums(self) -> Rows:
         """Events by minute and move."""
+        rows = Rows(self.events)
         kind = ("tenant", "command", "priority", "move", "status_before", "status_after")
-        sums = self.events.groupBy(*kind, start_of("at", self.minute_s).alias("minute")).agg(
-            f.count("*").alias("number"),
-            f.sum("payload_bytes").alias("payload_bytes"),
-            f.sum("artifacts").alias("artifacts"),
-            f.sum("artifact_bytes").alias("artifact_bytes"),
-            f.min("at").alias("first_at"),
-            f.max("at").alias("last_at"),
-        )
-        return sums.withColumn("day", day_of("minute"))
+        minute = start_of(rows, "at", self.minute_s)
+        columns = {name: rows.column(name) for name in (*kind, "payload_bytes", "artifacts", "artifact_bytes")}
+        columns |= {"minute": minute, "day": day_of(minute), "number": _ones(rows)}
+        columns |= dict.fromkeys(("first_at", "last_at"), rows.column("at"))
+        ways = dict.fromkeys(("number", "payload_bytes", "artifacts", "artifact_bytes"), Merge.SUM)
+        ways |= {"first_at": Merge.MIN, "last_at": Merge.MAX}
+        return Rows(added_up(Rows(pa.table(columns)), (*kind, "minute", "day"), ways))
 
     @cached_property
-    def delivery_sums(self) -> DataFrame:
+    def delivery_sums(self) -> Rows:
         """Closed attempts by hour, worker and end; `is_timed` if the run time is known."""
+        rows = self.closed_attempts
         kind = ("tenant", "command", "worker_id", "ended_by", "is_dead")
-        is_timed = f.col("run_ms").isNotNull().alias("is_timed")
-        sums = self.closed_attempts.groupBy(*kind, is_timed, start_of("ended_at", 3600).alias("hour")).agg(
-            f.count("*").alias("number"),
-            f.sum("run_ms").alias("run_ms"),
-            f.min("claimed_at").alias("first_claimed_at"),
-            f.min("ended_at").alias("first_ended_at"),
-            f.max("ended_at").alias("last_ended_at"),
-        )
-        return sums.withColumn("day", day_of("hour"))
+        hour, ended_at = start_of(rows, "ended_at", 3600), rows.column("ended_at")
+        columns = {name: rows.column(name) for name in (*kind, "run_ms")}
+        columns |= {"hour": hour, "day": day_of(hour), "number": _ones(rows), "is_timed": pa.array(rows.has("run_ms"))}
+        columns |= {
+            "first_claimed_at": rows.column("claimed_at"),
+            "first_ended_at": ended_at,
+            "last_ended_at": ended_at,
+        }
+        ways = {"number": Merge.SUM, "run_ms": Merge.SUM, "first_claimed_at": Merge.MIN, "first_ended_at": Merge.MIN,
+                "last_ended_at": Merge.MAX}  # fmt: skip
+        return Rows(added_up(Rows(pa.table(columns)), (*kind, "is_timed", "hour", "day"), ways))
 
     @cached_property
-    def task_sums(self) -> DataFrame:
+    def task_sums(self) -> Rows:
         """Finished tasks by hour and outcome; `took` is the number of deliveries, 11 for more than ten."""
-        in_time = f.coalesce(f.col("end_to_end_ms") <= self.goals.target_ms, f.lit(False))
-        took = f.expr("if(deliveries > 10, 11, deliveries)")
-        sums = self.finished_tasks.groupBy(
-            "tenant", "command", "outcome", in_time.alias("in_time"), took.alias("took"),
-            start_of("ended_at", 3600).alias("hour"),
-        ).agg(f.count("*").alias("number"))  # fmt: skip
-        return sums.withColumn("day", day_of("hour"))
-
-    @contextmanager
-    def cached(self) -> Iterator[None]:
-        """Computes the sums that tables have used so far, and caches them until the block ends."""
-        sums = [vars(self)[name] for name in ("move_sums", "delivery_sums", "task_sums") if name in vars(self)]
-        try:
-            for rows in sums:
-                rows.persist()
-            if sums:
-                # In one job before the tables: two of them at the same time would both compute the same sums.
-                all_sums = reduce(DataFrame.union, [rows.select(f.lit(1)) for rows in sums])
-                all_sums.write.format("noop").mode("append").save()
-            yield
-        finally:
-            for rows in sums:
-                rows.unpersist()
+        rows = self.finished_tasks
+        target_ms = rows.by_text("command", self.goals.target_ms)
+        in_time = rows.has("end_to_end_ms") & (rows.numbers("end_to_end_ms") <= target_ms)
+        hour = start_of(rows, "ended_at", 3600)
+        columns = {name: rows.column(name) for name in ("tenant", "command", "outcome")}
+        columns |= {"in_time": pa.array(in_time), "took": pa.array(np.minimum(rows.numbers("deliveries"), 11))}
+        columns |= {"hour": hour, "day": day_of(hour), "number": _ones(rows)}
+        keys = ("tenant", "command", "outcome", "in_time", "took", "hour", "day")
+        return Rows(added_up(Rows(pa.table(columns)), keys, {"number": Merge.SUM}))
 
 
-def start_of(column: str, seconds: int) -> Column:
+def start_of(rows: Rows, name: str, seconds: int) -> pa.Array:
     """Returns the start of the minute or hour in UTC."""
-    micros = seconds * 1_000_000
-    return f.expr(f"timestamp_micros((unix_micros({column}) div {micros}) * {micros})")
+    micros, unit = rows.numbers(name), seconds * 1_000_000
+    return _times(micros // unit * unit)
 
 
-def day_of(column: str) -> Column:
-    """Returns the day in UTC, whatever the time zone of the session."""
-    return f.expr(f"date_from_unix_date(cast(unix_micros({column}) div 86400000000 as int))")
+def day_of(times: pa.Array) -> pa.Array:
+    """Returns the day in UTC."""
+    days = times.view(pa.int64()).to_numpy() // _DAY_US
+    return pa.array(days.astype(np.int32)).view(pa.date32())
 
 
-def _by_command(values: Mapping[str, float], default: Column) -> Column:
-    if not values:
-        return default
-    known = f.create_map(*(f.lit(x) for pair in values.items() for x in pair))
-    return f.coalesce(f.try_element_at(known, f.col("command")), default)
+def midnight_of(days: pa.Array) -> pa.Array:
+    return _times(days.view(pa.int32()).to_numpy().astype(np.int64) * _DAY_US)
+
+
+def _times(micros: Numbers) -> pa.Array:
+    return pa.array(micros).view(TIME)
+
+
+def _ones(rows: Rows) -> pa.Array:
+    return pa.array(np.ones(len(rows), np.int64))

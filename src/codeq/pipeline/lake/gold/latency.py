@@ -1,77 +1,99 @@
 """Gold tables about durations: percentiles of waits, runs and whole tasks, and service levels."""
 
-from pyspark.sql import Column, DataFrame, GroupedData
-from pyspark.sql import functions as f
+from collections.abc import Iterator
 
-from codeq.pipeline.lake.gold.batch import Goals, GoldBatch, day_of, start_of
-from codeq.pipeline.lake.gold.merge import GoldTable, number_when, ratio
-from codeq.pipeline.lake.tables import GOLD_LATENCY, GOLD_SERVICE_LEVELS
+import numpy as np
+import pyarrow as pa
+
+from codeq.pipeline.lake.gold.adding import added_up
+from codeq.pipeline.lake.gold.batch import Goals, GoldBatch, day_of, midnight_of, start_of
+from codeq.pipeline.lake.gold.merge import Columns, GoldTable, divided, null_for_nan, number_when, ratio
+from codeq.pipeline.lake.gold.sketches import kll_of, kll_quantiles
+from codeq.pipeline.lake.grouping import Rows, groups_by, take
+from codeq.pipeline.lake.tables import GOLD_LATENCY, GOLD_SERVICE_LEVELS, Merge
 
 _MEASURES = {"waits": "wait", "runs": "run", "ends": "end_to_end"}
+_PERCENTS = (50, 90, 95, 99)
+_HOUR_KEYS = ("tenant", "command", "priority", "start", "day")
+_DAY_KEYS = ("tenant", "command", "priority", "day")
 
 
-def _latency(batch: GoldBatch) -> DataFrame:
-    attempts, tasks = (_per_hour(rows, batch.hour_s) for rows in (batch.closed_attempts, batch.finished_tasks))
-    delivered = attempts.agg(*_measured("waits", "wait"), *_measured("runs", "run"))
-    hours = delivered.unionByName(tasks.agg(*_measured("ends", "end_to_end")), allowMissingColumns=True)
-    # The sketch of a day is merged from those of its hours, which is far cheaper than sketching every row twice.
-    days = hours.groupBy("tenant", "command", "priority", "day").agg(
-        *(f.sum(name).alias(name) for name in (*_MEASURES, *(f"{measure}_ms" for measure in _MEASURES.values()))),
-        *(f.kll_merge_agg_double(f"{measure}_sketch").alias(f"{measure}_sketch") for measure in _MEASURES.values()),
-    )
-    days = days.withColumn("start", f.expr("timestamp_micros(unix_date(day) * 86400000000L)"))
-    return hours.withColumn("grain", f.lit("hour")).unionByName(days.withColumn("grain", f.lit("day")))
+def _latency(batch: GoldBatch) -> Iterator[pa.Table]:
+    delivered = _measured(batch.closed_attempts, batch.hour_s, waits="wait", runs="run")
+    ended = _measured(batch.finished_tasks, batch.hour_s, ends="end_to_end")
+    for hours in (delivered, ended):
+        yield _with_grain(hours, "hour")
+        # The sketch of a day is merged from those of its hours, which is far cheaper than sketching every row twice.
+        ways = {
+            name: Merge.KLL if name.endswith("_sketch") else Merge.SUM
+            for name in hours.column_names if name not in _HOUR_KEYS
+        }  # fmt: skip
+        days = added_up(Rows(hours), _DAY_KEYS, ways)
+        yield _with_grain(days.append_column("start", midnight_of(Rows(days).column("day"))), "day")
 
 
-def _per_hour(rows: DataFrame, seconds: int) -> GroupedData:
-    start, day = start_of("ended_at", seconds).alias("start"), day_of("ended_at").alias("day")
-    return rows.groupBy("tenant", "command", "priority", start, day)
+def _measured(rows: Rows, seconds: int, **measures: str) -> pa.Table:
+    start = start_of(rows, "ended_at", seconds)
+    day = day_of(rows.column("ended_at"))
+    keys = {name: rows.column(name) for name in ("tenant", "command", "priority")} | {"start": start, "day": day}
+    groups = groups_by(Rows(pa.table(keys)), _HOUR_KEYS)
+    first = groups.first(np.ones(len(rows), bool))
+    columns = {name: take(column, first) for name, column in keys.items()}
+    for count, measure in measures.items():
+        name = f"{measure}_ms"
+        has, values = rows.has(name), rows.numbers(name)
+        columns[count] = pa.array(groups.total(has.astype(np.int64), has))
+        columns[name] = pa.array(groups.total(values, has))
+        of_groups = [kll_of(values[some].astype(np.float64)) for some in groups.split(has)]
+        columns[f"{measure}_sketch"] = pa.array(of_groups, pa.binary())
+    return pa.table(columns)
 
 
-def _measured(count: str, measure: str) -> list[Column]:
-    milliseconds = f.col(f"{measure}_ms")
-    return [
-        f.count(milliseconds).alias(count),
-        f.sum(milliseconds).alias(f"{measure}_ms"),
-        f.kll_sketch_agg_double(milliseconds.cast("double")).alias(f"{measure}_sketch"),
-    ]
+def _with_grain(rows: pa.Table, grain: str) -> pa.Table:
+    return rows.append_column("grain", pa.repeat(pa.scalar(grain), len(rows)))
 
 
-def _with_percentiles(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG001
-    # Reading a quantile of an empty sketch is an error.
-    return rows.withColumns(
-        {
-            f"{measure}_p{p}_ms": f.when(
-                f.col(count) > 0, f.kll_sketch_get_quantile_double(f"{measure}_sketch", f.lit(p / 100))
-            )
-            for count, measure in _MEASURES.items()
-            for p in (50, 90, 95, 99)
-        }
-    )
+def _with_percentiles(rows: Rows, goals: Goals) -> Columns:  # noqa: ARG001
+    ranks, nothing = [p / 100 for p in _PERCENTS], [None] * len(_PERCENTS)
+    columns = {}
+    for measure in _MEASURES.values():
+        sketches = rows.column(f"{measure}_sketch").to_pylist()
+        quantiles = [kll_quantiles(sketch, ranks) or nothing for sketch in sketches]
+        for place, p in enumerate(_PERCENTS):
+            columns[f"{measure}_p{p}_ms"] = pa.array([values[place] for values in quantiles], pa.float64())
+    return columns
 
 
-def _service_levels(batch: GoldBatch) -> DataFrame:
+def _service_levels(batch: GoldBatch) -> Iterator[pa.Table]:
     """Counts tasks that were completed or failed, and deliveries that made their task dead."""
-    keys = ("tenant", "command", "hour", "day")
-    finished = batch.task_sums.select(
-        *keys,
-        f.col("number").alias("tasks"),
-        *number_when(
-            good="outcome = 'completed' and in_time",
-            late="outcome = 'completed' and not in_time",
-            failed="outcome = 'failed'",
+    tasks, ends = batch.task_sums, batch.delivery_sums
+    is_completed, in_time = tasks.is_in("outcome", "completed"), tasks.numbers("in_time") == 1
+    yield pa.table({
+        **_of_commands(tasks, batch.goals),
+        "tasks": tasks.column("number"),
+        **number_when(
+            tasks,
+            good=is_completed & in_time,
+            late=is_completed & ~in_time,
+            failed=tasks.is_in("outcome", "failed"),
         ),
-    )
-    dead = batch.delivery_sums.where("is_dead").select(
-        *keys, f.col("number").alias("tasks"), f.col("number").alias("failed")
-    )
-    rows = finished.unionByName(dead, allowMissingColumns=True)
-    return rows.withColumns({"target_ms": batch.goals.target_ms, "objective": batch.goals.objective})
+    })  # fmt: skip
+    dead = Rows(ends.table.filter(pa.array(ends.numbers("is_dead") == 1)))
+    yield pa.table({
+        **_of_commands(dead, batch.goals), "tasks": dead.column("number"), "failed": dead.column("number"),
+    })  # fmt: skip
 
 
-def _with_burn(rows: DataFrame, goals: Goals) -> DataFrame:  # noqa: ARG001
-    rows = rows.withColumn("share", ratio("good", "tasks"))
-    return rows.withColumn("burn", f.try_divide(1 - f.col("share"), 1 - f.col("objective")))
+def _of_commands(sums: Rows, goals: Goals) -> dict[str, pa.Array]:
+    columns = {name: sums.column(name) for name in ("tenant", "command", "hour", "day")}
+    columns["target_ms"] = pa.array(sums.by_text("command", goals.target_ms), pa.int64())
+    return columns | {"objective": pa.array(sums.by_text("command", goals.objective), pa.float64())}
+
+
+def _with_burn(rows: Rows, goals: Goals) -> Columns:  # noqa: ARG001
+    share = ratio(rows, "good", "tasks")
+    objective = rows.column("objective").to_numpy(zero_copy_only=False)
+    return {"share": null_for_nan(share), "burn": null_for_nan(divided(1 - share, 1 - objective))}
 
 
 LATENCY = GoldTable(GOLD_LATENCY, _latency, _with_percentiles)

@@ -27,6 +27,7 @@ _EVENT_TEXTS = {
     "trace_id": "Trace that the producer was in.",
     "artifacts": "Files of its result, links included: on complete and fail, and on purge, which deletes them.",
     "artifact_bytes": "Their bytes together.",
+    "worker_name": "What the worker of the latest delivery calls itself; nothing vouches for it.",
 }
 
 BRONZE_EVENTS = Table(
@@ -72,6 +73,7 @@ SILVER_ATTEMPTS = Table(
         Column("first_seq", LONG, "First event of the delivery: what made it ready."),
         Column("last_seq", LONG, "Last event of the delivery."),
         Column("is_open", BOOL, "Whether it has not ended yet."),
+        Column("worker_name", STRING, "What that worker calls itself, such as `host:pid`; nothing vouches for it."),
     ),
 )
 

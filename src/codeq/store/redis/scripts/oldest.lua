@@ -1,22 +1,30 @@
--- Finds the pending task that waits longest at each priority of a queue. Drops entries of tasks that have moved since.
+-- Reads the counts of queues, and finds the pending task that waits longest at each of their priorities. Drops entries of tasks
+-- that have moved since.
 --
--- KEYS    1 records, then pending lists
--- ARGV    1 entries to drop from one list at most
--- Returns per list: the record of its first task, or false
-local found = {}
-for place = 2, #KEYS do
-  found[place - 1] = false
+-- KEYS    1 records; for each queue eleven: the counts of its tenant, its pending lists 0 to 9
+-- ARGV    1 entries to drop from one list at most, 2 counts of a queue; for each queue the names of its counts, those of its
+--         pending lists first
+-- Returns per queue: its counts, and the records of the first tasks of its lists
+local call, sub, width, answers = redis.call, string.sub, tonumber(ARGV[2]), {}
+local function first(key)
   for _ = 0, tonumber(ARGV[1]) do
-    local entry = redis.call('LINDEX', KEYS[place], 0)
+    local entry = call('LINDEX', key, 0)
     if not entry then
-      break
+      return nil
     end
-    local record = redis.call('HGET', KEYS[1], string.sub(entry, 9, 24))
-    if record and string.sub(record, -8) == string.sub(entry, 1, 8) then
-      found[place - 1] = record
-      break
+    local record = call('HGET', KEYS[1], sub(entry, 9, 24))
+    if record and sub(record, -8) == sub(entry, 1, 8) then
+      return record
     end
-    redis.call('LPOP', KEYS[place])
+    call('LPOP', key)
   end
 end
-return found
+for queue = 0, (#KEYS - 1) / 11 - 1 do
+  local at, heads = 2 + queue * 11, {}
+  local counts = call('HMGET', KEYS[at], unpack(ARGV, 3 + queue * width, 2 + (queue + 1) * width))
+  for list = 1, 10 do
+    heads[#heads + 1] = counts[list] and first(KEYS[at + list]) or nil
+  end
+  answers[queue + 1] = { counts, heads }
+end
+return answers
