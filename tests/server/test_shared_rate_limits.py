@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -65,12 +66,20 @@ def test_what_one_server_has_spent_the_other_refuses(servers: list[Server], node
 
 
 def test_calls_that_alternate_between_servers_get_one_bucket_in_all(servers: list[Server], node: RedisNode) -> None:
-    token = servers[0].token("turns")
-    statuses = [servers[turn % 2].request("POST", paths.TASKS, TASK, token=token).status_code for turn in range(80)]
-    admitted = statuses.count(202)
-    assert statuses.count(429) == 80 - admitted
-    assert 40 <= admitted <= 50  # a server may not have heard yet of the other's last calls
-    eventually(lambda: left(node, "producer:turns:turns-producer") < 41 - admitted or None)  # it is paid for
+    token, bucket, admitted = servers[0].token("turns"), "producer:turns:turns-producer", 0
+    for turn in range(80):
+        before = left(node, bucket)
+        answer = servers[turn % 2].request("POST", paths.TASKS, TASK, token=token)
+        assert answer.status_code in (202, 429)
+        if answer.status_code == 202:
+            admitted += 1
+            eventually(partial(is_below, node, bucket, before))
+    # A server hears of the other's calls with its own next one. A slow machine refills a token a minute.
+    assert 40 <= admitted <= 44
+
+
+def is_below(node: RedisNode, bucket: str, tokens: float) -> bool:
+    return left(node, bucket) < tokens
 
 
 def test_all_subjects_of_a_tenant_share_a_bucket_over_servers(servers: list[Server], node: RedisNode) -> None:
