@@ -1,4 +1,4 @@
-"""S3 servers on loopback: moto's, which has conditional puts, and rclone's, which ignores their condition."""
+"""S3 servers on loopback: moto's (`s3_moto.py`), with conditional puts, and rclone's, which ignores the condition."""
 
 import re
 import socket
@@ -38,7 +38,7 @@ def free_port() -> int:
 @contextmanager
 def start_moto(folder: Path, port: int = 0) -> Iterator[dict[str, str]]:
     """Starts an S3 server that holds one bucket in memory. Yields the variables by which it is reached."""
-    command = [str(Path(sys.executable).with_name("moto_server")), "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, "-m", "tests.s3_moto", "-H", "127.0.0.1", "-p", str(port)]
     with _started(command, folder / "moto.log") as listens:
         # No signature is checked, but the server finds out from it which of Amazon's services is meant.
         signed = {"Authorization": "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request"}
