@@ -50,7 +50,7 @@ _NEVER = float("inf")
 _STEPS = range(bounds.STEPS_MAX)
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_confirming", "_context", "_deadline_s", "_dropped_bytes", "_is_advancing", "_is_read_paused", "_is_stopping",
         "_loop", "_sent_s", "_state", "_timed", "_timer", "_unread_bytes", "authorization", "current", "is_half_closed",
@@ -124,7 +124,11 @@ class Connection(asyncio.Protocol):
         if self.waiting is not None:
             self._context.pacer.run(self._end_wait)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        return self._context.read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data = bytes(self._context.read_buffer[:nbytes])
         reader = self.reader
         if self._state is _OPEN and len(data) <= SLICE_BYTES and not reader.unparsed and not reader.complete:
             reader.feed(data)

@@ -21,6 +21,9 @@ class State(IntEnum):
 
 AHEAD_BYTES_MAX = 64 * 1024
 """Bytes that are read while a request is being processed, so that a client that leaves is noticed."""
+RECEIVE_BYTES = 16 * 1024
+"""Bytes that are received at once. A piece of more than 128 KB would be memory of its own from the system, whose pages
+cost more than what is done with them."""
 READ_BYTES_MIN = 64 * 1024
 """What a client must read of its responses in each idle timeout, to be given another: a thousand bytes a second."""
 STEPS_MAX = 32

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from codeq.server.connection_bounds import RECEIVE_BYTES
 from codeq.server.connection_limit import ConnectionLimit
 from codeq.server.request import HttpRequest
 from codeq.server.request_reader import Stage
@@ -29,6 +30,8 @@ class ServerContext:
     """Ends the long polls of clients that leave: thousands may leave at once."""
     lost: Callable[[Any], None] = lambda _: None
     """Called when a connection is lost, with the connection."""
+    read_buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(RECEIVE_BYTES)))
+    """What any of them receives into. It is copied before the next one receives."""
 
     def timeout_s(self, stage: Stage) -> float:
         """Returns the client's time limit for what it has to do next."""
