@@ -243,7 +243,8 @@ BATCH_PIECE_MAX = 128
 
 SHORT_BATCH_MAX = 32
 """Tasks of a batch that count as a short call: even the batches of eight connections take a few milliseconds. Also the
-tasks that a long claim takes before it looks at its time: over many queues, 128 of them take several milliseconds."""
+tasks that a long claim takes before it looks at its time, while other tenants make short calls: over many queues, 128
+of them take several milliseconds."""
 
 PIECE_BYTES_MAX = 256 << 10
 """Payload bytes after which such a piece ends: they are checked, copied and written in about a millisecond."""

@@ -70,8 +70,8 @@ class _ClaimAttempt:
         self._core = core
         self._tenant = tenant
         self._wanted = wanted
-        self._piece_max = SHORT_BATCH_MAX if core.store.is_local else BATCH_PIECE_MAX
-        """Tasks that are taken before others may run. From another machine, more: each piece is a round trip."""
+        self._piece_max = BATCH_PIECE_MAX
+        """Tasks that the last piece was limited to."""
         self._call = core.workers.begin()
 
     @property
@@ -79,8 +79,13 @@ class _ClaimAttempt:
         return [QueueKey(self._tenant, command) for command in self._wanted.commands or [EVERY]]
 
     async def take(self, taken: int = 0, taken_bytes: int = 0) -> list[Delivery]:
-        """Takes a piece of the claim; `taken` is how many it got before, with so many bytes of payload."""
+        """Takes a piece of the claim; `taken` is how many it got before, with so many bytes of payload.
+
+        A small one while other tenants make short calls, unless each piece is a round trip to another machine.
+        """
         core, wanted = self._core, self._wanted
+        is_small = wanted.limit > SHORT_BATCH_MAX and core.store.is_local and core.turns.is_shared(self._tenant)
+        self._piece_max = SHORT_BATCH_MAX if is_small else BATCH_PIECE_MAX
         piece = await core.store.take(
             ClaimRequest(
                 tenant=self._tenant,

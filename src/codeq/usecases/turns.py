@@ -41,6 +41,10 @@ class Turns:
             self._last_tenant = tenant
         self._last_s = now_s
 
+    def is_shared(self, tenant: str) -> bool:
+        """Returns whether another tenant has made a short call just now."""
+        return self._is_shared(tenant, perf_counter())
+
     async def wait(self, tenant: str) -> float:
         """Returns at this tenant's turn: the time of `perf_counter` until which the call may use the event loop."""
         now_s = perf_counter()
@@ -59,7 +63,6 @@ class Turns:
         return self._until_s
 
     def _is_shared(self, tenant: str, now_s: float) -> bool:
-        """Returns whether another tenant has made a short call just now."""
         others_s = self._others_s if tenant == self._last_tenant else self._last_s
         return now_s - others_s < SHORT_CALL_MS / 1000
 
