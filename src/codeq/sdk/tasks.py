@@ -7,6 +7,7 @@ from typing import Any, Generic, Self, TypeVar, overload
 from msgspec import Struct, structs
 
 from codeq.domain.backoff import Backoff
+from codeq.domain.errors import CodeqError
 from codeq.domain.task import Move, Status
 from codeq.domain.task import Task as Record
 
@@ -168,6 +169,14 @@ def replayed(record: Record, *, is_mismatch: bool) -> ReplayedRecord:
 
 def task_of(record: Record) -> Task:
     return ReplayedTask(record, record.is_mismatch) if isinstance(record, ReplayedRecord) else Task.of(record)
+
+
+def answers_of(found: Sequence[Record | CodeqError]) -> tuple[list[Task | CodeqError], bool]:
+    """The tasks and refusals of a batch, and whether there are refusals."""
+    if set(map(type, found)) == {Record}:  # neither refusals nor replays, as in most batches
+        return list(map(Task.of, found)), False  # type: ignore[arg-type]
+    answers = [answer if isinstance(answer, CodeqError) else task_of(answer) for answer in found]
+    return answers, any(isinstance(answer, CodeqError) for answer in answers)
 
 
 def typed(record: Record, definition: Any) -> TypedTask[Any]:

@@ -42,7 +42,7 @@ from codeq.sdk.jobs import (
 from codeq.sdk.json_encoding import encode_json
 from codeq.sdk.new_tasks import EnqueueOptions, new_task
 from codeq.sdk.queue_policies import EffectivePolicy, QueuePolicy, effective_of, policy_of, stored_policy
-from codeq.sdk.tasks import Page, Task, TypedTask, moment, task_id_of, task_of, typed
+from codeq.sdk.tasks import Page, Task, TypedTask, answers_of, moment, task_id_of, task_of, typed
 from codeq.sdk.tracing import current_trace
 from codeq.sdk.worker_info import WorkerStatus, claimer_info, worker_status
 from codeq.wire.events import Event, EventPage
@@ -97,15 +97,14 @@ class Verbs:
         if refusals not in ("raise", "return"):
             raise InvalidRequest(f"refusals is 'raise' or 'return', not {refusals!r:.80}")
         for kind in set(map(type, tasks)):
-            if not issubclass(kind, NewTask):
+            if kind is not NewTask and not issubclass(kind, NewTask):
                 raise InvalidRequest(f"enqueue_many takes tasks of codeq.new_task(s), not {kind.__name__}")
         parent, state = current_trace()
         if parent is not None:
             trace = {"trace_parent": parent, "trace_state": state}
             tasks = [each if each.trace_parent is not None else replace(each, **trace) for each in tasks]
-        found = await self.backend.prepare_enqueue(tasks)()
-        answers = [answer if isinstance(answer, CodeqError) else task_of(answer) for answer in found]
-        if refusals == "raise" and any(isinstance(answer, CodeqError) for answer in answers):
+        answers, has_refusals = answers_of(await self.backend.prepare_enqueue(tasks)())
+        if has_refusals and refusals == "raise":
             raise EnqueueRefused(answers)
         return answers
 

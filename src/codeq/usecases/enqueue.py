@@ -87,7 +87,7 @@ async def _enqueue_piece(
 def _changes(core: Core, tenant: str, new_tasks: Sequence[NewTask], now_ms: int) -> list[Change]:
     shards = core.store.shards
     shard_numbers = [
-        None if key is None else shard_of_key(tenant, key, shards) for key in (new.idempotency_key for new in new_tasks)
+        None if new.idempotency_key is None else shard_of_key(tenant, new.idempotency_key, shards) for new in new_tasks
     ]
     ids = core.ids.generate(now_ms, shards, shard_numbers)
     return [

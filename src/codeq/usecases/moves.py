@@ -61,15 +61,9 @@ async def _move_piece(
     for _ in range(_TRIES if places else 0):
         wanted = ids if len(places) == len(ids) else [ids[place] for place in places]
         tasks = await core.store.get_tasks(tenant, wanted)
-        changes: list[Change] = []
-        changing: list[int] = []
-        for place, task in zip(places, tasks, strict=True):
-            decided = _decided(decide, first + place, ids[place], task)
-            if isinstance(decided, Change):
-                changes.append(decided)
-                changing.append(place)
-            else:
-                answers[place] = decided
+        changes, changing, others = _decided(decide, zip(places, tasks, strict=True), ids, first=first)
+        for place, answer in others.items():
+            answers[place] = answer
         places = []
         for place, committed in zip(changing, await core.commit(changes), strict=True):
             if committed is None:
@@ -86,13 +80,8 @@ async def _move_seen(
 ) -> list[int]:
     """Moves tasks as they were last seen. Returns the places of all others: those that were not seen, that have moved
     since, and that would be refused, because they may have moved since."""
-    changes: list[Change] = []
-    changing: list[int] = []
-    for place, task in enumerate(seen):
-        decided = _decided(decide, first + place, task.id, task) if task is not None else None
-        if isinstance(decided, Change):
-            changes.append(decided)
-            changing.append(place)
+    tasks = [(place, task) for place, task in enumerate(seen) if task is not None]
+    changes, changing, _ = _decided(decide, tasks, (), first=first)
     moved = dict(zip(changing, await core.commit(changes) if changes else (), strict=True))
     left: list[int] = []
     for place in range(len(seen)):
@@ -104,15 +93,30 @@ async def _move_seen(
     return left
 
 
-def _decided(decide: Decide, place: int, task_id: str, task: Task | None) -> Change | Task | CodeqError:
-    if task is None:
-        return NotFound(f"there is no task {task_id[:64]!r}")
-    try:
-        return decide(place, task) or task
-    except StoreError:
-        raise
-    except CodeqError as refusal:
-        return refusal
+def _decided(
+    decide: Decide, tasks: Iterable[tuple[int, Task | None]], ids: Sequence[str], *, first: int
+) -> tuple[list[Change], list[int], dict[int, Task | CodeqError]]:
+    """Returns the changes of these tasks with their places, and by place the answers of those that do not change."""
+    changes: list[Change] = []
+    changing: list[int] = []
+    others: dict[int, Task | CodeqError] = {}
+    for place, task in tasks:
+        if task is None:
+            others[place] = NotFound(f"there is no task {ids[place][:64]!r}")
+            continue
+        try:
+            change = decide(first + place, task)
+        except StoreError:
+            raise
+        except CodeqError as refusal:
+            others[place] = refusal
+            continue
+        if change is None:
+            others[place] = task
+        else:
+            changes.append(change)
+            changing.append(place)
+    return changes, changing, others
 
 
 async def move_one(

@@ -1,6 +1,6 @@
 """Ends tasks with their worker's result: accepted once, and only from the newest lease."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from msgspec import Struct
@@ -51,18 +51,32 @@ async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[S
 
     ids = [outcome.task_id for outcome in outcomes]
     moved = await move_each(core, tenant, ids, decide, sizes=sizes, from_memory=True)
-    answers: list[Submitted | CodeqError] = []
-    for place, (task, outcome) in enumerate(zip(moved, outcomes, strict=True)):
-        if isinstance(task, CodeqError):
-            answers.append(task)
-        else:
-            files = stored.get(place, ()) if stored else ()
-            answers.append(Submitted(task, outcome.result, () if isinstance(files, CodeqError) else files))
-            if core.effective:
-                core.slot_freed(task)
+    answers = [
+        task if isinstance(task, CodeqError) else Submitted(task, outcome.result)
+        for task, outcome in zip(moved, outcomes, strict=True)
+    ]
+    if stored:
+        _add_artifacts(stored, answers)
+    if core.effective:
+        _free_slots(core, answers)
     if repeats:
         await _answer_repeats(core, tenant, repeats, answers)
     return answers
+
+
+def _add_artifacts(
+    stored: Mapping[int, Sequence[Artifact] | CodeqError], answers: list[Submitted | CodeqError]
+) -> None:
+    for place, files in stored.items():
+        answer = answers[place]
+        if isinstance(answer, Submitted) and not isinstance(files, CodeqError):
+            answers[place] = Submitted(answer.task, answer.result, files)
+
+
+def _free_slots(core: Core, answers: Sequence[Submitted | CodeqError]) -> None:
+    for answer in answers:
+        if isinstance(answer, Submitted):
+            core.slot_freed(answer.task)
 
 
 async def _answer_repeats(
@@ -114,7 +128,7 @@ def _change(core: Core, task: Task, outcome: Outcome, now_ms: int, *, files: Seq
     if result is not None and len(result) > RESULT_BYTES_MAX:
         lifecycle.check_known(task, outcome.holder)
         validation.result(result)
-    retention_ms = core.retention_ms(task)
+    retention_ms = core.policy(task.tenant, task.command).retention_ms
     if outcome.status is _COMPLETED:
         return lifecycle.complete(
             task, outcome.holder, now_ms, retention_ms=retention_ms, result=result, artifacts=files

@@ -147,6 +147,8 @@ def _within_bytes(order: list[Window], bytes_max: int) -> list[Window]:
 
 def _fitting(window: Window, limit: int, bytes_max: int) -> int:
     """Returns how many of the window's first tasks the claim gets, up to the one whose payload reaches `bytes_max`."""
+    if limit == 1:
+        return 1
     sizes = [task.payload_bytes for task, _ in islice(window.entries.values(), limit)]
     if sum(sizes) < bytes_max:
         return len(sizes)

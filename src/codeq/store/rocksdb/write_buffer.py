@@ -117,9 +117,13 @@ class WriteBuffer:
             return
         for prepare in self._before_write:
             prepare()
-        first = self.next_version - len(self._events)
-        for i in range(0, len(self._events), EVENT_SEGMENT_MAX):
-            self._batch.put(keys.events(first + i), joined(self._events[i : i + EVENT_SEGMENT_MAX]))
+        events = self._events
+        first = self.next_version - len(events)
+        if 0 < len(events) <= EVENT_SEGMENT_MAX:
+            self._batch.put(keys.events(first), joined(events))
+        else:
+            for i in range(0, len(events), EVENT_SEGMENT_MAX):
+                self._batch.put(keys.events(first + i), joined(events[i : i + EVENT_SEGMENT_MAX]))
         try:
             self._database.write(self._batch)
         except StoreError as fault:
