@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo serve code-review check format reference test test-cluster test-redis test-fast kills redis-kills bench lock clean
+.PHONY: help setup demo serve code-review check format reference test test-failed test-cluster test-redis test-fast kills redis-kills bench lock clean
 
 help: ## Print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -43,6 +43,9 @@ reference: setup ## Write docs/reference from the code
 
 test: setup ## All tests but those of test-cluster
 	$(BIN)/pytest -n 3 -m "not cluster"
+
+test-failed: setup ## Those tests again, one after the other, that failed last time
+	$(BIN)/pytest --last-failed --last-failed-no-failures none
 
 test-cluster: setup ## The tests with clusters of their own, Spark's and Redis's, and long kills; 13 minutes
 	$(BIN)/pytest -m cluster
