@@ -65,10 +65,8 @@ class Connection(asyncio.BufferedProtocol):
         self.reader = RequestReader(self)
         self._state = _OPEN
         self.current: HttpRequest | None = None  # the request that is being processed
-        self.waiting: asyncio.Task[Any] | None = None
-        """The task of a long poll or a claim; cancelled when the client disconnects."""
-        self.is_long_poll = False
-        """Whether `waiting` is also cancelled when the client closes its half."""
+        self.waiting: asyncio.Task[Any] | None = None  # of a long poll or a claim; cancelled when the client leaves
+        self.is_long_poll = False  # whether `waiting` is also cancelled when the client closes its half
         self.is_half_closed = False  # the client sends nothing more
         self.on_undelivered: Sequence[Callable[[], Awaitable[None]]] = ()
         """What to call if the last responses turn out not to reach the client."""
@@ -86,10 +84,8 @@ class Connection(asyncio.BufferedProtocol):
         self.resumed: asyncio.Future[None] | None = None
         """Done when the client has read what was written, or has left."""
         self._deadline_s = _NEVER
-        self._timed: Stage | None = _HEAD
-        """What the deadline is for."""
-        self._unread_bytes = 0
-        """How much of the responses the client had not taken when the deadline was set."""
+        self._timed: Stage | None = _HEAD  # what the deadline is for
+        self._unread_bytes = 0  # what the client had not taken of the responses when the deadline was set
         self._dropped_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
