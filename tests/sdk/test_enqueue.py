@@ -133,6 +133,11 @@ def test_an_empty_batch_enqueues_nothing(queue: BlockingVerbs) -> None:
     assert queue.enqueue_many([]) == []
 
 
+def test_a_batch_may_be_a_generator(queue: BlockingVerbs) -> None:
+    tasks = queue.enqueue_many(codeq.new_task("work", number) for number in range(3))
+    assert [queue.get(task).payload for task in tasks] == [0, 1, 2]
+
+
 def test_a_thousand_tasks_go_in_and_not_one_more(queue: BlockingVerbs) -> None:
     tasks = new_tasks("work", range(1001))
     with pytest.raises(InvalidRequest, match="1000"):

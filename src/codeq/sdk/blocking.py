@@ -1,7 +1,7 @@
 """The verbs as blocking calls: each runs the coroutine of `Verbs` to its end."""
 
 import builtins
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -51,13 +51,13 @@ class BlockingVerbs:
 
     @overload
     def enqueue_many(
-        self, tasks: Sequence[NewTask], *, refusals: Literal["raise"] = "raise"
+        self, tasks: Iterable[NewTask], *, refusals: Literal["raise"] = "raise"
     ) -> builtins.list[Task]: ...
     @overload
     def enqueue_many(
-        self, tasks: Sequence[NewTask], *, refusals: Literal["return"]
+        self, tasks: Iterable[NewTask], *, refusals: Literal["return"]
     ) -> builtins.list[Task | CodeqError]: ...
-    def enqueue_many(self, tasks: Sequence[NewTask], *, refusals: Any = "raise") -> Any:
+    def enqueue_many(self, tasks: Iterable[NewTask], *, refusals: Any = "raise") -> Any:
         """As `Verbs.enqueue_many`."""
         return self._block_on(self._verbs.enqueue_many(tasks, refusals=refusals))
 

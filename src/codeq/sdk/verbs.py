@@ -2,7 +2,7 @@
 
 import builtins
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
@@ -86,16 +86,17 @@ class Verbs:
         return answer
 
     @overload
-    async def enqueue_many(self, tasks: Sequence[NewTask], *, refusals: Literal["raise"] = "raise") -> list[Task]: ...
+    async def enqueue_many(self, tasks: Iterable[NewTask], *, refusals: Literal["raise"] = "raise") -> list[Task]: ...
     @overload
     async def enqueue_many(
-        self, tasks: Sequence[NewTask], *, refusals: Literal["return"]
+        self, tasks: Iterable[NewTask], *, refusals: Literal["return"]
     ) -> list[Task | CodeqError]: ...
-    async def enqueue_many(self, tasks: Sequence[NewTask], *, refusals: str = "raise") -> Any:
+    async def enqueue_many(self, tasks: Iterable[NewTask], *, refusals: str = "raise") -> Any:
         """Enqueues up to 1000 tasks in one call, and returns them. If some are refused, raises EnqueueRefused, which
         has the answer to each; the others are enqueued. With `refusals="return"` the refusals are in the list."""
         if refusals not in ("raise", "return"):
             raise InvalidRequest(f"refusals is 'raise' or 'return', not {refusals!r:.80}")
+        tasks = list(tasks)  # which may be a generator
         for kind in set(map(type, tasks)):
             if kind is not NewTask and not issubclass(kind, NewTask):
                 raise InvalidRequest(f"enqueue_many takes tasks of codeq.new_task(s), not {kind.__name__}")
