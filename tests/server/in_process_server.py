@@ -91,6 +91,7 @@ class InProcessServer:
             durability=DurabilityInForce(Settings().store),
         )
         app = App(self.state, ROUTES, tasks=self.tasks, on_failure=self._failed)
+        self.answers = app._answers
         self._context = ServerContext(
             app.begin,
             Settings().http,

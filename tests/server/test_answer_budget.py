@@ -1,15 +1,19 @@
 """The memory that answers take which clients do not read: bounded per tenant and overall."""
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
 
 import pytest
 from tests.server.connections import head
+from tests.server.in_process_server import InProcessServer, until
 from tests.server.server_process import Server, answered, eventually, start_server
 
 from codeq.domain.limits import PAGE_BYTES_MAX
+from codeq.server.page_reads import TENANT_PAGES_MAX
 from codeq.wire import paths
 
 MB = 1 << 20
@@ -74,3 +78,30 @@ def test_a_claim_whose_answer_is_refused_returns_its_tasks(frugal: Server) -> No
 def in_progress(server: Server, tenant: str) -> int:
     found = answered(server.tenant(tenant).producer.get(paths.QUEUES), 200)["queues"]
     return next(int(each["inProgress"]) for each in found if each["command"] == "large")
+
+
+def test_nothing_is_counted_of_clients_that_are_gone(tmp_path: Path) -> None:
+    """(13.17) Whether they leave after their answer, or before it is written."""
+
+    async def story() -> None:
+        server = InProcessServer(tmp_path)
+        async with server.running():
+            [reader] = await server.callers("acme")
+            reader.create("large", payload="x" * 400_000)
+            assert (await reader.answer()).status == 202
+            reader.send("GET", paths.TASKS)
+            assert (await reader.answer()).status == 200
+            assert len(server.answers.unread) == 1
+            leaving = server.stranger("acme")
+            async with AsyncExitStack() as pages:
+                for _ in range(TENANT_PAGES_MAX):
+                    await pages.enter_async_context(server.state.page_reads.held("acme"))
+                leaving.send("GET", paths.TASKS)
+                await until(lambda: any(each.current is not None for each in server.connections))
+                leaving.reset()
+                reader.disconnect()
+                await until(lambda: not server.connections)
+            await until(lambda: not server.tasks)
+            assert not server.answers.unread
+
+    asyncio.run(story())

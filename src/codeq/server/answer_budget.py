@@ -11,8 +11,8 @@ class AnswerBudget:
     def __init__(self, total_max: int, tenant_max: int) -> None:
         self._total_max = total_max
         self._tenant_max = tenant_max
-        self.unread: dict[str, dict[Any, int]] = {}
-        """By tenant and connection: bytes of the last large answer. Empty while nobody gets large answers."""
+        self.unread: dict[Any, tuple[str, int]] = {}
+        """By connection: tenant and bytes of the last large answer. Empty while nobody gets large answers."""
 
     def add(self, tenant: str, connection: Any, size: int) -> None:
         """Counts an answer of this size that is about to be written. Raises Unavailable if that is too much."""
@@ -23,24 +23,18 @@ class AnswerBudget:
                     "the answers that were not read yet, of this tenant or of all, are too large together; read them, "
                     "or try again in a moment"
                 )
-        self.unread.setdefault(tenant, {})[connection] = size
+        self.unread[connection] = (tenant, size)
 
-    def forget(self, tenant: str, connection: Any) -> None:
+    def forget(self, connection: Any) -> None:
         """Stops counting the connection, which is lost."""
-        if tenant in self.unread:
-            self.unread[tenant].pop(connection, None)
+        self.unread.pop(connection, None)
 
     def _has_room(self, tenant: str, size: int) -> bool:
-        mine = sum(self.unread.get(tenant, {}).values()) + size
-        return mine <= self._tenant_max and self._total(size) <= self._total_max
-
-    def _total(self, size: int) -> int:
-        return size + sum([sum(each.values()) for each in self.unread.values()])
+        mine = sum([unread for owner, unread in self.unread.values() if owner == tenant])
+        total = sum([unread for _, unread in self.unread.values()])
+        return mine + size <= self._tenant_max and total + size <= self._total_max
 
     def _look_again(self) -> None:
         """Takes back what clients have read since."""
-        for tenant, connections in list(self.unread.items()):
-            left = {each: each.transport.get_write_buffer_size() for each in connections}
-            self.unread[tenant] = {each: size for each, size in left.items() if size}
-            if not self.unread[tenant]:
-                del self.unread[tenant]
+        left = {each: (owner, each.transport.get_write_buffer_size()) for each, (owner, _) in self.unread.items()}
+        self.unread = {each: unread for each, unread in left.items() if unread[1]}

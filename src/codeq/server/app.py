@@ -210,8 +210,8 @@ class App:
 
     def connection_lost(self, connection: Connection) -> None:
         """Stops counting the connection, and what it has not read, as its tenant's."""
+        self._answers.forget(connection)
         if connection.tenant:
-            self._answers.forget(connection.tenant, connection)
             self._state.connections.free(connection.tenant)
             connection.tenant = ""
 
@@ -255,12 +255,15 @@ class App:
     def _unless_unread(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
         """Returns the response, or a refusal if clients leave too many bytes unread. The tasks of a claim return."""
         connection = request.connection
+        if connection.is_lost:  # nothing is written any more, and nobody would stop counting it
+            return response
         try:
             self._answers.add(request.tenant, connection, len(response.body))
         except Unavailable as fault:
             if request.returns_tasks is not None:
                 self._start(self._return_tasks(request.returns_tasks))
-                connection.on_undelivered = ()
+                earlier = [each for each in connection.on_undelivered if each is not request.returns_tasks]
+                connection.on_undelivered = earlier
             return self._refuse(request, fault)
         return response
 
