@@ -135,6 +135,16 @@ def test_a_batch_of_heartbeats_costs_as_many_as_it_has(limited: Server) -> None:
     assert (problem["scope"], problem["operation"]) == ("lease", "heartbeat")
 
 
+def test_of_a_batch_of_heartbeats_as_many_extend_their_leases_as_can_be_paid_for(limited: Server) -> None:
+    """(13.18)"""
+    tenant = limited.tenant()
+    beat = {"taskId": tenant.held()["id"]}
+    answered(tenant.worker.post(paths.HEARTBEATS_BATCH, {"heartbeats": [beat] * 998}), 200)
+    results = answered(tenant.worker.post(paths.HEARTBEATS_BATCH, {"heartbeats": [beat] * 4}), 200)["results"]
+    assert [each.get("code") for each in results] == [None, None, "rate-limited", "rate-limited"]
+    assert results[0]["leaseUntil"]
+
+
 def test_every_admin_route_and_every_read_spends(limited: Server) -> None:
     """(13.18)"""
     tenant = limited.tenant()

@@ -10,6 +10,7 @@ from tests.server.server_process import Server
 from tests.worker.workers import Tenant
 
 import codeq
+from codeq.domain.errors import StaleTask
 from codeq.domain.requests import NewTask
 from codeq.domain.task import Holder
 from codeq.sdk.backend import Backend
@@ -46,6 +47,31 @@ def test_progress_is_sent_at_once_and_then_at_most_once_a_second() -> None:
         return recorder.sent
 
     assert asyncio.run(story()) == ["10%"]
+
+
+def test_a_heartbeat_that_may_succeed_when_repeated_loses_no_lease() -> None:
+    """Of two heartbeats of one lease at the same moment, one may be told to try again."""
+
+    class Busy(Recorder):
+        async def heartbeat(self, _job: Job, _extend_ms: int | None, progress: str | None = None) -> int:
+            self.sent.append(progress)
+            if len(self.sent) == 1:
+                raise StaleTask("the task kept changing; try again")
+            return 0
+
+    async def story() -> list[tuple[str, str]]:
+        busy = Busy()
+        lost: list[tuple[str, str]] = []
+        backend = cast("Backend", cast("Any", busy))
+        heartbeater = LoopHeartbeater(backend, {"work": 1_200}, lambda key, code: lost.append((key, code)))
+        heartbeater.hold([Job("id", "work", b"null", Holder("ann", 1))], at_once=True)
+        async with asyncio.timeout(30):
+            while len(busy.sent) < 2:  # noqa: ASYNC110 - the heartbeater has no event for this
+                await asyncio.sleep(0.01)
+        await heartbeater.close()
+        return lost
+
+    assert asyncio.run(story()) == []
 
 
 def requests_of(tenant: Tenant, path: str) -> int:

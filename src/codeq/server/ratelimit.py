@@ -92,6 +92,15 @@ class RateLimiter:
         lefts = [int(self._left(*bucket)) for bucket in self._rates(charge, caller)]
         return min(items, 1 + max(0, min(lefts, default=items)))
 
+    def spend_for_part(self, charge: Charge, caller: Principal, items: int) -> int:
+        """Spends for as many items of a batch as the caller has tokens for, and returns how many these are: one at
+        least, for which the request has spent."""
+        paid = self.affordable(charge, caller, items)
+        if paid < items:
+            self._on_hit(charge.scope, charge.operation)
+        self.spend_for_batch(charge, caller, paid)
+        return paid
+
     def spend_late(self, charge: Charge, caller: Principal, items: int) -> None:
         """Spends for items of a batch besides the first that are known only afterwards, such as claimed tasks. Calls
         that wait at the same time may leave the buckets in debt; later calls are refused until it is paid."""

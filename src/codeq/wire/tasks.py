@@ -279,7 +279,8 @@ class HeartbeatResult(Wire, omit_defaults=True, frozen=True, gc=False):
     lease_until: str | None = None
     error: str | None = None
     code: str | None = None
-    """`cancelled`, `not-owner`, `not-in-progress` or `not-found` if the lease is lost."""
+    """`cancelled`, `not-owner`, `not-in-progress` or `not-found` if the lease is lost; `rate-limited` if the limit did
+    not admit the whole batch: send it again later."""
 
 
 class HeartbeatResults(Wire, frozen=True, kw_only=True, gc=False):

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from codeq.domain.errors import CodeqError, NotFound, Refused
+from codeq.domain.errors import CodeqError, NotFound, NotInProgress, NotOwner
 from codeq.domain.limits import BATCH_TASKS_MAX
 from codeq.domain.requests import LeaseExtension
 from codeq.sdk.backend import Backend
@@ -25,6 +25,8 @@ PROGRESS_S = 1.0
 CALLS_MAX, SINGLE_CALLS_MAX = 4, 32
 """Calls under way: of up to a thousand heartbeats each, or of one each where a server takes no batches."""
 ANSWER_S_MIN = 1.0
+_LOST = (NotOwner, NotInProgress, NotFound)
+"""Refusals that say that the lease is lost. After any other, the next heartbeat may extend it."""
 
 Lost = Callable[[str, str], None]
 """Called with the key of a job whose lease was lost, and the code of the refusal."""
@@ -165,6 +167,9 @@ class LoopHeartbeater:
             log.warning("a heartbeat failed: %s", str(fault) or "no answer")
         finally:
             self._beating -= leases.keys()
+            faults = [each for each in answers if isinstance(each, CodeqError) and not isinstance(each, _LOST)]
+            if faults:
+                log.warning("%d of %d heartbeats failed: %s", len(faults), len(beats), faults[0])
             for (key, lease), beat, answer in zip(leases.items(), beats, answers, strict=True):
                 self._take_answer(key, lease, beat, answer)
             self._loop.call_soon(self._start_calls)
@@ -172,7 +177,7 @@ class LoopHeartbeater:
     async def _send_one(self, lease: _HeldLease) -> Sequence[int | CodeqError]:
         try:
             return [await self._backend.heartbeat(lease.job, lease.lease_ms, lease.changed_progress)]
-        except (Refused, NotFound) as refusal:
+        except _LOST as refusal:
             return [refusal]
 
     async def _send_many(self, beats: Sequence[LeaseExtension]) -> Sequence[int | CodeqError | None]:
@@ -188,11 +193,9 @@ class LoopHeartbeater:
         lease_s = lease.lease_ms / 1000
         # If this one failed, the next is soon: several fit into a lease.
         next_s = lease_s / (BEATS_PER_LEASE * 4)
-        if isinstance(answer, Refused | NotFound):
+        if isinstance(answer, _LOST):
             self._refused(key, answer.code)
-        elif isinstance(answer, CodeqError):
-            log.warning("a heartbeat failed: %s", answer)
-        elif answer is not None:
+        elif isinstance(answer, int):
             lease.sent_progress = beat.progress if beat.progress is not None else lease.sent_progress
             next_s = lease_s / BEATS_PER_LEASE
         lease.due_s = self._loop.time() + next_s

@@ -4,7 +4,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any
 
@@ -42,7 +42,7 @@ from codeq.usecases.watch_leases import watch_leases as find_lost_leases
 from codeq.wire import tasks as wire
 from codeq.wire import times, to_domain
 from codeq.wire.artifacts import artifact_input
-from codeq.wire.errors import Forbidden
+from codeq.wire.errors import Forbidden, RateLimited
 from codeq.wire.workers import WorkerViews, worker_view
 
 CLAIM = Parser(wire.Claim)
@@ -61,6 +61,7 @@ SUBMIT_MANY = BatchParser(
 )
 
 _NOTHING = HttpResponse(204)
+_UNPAID = "rate limit exceeded: the heartbeats before this one have used it up"
 _WORKER_NAME = re.compile(WORKER_NAME_PATTERN)
 _task_id_of = attrgetter("task_id")
 _STATUSES = {status.value: status for status in Status}
@@ -100,8 +101,9 @@ async def heartbeat(state: AppState, request: HttpRequest) -> HttpResponse:
 
 async def heartbeat_many(state: AppState, request: HttpRequest) -> HttpResponse:
     budget = LoopBudget(state.core, request.tenant)
-    messages = (await request.parse_in_turn(HEARTBEAT_MANY, budget)).heartbeats
-    state.limiter.spend_for_batch(request.route.charge, request.principal, len(messages))
+    asked = (await request.parse_in_turn(HEARTBEAT_MANY, budget)).heartbeats
+    # Not all or none of them: a worker near its limit must not lose all its leases for a few.
+    messages = asked[: state.limiter.spend_for_part(request.route.charge, request.principal, len(asked))]
     is_long = state.takes_turns(request.tenant, len(messages), 0)
     ids = [message.task_id for message in messages]
     await check_commands(state, request, ids)
@@ -113,7 +115,8 @@ async def heartbeat_many(state: AppState, request: HttpRequest) -> HttpResponse:
     parents = await trace_parents(state.core, request.tenant, ids) if state.tracing.is_on else ()
     with state.tracing.verb("heartbeat", parents, batch=len(ids), worker_id=request.principal.subject):
         extended = await extend_leases(state.core, request.tenant, beats)
-    results = map(_heartbeat_result, ids, extended)
+    unpaid = [wire.HeartbeatResult(each.task_id, error=_UNPAID, code=RateLimited.code) for each in asked[len(ids) :]]
+    results = chain(map(_heartbeat_result, ids, extended), unpaid)
     if not is_long:
         return request.respond(200, wire.HeartbeatResults(results=list(results)))
     return await request.respond_in_pieces(
