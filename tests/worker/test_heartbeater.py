@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import httpx
+import pytest
 from tests.server.server_process import Server
 from tests.worker.workers import Tenant
 
@@ -113,6 +114,14 @@ def test_the_leases_of_many_jobs_are_renewed_in_one_call_and_a_lost_one_is_told(
     assert asyncio.run(asyncio.wait_for(extend_all(tenant, jobs), 60)) == [(jobs[3].key, "cancelled")]
     assert requests_of(tenant, paths.HEARTBEATS_BATCH) - before[paths.HEARTBEATS_BATCH] == 1
     assert requests_of(tenant, paths.HEARTBEAT) == before[paths.HEARTBEAT]
+
+
+def test_an_older_server_which_takes_no_batches_gets_heartbeats_one_by_one(
+    tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "HEARTBEATS_BATCH", f"{paths.TASKS}/batch/of-the-future")
+    jobs = claimed(tenant, 3)
+    assert asyncio.run(asyncio.wait_for(extend_all(tenant, jobs), 60)) == []
 
 
 def test_a_token_that_lost_one_command_still_renews_the_leases_of_the_others(tenant: Tenant, server: Server) -> None:

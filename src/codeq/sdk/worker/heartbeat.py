@@ -183,8 +183,9 @@ class LoopHeartbeater:
     async def _send_many(self, beats: Sequence[LeaseExtension]) -> Sequence[int | CodeqError | None]:
         try:
             return await self._backend.heartbeat_many(beats)
-        except (NoRoute, WrongMethod, Forbidden) as refusal:
-            # An older server, or a token that no longer names the commands of all of them.
+        except (NotFound, NoRoute, WrongMethod, Forbidden) as refusal:
+            # An older server, where a missing route is told as a missing task is; or a token that no longer names the
+            # commands of all of them.
             log.info("heartbeats are sent one by one: %s", refusal)
             self._one_by_one = True
             return [None] * len(beats)
