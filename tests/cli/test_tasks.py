@@ -114,7 +114,7 @@ def test_waiting_too_long_and_failed_tasks_have_exit_codes_of_their_own(cli: Cli
     assert (late.code, late.error["code"], late.out) == (6, "timeout", "")
     cli.ok("task", "cancel", task_id)
     failed = cli("task", "wait", task_id)
-    assert (failed.code, "ended as CANCELLED" in failed.err, failed.out) == (1, True, "")
+    assert (failed.code, "was cancelled" in failed.err, failed.out) == (1, True, "")
     told = cli("task", "wait", task_id, "--json")
     assert (told.code, told.json["status"], told.error["code"]) == (1, "CANCELLED", "task-failed")
 

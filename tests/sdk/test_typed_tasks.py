@@ -151,6 +151,7 @@ def test_a_stored_payload_that_does_not_fit_is_a_failed_try_that_says_why(
     assert (found.status, found.attempts) == (codeq.Status.PENDING, 1)
     assert (found.last_error or "").startswith("PayloadInvalid: the payload does not fit resize(")
     assert said in (found.last_error or "")
+    assert "signature.py" not in (found.last_error or "")  # which is not where anybody has to look
 
 
 def test_a_payload_that_is_no_object_is_the_first_argument(codeq_queue: QueueForTests) -> None:
@@ -301,7 +302,12 @@ def either(size: Size | Crop) -> None: ...
             lambda queue: queue.enqueue("work", number=1),
             r"no such option: number; there are backoff, .* declared tasks",
         ),
-        (lambda queue: queue.enqueue("work", delay=-1), "a delay must be from 0 to 3.16224e.07 seconds, not -1"),
+        (lambda queue: queue.enqueue("work", delay=-1), "a delay must be from 0 to 31622400 seconds, not -1"),
+        (
+            lambda queue: queue.enqueue("work", backoff=5),
+            "a backoff is made by codeq.fixed, linear or exponential, not 5",
+        ),
+        (lambda queue: queue.set_policy("work", codeq.QueuePolicy(lease=0)), "lease must be from 0.1 to 43200 seconds"),
         (lambda queue: queue.enqueue_many([{"number": 1}]), r"tasks of codeq\.new_task\(s\), not dict"),
     ],
 )
@@ -324,3 +330,18 @@ def test_whoever_waits_for_a_dead_task_is_told_why_it_died(codeq_queue: QueueFor
     codeq_queue.work(worker)
     with pytest.raises(codeq.TaskFailed, match=r"FAILED: MAX_ATTEMPTS: ValueError: 7 is broken \(at test_typed_tasks"):
         codeq_queue.wait(task)
+
+
+def test_whoever_waits_for_a_buried_or_cancelled_task_is_told_so(codeq_queue: QueueForTests) -> None:
+    worker = codeq.Worker(codeq_queue)
+
+    @worker.task("bury")
+    def bury() -> None:
+        raise codeq.Bury("not for us")
+
+    buried = bury.enqueue()
+    codeq_queue.work(worker)
+    with pytest.raises(codeq.TaskFailed, match=r"ended as FAILED: not for us$"):
+        codeq_queue.wait(buried)
+    with pytest.raises(codeq.TaskFailed, match=r"was cancelled$"):
+        codeq_queue.wait(codeq_queue.cancel(bury.enqueue()))

@@ -123,6 +123,8 @@ def test_a_program_shows_failures_and_the_logs_of_its_children_with_and_without_
         [task] = queue.list().tasks
     assert line.format(id=task.id) in done.stderr
     assert 'raise ValueError("broken")' in done.stderr
+    if setup == "pass":  # what names its task is not said to be of that task
+        assert f" WARNING codeq.worker: attempt 1 of 1 of work {task.id} failed: ValueError: broken" in done.stderr
     assert "is in the dead-letter queue" in done.stderr
     assert ("not asked for" in done.stderr) == ("INFO" in setup)
     assert done.stderr.count("working on cat") == 1

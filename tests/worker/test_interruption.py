@@ -45,7 +45,9 @@ def test_the_time_a_process_takes_to_start_is_not_its_handlers(embedded: codeq.Q
     assert moves(queue, task) == ["enqueue", "claim", "complete"]
 
 
-def test_cancelling_a_task_interrupts_its_handler_and_frees_its_place(either: codeq.Client, tmp_path: Path) -> None:
+def test_cancelling_a_task_interrupts_its_handler_and_frees_its_place(
+    either: codeq.Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     queue = either
     worker = make_worker({place: {**given, "lease": 1} for place, given in PLACES.items()}, concurrency=1, prefetch=6)
     first = {place: queue.enqueue(place, str(tmp_path / f"{place}-1")) for place in PLACES}
@@ -62,6 +64,7 @@ def test_cancelling_a_task_interrupts_its_handler_and_frees_its_place(either: co
             may_go_on(tmp_path / f"{place}-2")
             assert queue.wait(second[place].id, 20) == "done"
             assert moves(queue, first[place]) == ["enqueue", "claim", "cancel"]
+    assert "was ended by SIGKILL" not in caplog.text  # as if it had crashed
 
 
 def _is_interrupted(place: str, path: Path) -> bool:

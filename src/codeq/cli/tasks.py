@@ -113,7 +113,7 @@ def wait(
 
 @remote(app, "cancel", example="codeq task cancel 0199a1b2-7c3d-7000-8000-3f2a9c5e1b70")
 def cancel(client: "Client", out: Output, task_id: TaskId) -> None:
-    """Cancel a task. If it is in progress, the next heartbeat of its worker is refused."""
+    """Cancel a task. If it is in progress, its worker hears of it within about a second."""
     task = client.cancel(task_id)
     out.answer(task_fields(task), f"{task.id} is {status_text(task)}")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Run workers.")
 
-_LINE = "%(asctime)s %(levelname)-7s %(codeq_command)s %(codeq_task_id)s %(message)s"
+_LINE = "%(asctime)s %(levelname)s%(codeq_place)s: %(message)s"
 
 
 def run(
@@ -134,9 +134,12 @@ def _queue(flags: ServerFlags, worker: "Worker") -> "tuple[Source, str]":
 
 def _log_to_stderr(level: int) -> None:
     from codeq.sdk.worker.running_job import name_tasks_in_logs
+    from codeq.sdk.worker.task_logs import PlaceFormatter
 
     name_tasks_in_logs()
-    logging.basicConfig(level=level, format=_LINE, stream=sys.stderr)
+    to_stderr = logging.StreamHandler(sys.stderr)
+    to_stderr.setFormatter(PlaceFormatter(_LINE))
+    logging.basicConfig(level=level, handlers=[to_stderr])
 
 
 def _supervise(

@@ -177,7 +177,9 @@ def lease_ms(value: int) -> int:
 
 
 def backoff(value: Backoff) -> Backoff:
-    if not isinstance(value, Backoff) or value.kind not in list(BackoffKind):
+    if not isinstance(value, Backoff):
+        raise InvalidRequest(f"a backoff is made by codeq.fixed, linear or exponential, not {_shown(value)}")
+    if value.kind not in list(BackoffKind):
         raise InvalidRequest(f"backoff must be one of {', '.join(BackoffKind)}")
     integer(value.base_ms, "backoff base in milliseconds", 0, limits.BACKOFF_MS_MAX)
     integer(value.max_ms, "backoff maximum in milliseconds", 0, limits.BACKOFF_MS_MAX)

@@ -19,7 +19,7 @@ def milliseconds_from(value: Seconds, what: str, least_ms: int, most_ms: int) ->
     """As `milliseconds`, within bounds. A server corrects some values outside of them, and a local store does not."""
     found = milliseconds(value)
     if not least_ms <= found <= most_ms:
-        raise InvalidRequest(f"{what} must be from {least_ms / 1000:g} to {most_ms / 1000:g} seconds, not {value}")
+        raise InvalidRequest(f"{what} must be from {least_ms / 1000:g} to {most_ms / 1000:.12g} seconds, not {value}")
     return found
 
 

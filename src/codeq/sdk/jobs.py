@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from codeq.domain.artifacts import Artifact, ArtifactInput
 from codeq.domain.errors import CodeqError, InvalidRequest
-from codeq.domain.task import Holder
+from codeq.domain.lifecycle import MAX_ATTEMPTS
+from codeq.domain.task import Holder, Status
 from codeq.sdk.tasks import Task, moment
 
 
@@ -97,13 +98,21 @@ class TaskFailed(CodeqError):
 
     def __init__(self, details: TaskDetails) -> None:
         task = details.task
-        # Of a dead task `error` says which limit it met, and `last_error` why it failed.
-        reasons = [text.partition("\n")[0] for text in (task.error, task.last_error if task.is_dead else None) if text]
-        super().__init__(f"task {task.id} ended as {task.status}: {': '.join(reasons) or 'no reason given'}")
+        super().__init__(f"task {task.id} {_end_of(task)}")
         self.details = details
 
     def __reduce__(self) -> tuple[type[Self], tuple[TaskDetails]]:
         return type(self), (self.details,)  # so that it can be sent to another process
+
+
+def _end_of(task: Task) -> str:
+    if task.status is Status.CANCELLED:
+        return "was cancelled"
+    # Of a dead task `error` says which limit it met (if it did, and was not buried), and `last_error` why it failed.
+    is_buried = task.error == MAX_ATTEMPTS and task.attempts < task.max_attempts and task.last_error
+    texts = (None if is_buried else task.error, task.last_error if task.is_dead else None)
+    reasons = [text.partition("\n")[0] for text in texts if text]
+    return f"ended as {task.status}: {': '.join(reasons) or 'no reason given'}"
 
 
 class PayloadInvalid(InvalidRequest):

@@ -9,11 +9,13 @@ import msgspec
 from codeq.domain import queue as stored
 from codeq.domain.backoff import Backoff, PartialBackoff
 from codeq.domain.errors import InvalidRequest
+from codeq.domain.limits import LEASE_MS_MAX, LEASE_MS_MIN, RETENTION_MS_MAX
 from codeq.domain.queue import OnExpiry
-from codeq.sdk.durations import Seconds, milliseconds, unix_ms
+from codeq.sdk.durations import Seconds, milliseconds_from, unix_ms
 from codeq.sdk.tasks import moment
 
 _TIMES = {"lease": "lease_ms", "retention": "retention_ms", "dead_retention": "dead_retention_ms"}
+_BOUNDS_MS = {"lease": (LEASE_MS_MIN, LEASE_MS_MAX)}
 _MOMENTS = {"created_at": "created_ms", "updated_at": "updated_ms"}
 
 
@@ -103,7 +105,9 @@ def _written(policy: QueuePolicy | EffectivePolicy) -> dict[str, Any]:
     rules: dict[str, Any] = {}
     for name, value in vars(policy).items():
         if name in _TIMES:
-            rules[_TIMES[name]] = None if value is None else milliseconds(value)
+            least_ms, most_ms = _BOUNDS_MS.get(name, (0, RETENTION_MS_MAX))
+            what = name.replace("_", " ")
+            rules[_TIMES[name]] = None if value is None else milliseconds_from(value, what, least_ms, most_ms)
         elif name in _MOMENTS:
             rules[_MOMENTS[name]] = 0 if value is None else unix_ms(value)
         else:

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from codeq.domain.errors import InvalidRequest, StoreClosed
 from codeq.wire.errors import Unreachable
+from codeq.wire.paths import BASE
 
 T = TypeVar("T")
 
@@ -340,6 +341,8 @@ def address_of(url: str, ca_file: str | None = None) -> Address:
     is_odd = parts.username is not None or parts.query or parts.fragment or port == 0 or _ODD.search(url)
     if parts.scheme not in ("http", "https") or not host or is_odd:
         raise InvalidRequest(f"a server's address is like http://127.0.0.1:8080, not {url!r}")
+    if parts.path.rstrip("/").endswith(BASE):
+        raise InvalidRequest(f"a server's address ends before {BASE}, which every call adds: {url!r}")
     prefix = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
     return Address(host, port or (443 if is_tls else 80), _trust(ca_file) if is_tls else None, prefix)
 
@@ -356,7 +359,10 @@ def _trust(ca_file: str | None) -> ssl.SSLContext:
 
 def _unreached(at: Address, fault: OSError) -> Unreachable:
     kind = Untrusted if isinstance(fault, ssl.SSLCertVerificationError) else Unreachable
-    return kind(f"cannot reach {at.host}:{at.port}: {str(fault) or 'no answer in time'}")
+    reason = str(fault) or "no answer in time"
+    if isinstance(fault, ssl.SSLError) and fault.reason == "WRONG_VERSION_NUMBER":
+        reason = "what answers there does not speak TLS; its address may begin with http:// instead of https://"
+    return kind(f"cannot reach {at.host}:{at.port}: {reason}")
 
 
 def _left(deadline_s: float) -> float:

@@ -12,7 +12,8 @@ from codeq.usecases.moves import move_each
 
 @durable
 async def cancel(core: Core, tenant: str, ids: Sequence[str]) -> list[Task | CodeqError]:
-    """Ends pending and delayed tasks at once; a worker that holds one is refused at its next heartbeat."""
+    """Ends pending and delayed tasks at once; a worker that holds one hears of it if it watches its leases, and is
+    refused at its next heartbeat."""
     now_ms = core.store.now_ms()
 
     def decide(_: int, task: Task) -> Change:

@@ -28,7 +28,7 @@ from codeq.sdk.worker.outcomes import (
 )
 from codeq.sdk.worker.running_job import RunningJob, as_current
 
-_OWN_FILES = ("codeq/sdk/worker/execution.py",)
+_OWN_FILES = ("codeq/sdk/worker/execution.py", "codeq/sdk/signature.py")
 
 
 def run_handler(handler: Handler, running: RunningJob) -> JobOutcome:
@@ -136,7 +136,7 @@ def _encoded(result: Any) -> bytes:
 
 def described(fault: BaseException) -> str:
     """The error in one line, with the place where it was raised, followed by the end of its traceback."""
-    frames = traceback.extract_tb(fault.__traceback__, limit=-1)
+    frames = _frames(traceback.extract_tb(fault.__traceback__))
     place = f" (at {frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
     text = " ".join(_text_of(fault).splitlines())
     line = f"{type(fault).__name__}: {text}"[: ERROR_CHARS_MAX - 500] + place
@@ -145,13 +145,11 @@ def described(fault: BaseException) -> str:
 
 def _traceback(fault: BaseException, chars_max: int) -> str:
     """The end of the traceback, without frames of the worker: there is the place that raised the error."""
-    if not any(not frame.filename.endswith(_OWN_FILES) for frame in traceback.extract_tb(fault.__traceback__)):
+    if not _frames(traceback.extract_tb(fault.__traceback__)):
         return ""
     try:
         told = traceback.TracebackException.from_exception(fault)
-        told.stack = traceback.StackSummary.from_list(
-            [frame for frame in told.stack if not frame.filename.endswith(_OWN_FILES)]
-        )
+        told.stack = traceback.StackSummary.from_list(_frames(told.stack))
         text = "".join(told.format()).rstrip()
     except Exception:  # noqa: BLE001 - an error that cannot be shown must not become a second error
         return ""
@@ -159,6 +157,11 @@ def _traceback(fault: BaseException, chars_max: int) -> str:
         return text
     cut = text[len(text) - chars_max + 4 :]
     return f"...\n{cut.partition(chr(10))[2] or cut}" if chars_max > 4 else ""
+
+
+def _frames(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
+    """Those of the program."""
+    return [frame for frame in stack if not frame.filename.endswith(_OWN_FILES)]
 
 
 def _text_of(fault: BaseException) -> str:

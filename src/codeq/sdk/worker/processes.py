@@ -288,8 +288,9 @@ class _Child:
         self.join()
         reason, self._reason = self._reason or _exit_reason(self._process), None
         if entry is not None:
-            with as_current(RunningJob(entry.job)):
-                log.warning("task %s: %s", entry.job.id, reason)
+            if not entry.decided_s:  # else it was interrupted
+                with as_current(RunningJob(entry.job)):
+                    log.warning("task %s: %s", entry.job.id, reason)
             self._pool.ended(entry, outcome_of_error(entry.handler, entry.job, Crash(reason)))
         if was_ready:
             self._loop.call_soon(self._start)

@@ -19,7 +19,7 @@ def logging_without_setup() -> Iterator[None]:
     before = logging.lastResort
     resort = logging.StreamHandler()
     resort.setLevel(logging.WARNING)
-    resort.setFormatter(_PlaceFormatter(LINE))
+    resort.setFormatter(PlaceFormatter(LINE))
     logging.lastResort = resort
     try:
         yield
@@ -27,10 +27,13 @@ def logging_without_setup() -> Iterator[None]:
         logging.lastResort = before
 
 
-class _PlaceFormatter(logging.Formatter):
+class PlaceFormatter(logging.Formatter):
+    """Adds `codeq_place`, which names the task, where the message does not."""
+
     def format(self, record: logging.LogRecord) -> str:
         task_id = getattr(record, "codeq_task_id", "")
-        record.codeq_place = f" [{record.codeq_command} {task_id}]" if task_id else ""  # type: ignore[attr-defined]
+        is_missing = task_id and task_id not in record.getMessage()
+        record.codeq_place = f" [{record.codeq_command} {task_id}]" if is_missing else ""  # type: ignore[attr-defined]
         return super().format(record)
 
 
