@@ -4,8 +4,11 @@ import signal
 import subprocess
 
 import msgspec
+from rich.console import Console
 from tests.cli.shell import Cli
 
+import codeq
+from codeq.cli.top import QueueMonitor
 from codeq.domain.ids import shard_of
 
 
@@ -83,6 +86,25 @@ def test_top_shows_counts_and_rates_once(cli: Cli) -> None:
     [head, row] = cli.ok("top", "--once", "--every", "100ms").out.splitlines()
     assert head.split()[-3:] == ["enqueued/s", "completed/s", "failed/s"]
     assert row.split()[0] == "work"
+
+
+def test_top_says_that_there_is_nothing_to_show(cli: Cli) -> None:
+    assert cli.ok("top", "--once", "--every", "100ms").out == "there are no tasks in any queue\n"
+
+
+def test_top_shows_queues_that_are_emptied_as_fast_as_they_fill(cli: Cli) -> None:
+    with codeq.Client(cli.server.base, cli.env["CODEQ_TOKEN"]) as client:
+        monitor = QueueMonitor(client)
+        monitor.refresh()
+        client.enqueue("quick")
+        [job] = client.claim("quick")
+        client.complete(job)
+        monitor.refresh()
+    screen = Console(width=120)
+    with screen.capture() as shown:
+        screen.print(monitor.screen("", 1))
+    assert "quick" in shown.get()
+    assert "there are no tasks" not in shown.get()
 
 
 def test_top_into_a_pipe_is_plain_lines_with_rates_of_what_happens(cli: Cli) -> None:

@@ -260,6 +260,12 @@ def test_the_start_and_the_end_are_logged_and_text_is_for_people(tmp_path: Path)
     assert "{" not in text
 
 
+def test_a_development_server_warns_of_nothing_that_only_production_needs(tmp_path: Path) -> None:
+    with start_server(tmp_path, settings={"http": {"connections_max": 1_000_000}}) as own:
+        own.stop()
+        assert '"warning"' not in own.log_text()
+
+
 def test_an_unforeseen_fault_is_logged_with_its_trace() -> None:
     seen: list[str] = []
 

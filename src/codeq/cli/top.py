@@ -42,7 +42,7 @@ def top(
 
     Into a pipe it prints plain tables, with --json one document per refresh.
     """
-    monitor = _QueueMonitor(client)
+    monitor = QueueMonitor(client)
     if once or out.is_json or not out.is_terminal:
         monitor.refresh()
         while True:
@@ -67,7 +67,7 @@ def top(
             live.update(monitor.screen(client.url, every), refresh=True)
 
 
-class _QueueMonitor:
+class QueueMonitor:
     """The counts at the last refresh, and the events between it and the one before."""
 
     def __init__(self, client: "Client") -> None:
@@ -103,7 +103,10 @@ class _QueueMonitor:
         return {"at": rfc3339(time.time_ns() // 1_000_000), "queues": rows}
 
     def as_table(self) -> "RenderableType":
-        return table(COLUMNS, [self._row(command, info) for command, info in self._all()])
+        from rich.text import Text
+
+        rows = [self._row(command, info) for command, info in self._all()]
+        return table(COLUMNS, rows) if rows else Text("there are no tasks in any queue", style="dim")
 
     def screen(self, url: str, every_s: float) -> "RenderableType":
         from rich.console import Group
@@ -117,8 +120,7 @@ class _QueueMonitor:
             notes.append("no rates: the token has no scope codeq:events")
         if self.is_behind:
             notes.append("more events than can be read; rates are lower bounds")
-        body = self.as_table() if self.queues else Text("there are no tasks in any queue", style="dim")
-        return Group(Text(head, style="bold"), Text(), body, Text(), Text("; ".join(notes), style="dim"))
+        return Group(Text(head, style="bold"), Text(), self.as_table(), Text(), Text("; ".join(notes), style="dim"))
 
     def _row(self, command: str, info: "QueueInfo") -> tuple[Any, ...]:
         rates = [self._rate(command, kind) for kind in _KINDS]

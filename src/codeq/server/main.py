@@ -119,7 +119,7 @@ async def _serve(settings: Settings, listener: socket.socket, file_limit: int, *
     uvicorn_state = server.server_state
     app = App(state, public_routes(wanted.host), tasks=uvicorn_state.tasks, on_failure=server.store_failed)
     heads = ResponseHeads(uvicorn_state)
-    limit = _connection_limit(settings, file_limit, state.core.shards)
+    limit = _connection_limit(settings, file_limit, state.core.shards, is_dev=is_dev)
     context = ServerContext(app.begin, settings.http, heads, uvicorn_state.connections, limit, lost=app.connection_lost)
     config.http = lambda **_: Connection(context)  # type: ignore[assignment]
     background = BackgroundWork(state, server.background_ended)
@@ -161,9 +161,9 @@ def _log_start(state: AppState, listener: socket.socket, scrapes: socket.socket 
     )
 
 
-def _connection_limit(settings: Settings, file_limit: int, shards: int) -> ConnectionLimit:
+def _connection_limit(settings: Settings, file_limit: int, shards: int, *, is_dev: bool) -> ConnectionLimit:
     wanted, fits = settings.http.connections_max, connections_that_fit(file_limit, shards)
-    if fits < wanted:
+    if fits < wanted and not is_dev:
         log(
             logging.WARNING,
             "the limit on open files allows fewer connections than http.connections_max; raise it (LimitNOFILE)",
@@ -215,7 +215,7 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
         jwks=jwks,
     )
     if settings.webhooks.enabled:
-        sender = make_sender(settings.webhooks)
+        sender = make_sender(settings.webhooks, is_dev=is_dev)
         state.dispatcher = make_dispatcher(state, backlog, sender, process=_process_name())
         state.notifier = make_notifier(state, ready, sender)
     show_artifacts(state)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from codeq.server.state import AppState
 
 
-def make_sender(settings: WebhookSettings) -> Sender:
-    if not (settings.secret or settings.master_secret or settings.tenants):
+def make_sender(settings: WebhookSettings, *, is_dev: bool) -> Sender:
+    if not is_dev and not (settings.secret or settings.master_secret or settings.tenants):
         log(logging.WARNING, "webhooks are sent without signatures; see docs/guides/webhooks.md")
     return Sender(
         settings.rules(),
