@@ -73,6 +73,11 @@ def test_a_command_that_needs_an_extra_says_which(base: "Environment", command: 
     assert "Traceback" not in said
 
 
+def test_the_priority_queue_says_which_extra_it_needs(base: "Environment") -> None:
+    said = base.run("python", "-c", "import codeq.priority", exit_code=1)
+    assert distribution.install_line("redis") in said
+
+
 @pytest.mark.parametrize(
     ("extra", "program"),
     [
