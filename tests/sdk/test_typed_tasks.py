@@ -286,6 +286,26 @@ def test_a_model_travels_under_the_names_that_it_reads(codeq_queue: QueueForTest
     assert codeq_queue.wait(task).to_city == "ROME"
 
 
+class Label(BaseModel):
+    text: str = Field(serialization_alias="shownAs")
+
+
+class Box(BaseModel):
+    labels: list[Label] | None = None
+
+
+def stick(box: Box) -> Label:
+    return Label(text=(box.labels or [])[0].text.upper())
+
+
+def test_a_model_with_names_for_writing_alone_travels_under_those_of_its_fields(codeq_queue: QueueForTests) -> None:
+    worker = codeq.Worker(codeq_queue)
+    declared = worker.task("stick")(stick)
+    task = codeq_queue.enqueue(declared, Box(labels=[Label(text="fragile")]))
+    codeq_queue.work(worker)
+    assert codeq_queue.wait(task) == Label(text="FRAGILE")
+
+
 def either(size: Size | Crop) -> None: ...
 
 

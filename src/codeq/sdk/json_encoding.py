@@ -1,8 +1,9 @@
 """Values as JSON text and back: what msgspec knows, and pydantic models besides."""
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any, cast, get_args
 
 import msgspec
 
@@ -38,10 +39,32 @@ def make_decoder(kind: Any) -> Callable[[bytes], Any]:
 
 def _encode_custom(value: Any) -> Any:
     # Recognized by its methods: the SDK does not depend on pydantic.
-    dump = getattr(value, "model_dump", None)
+    dump, kind = getattr(value, "model_dump", None), cast("Any", type(value))
     if callable(dump):
-        return dump(mode="json", by_alias=True)  # as the model itself reads them
-    raise TypeError(f"{type(value).__name__} is not a JSON value, dataclass, msgspec.Struct or pydantic model")
+        return dump(mode="json", by_alias=_reads_its_aliases(kind))
+    raise TypeError(f"{kind.__name__} is not a JSON value, dataclass, msgspec.Struct or pydantic model")
+
+
+@lru_cache(maxsize=1024)
+def _reads_its_aliases(model: Any) -> bool:
+    """Returns whether a pydantic model, and those in it, read what they write under aliases: a `serialization_alias` is
+    for writing alone."""
+    models = [model]
+    for each in models:  # which grows meanwhile
+        for field in getattr(each, "model_fields", {}).values():
+            read_as = getattr(field.validation_alias, "choices", (field.validation_alias,))
+            if field.serialization_alias is not None and field.serialization_alias not in read_as:
+                return False
+            models += [part for part in _parts(field.annotation) if part not in models]
+    return True
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    """Yields the models in a type such as `list[Line] | None`."""
+    if hasattr(kind, "model_fields"):
+        yield kind
+    for argument in get_args(kind):
+        yield from _parts(argument)
 
 
 def _decode_custom(kind: Any, value: Any) -> Any:
