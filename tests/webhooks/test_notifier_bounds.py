@@ -3,7 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from tests.server.in_process_server import InProcessServer
+import pytest
+from tests.server.in_process_server import InProcessServer, until
 
 from codeq.domain.limits import SUBSCRIPTIONS_MAX
 from codeq.domain.subscriptions import DeliveryMode, Subscription
@@ -11,7 +12,7 @@ from codeq.domain.webhooks import WebhookRules
 from codeq.server.webhooks.lookups import LookUps
 from codeq.server.webhooks.notifier import Notifier
 from codeq.server.webhooks.secrets import Secrets
-from codeq.server.webhooks.sender import Sender
+from codeq.server.webhooks.sender import Answer, Sender, Webhook
 from codeq.server.webhooks.slots import SlotLimits
 from codeq.usecases.notify import Notification
 from codeq.usecases.ready_queues import ReadyQueues
@@ -48,3 +49,23 @@ async def check_waiting(folder: Path) -> None:
         assert len(waiting) == len(notifier._busy) == SUBSCRIPTIONS_MAX
         notifier._add(notification(0))
         assert waiting[-1].id == "ntf-0", "it no longer counts as one that waits"
+
+
+class Broken(Sender):
+    async def send(self, webhook: Webhook) -> Answer:
+        raise ValueError(f"unforeseen: {webhook.id}")
+
+
+def test_an_unforeseen_fault_of_a_notification_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        server = InProcessServer(tmp_path)
+        async with server.running():
+            sender = Broken(WebhookRules(), Secrets(), lookups=LookUps())
+            metrics = server.state.metrics.webhooks
+            notifier = Notifier(server.state.core, ReadyQueues(), sender, metrics=metrics)
+            notifier._add(notification(1))
+            notifier._start_waiting()
+            await until(lambda: not notifier._busy)
+
+    asyncio.run(story())
+    assert "ValueError: unforeseen: ntf-1" in caplog.text

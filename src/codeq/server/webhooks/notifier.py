@@ -128,7 +128,8 @@ class Notifier:
         self._busy.discard(to.id)
         self._slots.release(to.tenant)
         if not done.cancelled():
-            done.exception()
+            if (fault := done.exception()) is not None:  # nobody foresaw it; a receiver that fails is no fault
+                log(logging.ERROR, "a notification could not be sent", subscription=to.id, exc_info=fault)
             self._start_waiting()
 
     async def _send(self, notification: Notification) -> None:
