@@ -50,6 +50,15 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said:
         codeq.Worker(**settings)
 
 
+def test_what_is_added_is_declared_and_its_options_are_checked_too() -> None:
+    worker = codeq.Worker()
+    with pytest.raises(InvalidRequest, match="no such option: timeot; there are backoff,"):
+        worker.add(codeq.task("echo")(handlers.echo), timeot=3)  # type: ignore[call-arg]
+    with pytest.raises(InvalidRequest, match=r"declared with @codeq.task\(\), not 'echo'"):
+        worker.add("echo")  # type: ignore[arg-type]
+    assert worker.commands == ()
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -60,7 +69,7 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said:
         ({"max_attempts": 101}, "max_attempts"),
         ({"max_attempts": 1.5}, "max_attempts"),
         ({"timeot": 3}, "no such option: timeot; there are backoff,"),
-        ({"backoff": 3}, "backoff must be one of"),
+        ({"backoff": 3}, "a backoff is made by"),
         ({"retry_on": "TimeoutError"}, "classes of errors, not 'TimeoutError'"),
     ],
 )

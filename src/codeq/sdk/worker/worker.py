@@ -20,7 +20,7 @@ from codeq.sdk.signature import BatchSignature
 from codeq.sdk.verbs import Verbs
 from codeq.sdk.worker.handler import Batching, Handler, Middleware, PoolKind
 from codeq.sdk.worker.hooks import Hook
-from codeq.sdk.worker.options import HandlerOptions, error_rules
+from codeq.sdk.worker.options import HandlerOptions, check_names, error_rules
 from codeq.sdk.worker.processes import ChildLimits
 from codeq.sdk.worker.task_logs import logging_without_setup
 
@@ -145,7 +145,10 @@ class Worker:
 
     def add(self, *definitions: TaskDefinition[Any, Any], **options: Unpack[HandlerOptions]) -> None:
         """Registers functions that were declared with `codeq.task`. `options` override those of the declaration."""
+        check_names(options)
         for definition in definitions:
+            if not isinstance(definition, TaskDefinition):
+                raise InvalidRequest(f"add takes functions declared with @codeq.task(), not {definition!r:.80}")
             self._register(definition, definition.merged(options))
             self._own(definition)
 
