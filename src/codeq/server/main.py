@@ -163,9 +163,9 @@ def _log_start(state: AppState, listener: socket.socket, scrapes: socket.socket 
 
 def _connection_limit(settings: Settings, file_limit: int, shards: int, *, is_dev: bool) -> ConnectionLimit:
     wanted, fits = settings.http.connections_max, connections_that_fit(file_limit, shards)
-    if fits < wanted and not is_dev:
+    if fits < wanted:
         log(
-            logging.WARNING,
+            logging.INFO if is_dev else logging.WARNING,
             "the limit on open files allows fewer connections than http.connections_max; raise it (LimitNOFILE)",
             open_files_max=file_limit,
             connections_max=fits,
