@@ -29,40 +29,37 @@ class SteadyClock:
     ) -> None:
         self._wall_ns = wall_ns
         self._steady_ns = steady_ns
-        self._now_ns = wall_ns()
+        wall_at_start_ns = wall_ns()
         self._since_ns = self._checked_ns = steady_ns()
-        """When `_now_ns` was the time, and when the system's clock was last looked at."""
+        """When it was adjusted, and when the system's clock was looked at."""
+        self._ahead_ns = wall_at_start_ns - self._since_ns
+        """What the steady clock lacks to the time."""
         self._behind_ns = 0
-        """How much later the system's clock was then; negative if it was earlier."""
-        self._show()
+        """How much later the system's clock was when it was looked at, less what has been made up for; negative if it
+        was earlier."""
+        self._adjust_ns = self._checked_ns + CHECK_NS
+        """When the steady clock is not enough: every verb asks for the time, so nothing else is done before."""
 
     def __call__(self) -> int:
-        # Every verb asks, many within a millisecond: the answer holds until it changes.
         steady_ns = self._steady_ns()
-        return self._now_ms if steady_ns < self._changes_ns else self._advance(steady_ns)
+        if steady_ns >= self._adjust_ns:
+            self._adjust(steady_ns)
+        return (steady_ns + self._ahead_ns) // 1_000_000
 
     def start_at(self, ms: int) -> None:
         """Puts the clock forward to this time if it is behind it."""
         if ms > self():
-            self._now_ns = ms * 1_000_000
-            self._show()
+            self._ahead_ns = ms * 1_000_000 - self._steady_ns()
 
-    def _advance(self, steady_ns: int) -> int:
-        elapsed_ns = steady_ns - self._since_ns
+    def _adjust(self, steady_ns: int) -> None:
         if self._behind_ns:
-            slew_ns = elapsed_ns // SLEW_DIVISOR
+            slew_ns = (steady_ns - self._since_ns) // SLEW_DIVISOR
             corrected_ns = max(-slew_ns, min(slew_ns, self._behind_ns))
             self._behind_ns -= corrected_ns
-            elapsed_ns += corrected_ns
-        self._now_ns += elapsed_ns
+            self._ahead_ns += corrected_ns
         self._since_ns = steady_ns
         if steady_ns - self._checked_ns >= CHECK_NS:
             self._checked_ns = steady_ns
-            behind_ns = self._wall_ns() - self._now_ns
+            behind_ns = self._wall_ns() - steady_ns - self._ahead_ns
             self._behind_ns = behind_ns if abs(behind_ns) > TOLERANCE_NS else 0
-        return self._show()
-
-    def _show(self) -> int:
-        self._now_ms, into_ns = divmod(self._now_ns, 1_000_000)
-        self._changes_ns = self._since_ns + 1_000_000 - into_ns
-        return self._now_ms
+        self._adjust_ns = steady_ns if self._behind_ns else self._checked_ns + CHECK_NS

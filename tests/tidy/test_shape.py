@@ -16,6 +16,7 @@ VAGUE = {"utils", "util", "common", "helpers", "helper", "services", "service", 
 
 # Functions with more positional parameters, and why.
 MANY_POSITIONAL = {
+    "domain/lifecycle.py _moved": "defaults of keyword-only parameters cost as much as the rest of the call",
     "server/routes.py _route": "a row of the table of routes, read by its columns",
     "server/webhooks/connect.py connect_tcp": "httpcore's interface",
     "server/webhooks/streams.py connect_tcp": "the same",

@@ -264,11 +264,10 @@ def _retry_or_dead_letter(
     return Change(move, task, after)
 
 
-def _moved(
+def _moved(  # noqa: PLR0917 - see below
     task: Task,
     move: Move,
     now_ms: int,
-    *,
     status: Status,
     visible_ms: int = 0,
     attempts: int | None = None,
@@ -286,7 +285,8 @@ def _moved(
     the name of the last worker stays until the next delivery.
 
     This and `enqueue` write a task out by position: by name it takes a microsecond more, a twentieth of a task's whole
-    way through the engine. The name is given by name: Python builds a list for a call with more than 30 arguments.
+    way through the engine. The name is given by name: Python builds a list for a call with more than 30 arguments. And
+    no parameter is keyword-only, though all are given by name: Python looks up the default of each such one by name.
     """
     t = task
     return Task(
@@ -318,16 +318,16 @@ def check_known(task: Task, holder: Holder) -> None:
 
 def check_held(task: Task, holder: Holder) -> None:
     """Refuses whoever does not hold the lease of the task."""
+    if task.status is _IN_PROGRESS and _is_holder(task, holder):
+        return
     check_known(task, holder)
     if task.status is _IN_PROGRESS:
-        if not _is_named(task, holder):
-            raise NotOwner(f"task {task.id} is leased to another worker or under a newer token")
-    elif task.status is _CANCELLED:
+        raise NotOwner(f"task {task.id} is leased to another worker or under a newer token")
+    if task.status is _CANCELLED:
         raise Cancelled(f"task {task.id} was cancelled; stop working on it")
-    elif task.status.is_final and not _is_named(task, holder):
+    if task.status.is_final and not _is_holder(task, holder):
         raise NotOwner(f"task {task.id} was ended by another delivery")
-    else:
-        raise NotInProgress(f"task {task.id} is {task.status}, not in progress")
+    raise NotInProgress(f"task {task.id} is {task.status}, not in progress")
 
 
 def _check_dead(task: Task) -> None:
@@ -336,12 +336,10 @@ def _check_dead(task: Task) -> None:
 
 
 def _is_holder(task: Task, holder: Holder) -> bool:
-    return _is_named(task, holder) and (holder.is_server or not is_system(task.command))
-
-
-def _is_named(task: Task, holder: Holder) -> bool:
-    """Returns whether the delivery is the holder's by name and token, for tasks that it may hold."""
-    return task.worker == holder.worker and (holder.token is None or holder.token == task.lease_token)
+    """Returns whether the delivery is the holder's by name and token, and the task one that it may hold."""
+    token = holder.token
+    is_named = task.worker == holder.worker and (token is None or token == task.lease_token)
+    return is_named and (holder.is_server or not is_system(task.command))
 
 
 def _was_last_holder(task: Task, holder: Holder) -> bool:

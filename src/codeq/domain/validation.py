@@ -42,15 +42,16 @@ def new_task(value: NewTask, now_ms: int | None = None) -> NewTask:
         integer(value.max_attempts, "max attempts", limits.ATTEMPTS_MIN, limits.ATTEMPTS_MAX)
     if value.backoff is not None:
         backoff(value.backoff)
-    _texts(value)
-    return value
-
-
-def _texts(value: NewTask) -> None:
     if value.idempotency_key is not None:
         text(value.idempotency_key, "idempotency key", limits.IDEMPOTENCY_KEY_CHARS_MAX, least=1)
     if value.webhook is not None:
         url(value.webhook, "webhook")
+    if value.trace_parent is not None or value.trace_state is not None:
+        _trace(value)
+    return value
+
+
+def _trace(value: NewTask) -> None:
     if value.trace_parent is not None:
         text(value.trace_parent, "trace parent", limits.TRACE_CHARS_MAX)
     if value.trace_state is not None:

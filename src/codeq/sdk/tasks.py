@@ -174,7 +174,7 @@ def task_of(record: Record) -> Task:
 def answers_of(found: Sequence[Record | CodeqError]) -> tuple[list[Task | CodeqError], bool]:
     """The tasks and refusals of a batch, and whether there are refusals."""
     if set(map(type, found)) == {Record}:  # neither refusals nor replays, as in most batches
-        return list(map(Task.of, found)), False  # type: ignore[arg-type]
+        return list(map(Task, found)), False  # type: ignore[arg-type]
     answers = [answer if isinstance(answer, CodeqError) else task_of(answer) for answer in found]
     return answers, any(isinstance(answer, CodeqError) for answer in answers)
 

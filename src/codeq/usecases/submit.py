@@ -39,7 +39,7 @@ async def submit(core: Core, tenant: str, outcomes: Sequence[Outcome]) -> list[S
 
     def decide(place: int, task: Task) -> Change | None:
         outcome = outcomes[place]
-        if lifecycle.is_repeat(task, outcome.holder, outcome.status):
+        if task.status is outcome.status and lifecycle.is_repeat(task, outcome.holder, outcome.status):
             repeats.append(place)  # once: such a task is not in progress, so it is read from the store
             return None
         if not stored:

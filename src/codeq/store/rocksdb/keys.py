@@ -28,6 +28,7 @@ becomes 00 ff, so no name is a prefix of another and no key can fall into anothe
 """
 
 from functools import lru_cache
+from struct import Struct
 
 from codeq.domain.queue import QueueKey
 
@@ -39,6 +40,8 @@ DELAYED_FORMAT_1 = b"d/"
 PENDING, DELAYED, DEAD = b"p/", b"w/", b"q/"
 NUMBER_BYTES = 8
 
+number = Struct(">Q").pack
+"""Encodes a number in NUMBER_BYTES. Not a function of our own: every task has several keys with a number."""
 
 _CACHED_NAMES = 8192
 """Per cache: a few megabytes for names of full length."""
@@ -60,10 +63,6 @@ def _queue(queue: QueueKey) -> bytes:
 def split_names(data: bytes) -> list[str]:
     """Returns the names that `name` encoded, in order."""
     return [part.replace(b"\0\xff", b"\0").decode() for part in data.split(b"\0\x01")[:-1]]
-
-
-def number(value: int) -> bytes:
-    return value.to_bytes(NUMBER_BYTES, "big")
 
 
 def body(tenant: str, task_id: str) -> bytes:

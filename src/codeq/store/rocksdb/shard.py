@@ -106,7 +106,10 @@ class RocksShard:
         commits.check(adds_tasks=commits.is_full and any(change.before is None for change in changes))
         try:
             owners = self._key_owners(changes)
-            tasks = [self._apply(change, owners) for change in changes]
+            tasks = [
+                self._enqueue(change, owners) if change.before is None else self._apply(change, change.before, owners)
+                for change in changes
+            ]
             self._records.write_if_large()
             return tasks
         except Exception as fault:  # half of a change may be in the write buffer: it must never be written
@@ -245,10 +248,8 @@ class RocksShard:
         ]
         return dict(zip(wanted, self._buffer.get_many(wanted), strict=True)) if wanted else {}
 
-    def _apply(self, change: Change, owners: dict[bytes, bytes | None]) -> Task | None:
-        before, after, move = change.before, change.after, change.move
-        if before is None:
-            return self._enqueue(change, owners)
+    def _apply(self, change: Change, before: Task, owners: dict[bytes, bytes | None]) -> Task | None:
+        after, move = change.after, change.move
         current = self._leases.held.get(before.id) or self._records.task(before.tenant, before.id)
         if current is None and move is _PROMOTE and self._records.is_damaged(before):
             current = before  # by its entry in the index; the promoted task replaces the record
