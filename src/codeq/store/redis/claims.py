@@ -1,7 +1,7 @@
 """Claims of one shard: which queues a claim may take from, and what the take script answered."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -99,9 +99,9 @@ class Rotation:
             return list(queues)
         return sorted(queues, key=lambda queue: self._served.get(queue, -1))
 
-    def served(self, tasks: Sequence[Task]) -> None:
-        for task in tasks:
-            queue = QueueKey(task.tenant, task.command)
+    def served(self, queues: Iterable[QueueKey]) -> None:
+        """Notes that tasks of these queues were delivered, those of the last queue last."""
+        for queue in queues:
             self._served[queue] = next(self._turns)
             self._served.move_to_end(queue)
         while len(self._served) > _SERVED_MAX:
