@@ -142,16 +142,27 @@ def take_arguments(
         of_queue = keys.queue(queue)
         names += [*of_queue.pending, of_queue.delayed, of_queue.leased, of_queue.withdrawn]
         arguments += [queue.command, of_queue.member, claims[0].rooms[queue]]
+    terms: list[Argument] = []
+    known: dict[tuple[str, str | None, int | None], int] = {}
+    """Where the terms of a claim begin, by what decides them: of claims that are merged, most have the same."""
+    first_terms = len(arguments) + 5 * len(claims) + 1
     for claim in claims:
         request = claim.request
-        names.append(keys.claim(request.tenant, request.worker, request.request_id or ""))
-        leases_ms = [request.lease_ms or request.policy_of(queue).lease_ms for queue in queues]
-        remember_ms = max(leases_ms) if request.request_id is not None else 0
-        arguments += [request.limit, request.bytes_max, remember_ms, "1" if request.is_part else ""]
-        for lease_ms in leases_ms:
-            claim_arguments = records.claim_arguments(request.worker, now_ms, lease_ms, request.worker_name)
-            arguments += [claim_arguments, now_ms + lease_ms]
-    return names, arguments
+        kind = (request.worker, request.worker_name, request.lease_ms)
+        if kind not in known:
+            known[kind] = first_terms + len(terms)
+            for queue in queues:
+                lease_ms = request.lease_ms or request.policy_of(queue).lease_ms
+                terms += [
+                    records.claim_arguments(request.worker, now_ms, lease_ms, request.worker_name), now_ms + lease_ms,
+                ]  # fmt: skip
+        remembered_as, remember_ms = keys.absent, 0
+        if request.request_id is not None:
+            remembered_as = keys.claim(request.tenant, request.worker, request.request_id)
+            remember_ms = max(request.lease_ms or request.policy_of(queue).lease_ms for queue in queues)
+        names.append(remembered_as)
+        arguments += [request.limit, request.bytes_max, remember_ms, "1" if request.is_part else "", known[kind]]
+    return names, arguments + terms
 
 
 def _room(request: ClaimRequest, queue: QueueKey) -> int:
