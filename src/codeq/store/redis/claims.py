@@ -12,12 +12,10 @@ from codeq.store.interface import ClaimRequest
 from codeq.store.redis import records
 from codeq.store.redis.connection import RedisClient
 from codeq.store.redis.keys import Channels, ShardKeys
+from codeq.store.redis.merging import TASKS_AT_ONCE
 
 ENTRIES_MAX = 2000
 """Entries of pending lists that one take reads: a claim of a thousand tasks, and as many that were cancelled."""
-
-TASKS_AT_ONCE = 256
-"""Tasks of merged claims: two milliseconds of a script, for which all other clients of Redis wait."""
 
 INLINE_BODY_BYTES_MAX = 2048
 """Bodies with a longer payload are read beside the script, because Lua hashes every value."""
