@@ -49,6 +49,21 @@ async def test_claims_at_the_same_time_are_served_in_order_by_few_scripts(world:
 
 
 @on_node
+async def test_entries_that_were_read_for_a_claim_that_takes_none_are_put_back_in_order(world: World) -> None:
+    tasks = await world.enqueue_many(10)
+    first = await world.claim("work", worker="again", limit=2, request_id="a request")
+    before = calls("lpush")
+    claimed = await asyncio.gather(
+        world.claim("work", worker="other", limit=3),
+        world.claim("work", worker="again", limit=2, request_id="a request"),
+    )
+    assert calls("lpush") - before == 1  # they went in one script
+    assert list(map(ids, claimed)) == [ids(tasks)[2:5], ids(first)]
+    assert ids(await world.drain("work")) == ids(tasks)[5:]
+    assert await world.counts() == (0, 0, 10, 0)
+
+
+@on_node
 async def test_claims_at_the_same_time_share_what_there_is(world: World) -> None:
     [task] = await world.enqueue_many(1)
     claimed = await asyncio.gather(*(world.claim("work", limit=3) for _ in range(5)))

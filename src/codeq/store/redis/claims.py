@@ -1,7 +1,7 @@
 """Claims of one shard: which queues a claim may take from, and what the take script answered."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -12,12 +12,10 @@ from codeq.store.interface import ClaimRequest
 from codeq.store.redis import records
 from codeq.store.redis.connection import RedisClient
 from codeq.store.redis.keys import Channels, ShardKeys
+from codeq.store.redis.merging import TASKS_AT_ONCE
 
 ENTRIES_MAX = 2000
 """Entries of pending lists that one take reads: a claim of a thousand tasks, and as many that were cancelled."""
-
-TASKS_AT_ONCE = 256
-"""Tasks of merged claims: two milliseconds of a script, for which all other clients of Redis wait."""
 
 INLINE_BODY_BYTES_MAX = 2048
 """Bodies with a longer payload are read beside the script, because Lua hashes every value."""
@@ -99,9 +97,9 @@ class Rotation:
             return list(queues)
         return sorted(queues, key=lambda queue: self._served.get(queue, -1))
 
-    def served(self, tasks: Sequence[Task]) -> None:
-        for task in tasks:
-            queue = QueueKey(task.tenant, task.command)
+    def served(self, queues: Iterable[QueueKey]) -> None:
+        """Notes that tasks of these queues were delivered, those of the last queue last."""
+        for queue in queues:
             self._served[queue] = next(self._turns)
             self._served.move_to_end(queue)
         while len(self._served) > _SERVED_MAX:
@@ -142,16 +140,27 @@ def take_arguments(
         of_queue = keys.queue(queue)
         names += [*of_queue.pending, of_queue.delayed, of_queue.leased, of_queue.withdrawn]
         arguments += [queue.command, of_queue.member, claims[0].rooms[queue]]
+    terms: list[Argument] = []
+    known: dict[tuple[str, str | None, int | None], int] = {}
+    """Where the terms of a claim begin, by what decides them: of claims that are merged, most have the same."""
+    first_terms = len(arguments) + 5 * len(claims) + 1
     for claim in claims:
         request = claim.request
-        names.append(keys.claim(request.tenant, request.worker, request.request_id or ""))
-        leases_ms = [request.lease_ms or request.policy_of(queue).lease_ms for queue in queues]
-        remember_ms = max(leases_ms) if request.request_id is not None else 0
-        arguments += [request.limit, request.bytes_max, remember_ms, "1" if request.is_part else ""]
-        for lease_ms in leases_ms:
-            claim_arguments = records.claim_arguments(request.worker, now_ms, lease_ms, request.worker_name)
-            arguments += [claim_arguments, now_ms + lease_ms]
-    return names, arguments
+        kind = (request.worker, request.worker_name, request.lease_ms)
+        if kind not in known:
+            known[kind] = first_terms + len(terms)
+            for queue in queues:
+                lease_ms = request.lease_ms or request.policy_of(queue).lease_ms
+                terms += [
+                    records.claim_arguments(request.worker, now_ms, lease_ms, request.worker_name), now_ms + lease_ms,
+                ]  # fmt: skip
+        remembered_as, remember_ms = keys.absent, 0
+        if request.request_id is not None:
+            remembered_as = keys.claim(request.tenant, request.worker, request.request_id)
+            remember_ms = max(request.lease_ms or request.policy_of(queue).lease_ms for queue in queues)
+        names.append(remembered_as)
+        arguments += [request.limit, request.bytes_max, remember_ms, "1" if request.is_part else "", known[kind]]
+    return names, arguments + terms
 
 
 def _room(request: ClaimRequest, queue: QueueKey) -> int:

@@ -2,9 +2,8 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from codeq.domain.limits import BATCH_TASKS_MAX
 from codeq.domain.task import Change
-from codeq.store.redis.merging import MergedCalls
+from codeq.store.redis.merging import TASKS_AT_ONCE, MergedCalls
 
 Answer = int | bytes
 Send = Callable[[Sequence[Change]], Awaitable[list[Answer]]]
@@ -29,7 +28,7 @@ class CommitQueue:
 
 
 class _CommitGroup:
-    """As many as one script may have. A task is changed once per script, unless one commit has it twice."""
+    """As many as one script should have. A task is changed once per script, unless one commit has it twice."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
@@ -38,7 +37,7 @@ class _CommitGroup:
     def add(self, changes: Sequence[Change]) -> bool:
         ids = {change.after.id for change in changes}
         size = self._size + len(changes)
-        if self._size and (size > BATCH_TASKS_MAX or not self._ids.isdisjoint(ids)):
+        if self._size and (size > TASKS_AT_ONCE or not self._ids.isdisjoint(ids)):
             return False
         self._ids |= ids
         self._size = size

@@ -41,10 +41,23 @@ class DueTasks:
         self._grace = grace
 
     async def find(self, index: Index, now_ms: int, limit: int, scope: Scope) -> list[Task]:
+        if self._is_known_idle(index, now_ms, scope):
+            return []
         found = await self._find(index, now_ms, limit, scope)
         if found and index is Index.IN_PROGRESS and await self._grace.give():
             return []  # Redis was down when they ended, so no worker could extend them
         return found
+
+    def _is_known_idle(self, index: Index, now_ms: int, scope: Scope) -> bool:
+        """Returns whether this process knows that nothing of these queues is due: so it is before most claims."""
+        if scope.tenant is None or scope.commands is None:
+            return False
+        is_delayed = index is Index.DELAYED
+        for command in scope.commands:
+            head = self._heads.get(QueueKey(scope.tenant, command))
+            if head is None or (head.next_delayed_ms if is_delayed else head.next_lease_ms) <= now_ms:
+                return False
+        return True
 
     async def _find(self, index: Index, now_ms: int, limit: int, scope: Scope) -> list[Task]:
         if index is Index.NONE:

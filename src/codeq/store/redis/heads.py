@@ -5,9 +5,12 @@ order, not tasks: a claim may then pass over a higher priority of another shard,
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from time import monotonic
 
-from codeq.domain.queue import QueueKey
+from codeq.domain import lifecycle
+from codeq.domain.queue import Index, QueueKey
+from codeq.domain.task import Task
 
 KNOWN_S = 1.0
 """How long it is believed."""
@@ -16,6 +19,7 @@ QUEUES_MAX = 10_000
 """Queues remembered: about three megabytes. Others are looked up."""
 
 _NEVER = float("inf")
+_PENDING, _DELAYED = Index.PENDING, Index.DELAYED
 
 
 class QueueHead:
@@ -64,12 +68,25 @@ class QueueHeads:
         if head is not None:
             head.next_lease_ms = min(head.next_lease_ms, until_ms)
 
-    def pending(self, queue: QueueKey, priority: int) -> None:
-        head = self._heads.get(queue)
-        if head is not None:
-            head.priorities.add(priority)
+    def moved(self, tasks: Sequence[Task]) -> dict[QueueKey, int]:
+        """Notes where these tasks are now. Returns how many of them can be claimed, by queue."""
+        pending: dict[tuple[str, str, int], int] = {}
+        for task in tasks:
+            place = lifecycle.position(task)
+            if place is _PENDING:
+                kind = (task.tenant, task.command, task.priority)
+                pending[kind] = pending.get(kind, 0) + 1
+            elif place is _DELAYED:
+                self._delayed(QueueKey(task.tenant, task.command), task.visible_ms)
+        ready: dict[QueueKey, int] = {}
+        for (tenant, command, priority), number in pending.items():
+            queue = QueueKey(tenant, command)
+            ready[queue] = ready.get(queue, 0) + number
+            if queue in self._heads:
+                self._heads[queue].priorities.add(priority)
+        return ready
 
-    def delayed(self, queue: QueueKey, visible_ms: int) -> None:
+    def _delayed(self, queue: QueueKey, visible_ms: int) -> None:
         head = self._heads.get(queue)
         if head is not None:
             head.next_delayed_ms = min(head.next_delayed_ms, visible_ms)

@@ -11,7 +11,9 @@ from codeq.store.redis.filters import Filters
 from codeq.store.redis.keys import ShardKeys, id_bytes, idempotency_field
 
 _CANCEL, _ENQUEUE, _PURGE = Move.CANCEL, Move.ENQUEUE, Move.PURGE
-_MOVES = frozenset({_CANCEL, _ENQUEUE, _PURGE})
+_ENDINGS = frozenset({_CANCEL, _PURGE})
+Filtered = Sequence[tuple[int, Change]]
+"""Changes with their places among others."""
 UNKNOWN = -1
 """Stands for an answer that only the script can give."""
 
@@ -25,9 +27,17 @@ class KnownChanges:
         self._keys = keys
         self._filters = filters
 
-    def suspects(self, changes: Sequence[Change]) -> list[int]:
+    def filtered(self, changes: Sequence[Change]) -> Filtered:
+        """Returns the changes that a filter may know something of: most have no key, and are none of these."""
+        return [
+            (place, change)
+            for place, change in enumerate(changes)
+            if (change.move in _ENDINGS if (body := change.body) is None else body.idempotency_key is not None)
+        ]
+
+    def suspects(self, filtered: Filtered) -> list[int]:
         """Returns the places of the changes that a filter says yes to."""
-        return [place for place, change in enumerate(changes) if change.move in _MOVES and self._is_suspect(change)]
+        return [place for place, change in filtered if self._is_suspect(change)]
 
     def _is_suspect(self, change: Change) -> bool:
         move = change.move
@@ -55,13 +65,11 @@ class KnownChanges:
                     answers[place] = 0
         return answers
 
-    def learn(self, changes: Sequence[Change], answers: Sequence[int | bytes]) -> None:
+    def learn(self, filtered: Filtered, answers: Sequence[int | bytes]) -> None:
         """Adds what these changes have done, or have found done."""
         filters = self._filters
-        for change, answer in zip(changes, answers, strict=True):
-            move, before = change.move, change.before
-            if move not in _MOVES:
-                continue
+        for place, change in filtered:
+            move, before, answer = change.move, change.before, answers[place]
             if move is _ENQUEUE:
                 field = _field(change)
                 if field is not None and answer:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from codeq.domain import lifecycle
 from codeq.domain.queue import Index
-from codeq.domain.task import Task
+from codeq.domain.task import Change, Task
 
 TASKS_MAX = 20_000
 """Remembered per shard: about 20 MB. Others are read."""
@@ -27,10 +27,13 @@ class LeasedTasks:
         while len(known) > TASKS_MAX:
             known.popitem(last=False)
 
-    def moved(self, task_id: str, task: Task | None) -> None:
-        """Notes what a change has made of a task; None for a refusal: then somebody else has moved it."""
-        if task_id in self._tasks:
-            if task is not None and lifecycle.position(task) is _IN_PROGRESS:
-                self._tasks[task_id] = task
-            else:
-                del self._tasks[task_id]
+    def moved(self, changes: Sequence[Change], tasks: Sequence[Task | None]) -> None:
+        """Notes what each change has made of its task; None for a refusal: then somebody else has moved it."""
+        known = self._tasks
+        for change, task in zip(changes, tasks, strict=True):
+            task_id = change.after.id
+            if task_id in known:
+                if task is not None and lifecycle.position(task) is _IN_PROGRESS:
+                    known[task_id] = task
+                else:
+                    del known[task_id]

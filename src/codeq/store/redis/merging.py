@@ -15,6 +15,10 @@ from codeq.store.redis.connection import busy
 AT_ONCE = 3
 """Scripts of one kind and shard under way. Redis runs one at a time; the next is on its way meanwhile."""
 
+TASKS_AT_ONCE = 256
+"""Tasks of calls that are merged; a larger call goes alone. Two milliseconds of a script, for which all other clients
+of Redis wait. More in one script saves next to nothing, and its callers are answered, and call again, all at once."""
+
 Call = TypeVar("Call")
 Call_contra = TypeVar("Call_contra", contravariant=True)
 Answer = TypeVar("Answer")

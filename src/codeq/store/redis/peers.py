@@ -73,6 +73,8 @@ class RedisPeers:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: list[asyncio.Task[None]] = []
         """What reads signals, and what looks again once a second."""
+        self._ended: list[asyncio.Task[None]] = []
+        """Those of them that have ended."""
         self._next_look = 0
         self._is_closing = False
         self._refresh = refresh
@@ -208,8 +210,10 @@ class RedisPeers:
         if not self._loops:
             loop = asyncio.get_running_loop()
             self._loops = [loop.create_task(self._follow_signals()), loop.create_task(self._look_again())]
-        for running in self._loops:
-            if running.done() and not self._is_closing:
+            for running in self._loops:
+                running.add_done_callback(self._ended.append)
+        for running in self._ended:
+            if not self._is_closing:
                 running.result()
 
     def _channel(self, queue: QueueKey) -> str:

@@ -1,11 +1,14 @@
 """What the commit script must do: the changes as arguments, in runs of those that move alike."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import repeat
+from operator import attrgetter
+from struct import Struct as Layout
 from typing import NamedTuple
 
 from codeq.domain import lifecycle
-from codeq.domain.task import Change, Move, Task
+from codeq.domain.task import Body, Change, Move, Task
 from codeq.store import codec
 from codeq.store.redis import keys, records
 from codeq.store.redis.classes import ChangeClass, DescribedClasses, describe
@@ -25,6 +28,8 @@ _GUARDED = frozenset({Move.EXPIRE, Move.ABANDON, _HEARTBEAT})
 """Moves that a heartbeat may contradict, which changes a lease and no version: they expect the lease as well."""
 Argument = bytes | str | int
 _position = lifecycle.position
+_delivery_of = attrgetter("delivery")
+_new_head, _head = Layout(">16sI").pack, Layout(">16sIQ").pack
 
 
 class CommitPlan(NamedTuple):
@@ -45,22 +50,25 @@ class CommitPlanner:
 
     def plan(self, changes: Sequence[Change], *, is_repeated: bool = False) -> CommitPlan:
         """`is_repeated`: whether the script may have been run with these changes before."""
-        classes: dict[ChangeClass, int] = {}
+        classes = _Classes()
         runs: list[list[int | str]] = []
         arguments: list[Argument] = []
         bodies: list[tuple[bytes, bytes]] = []
-        last = None
+        last_number = last_time = run = 0
         for change, follows in _with_deliveries(changes):
-            own = _arguments(change, bodies)
-            time = change.after.visible_ms or change.after.lease_until_ms or change.after.purge_ms
-            kind = _class_of(change, len(own), follows=follows)
-            if last == (kind, time):
-                runs[-1][2] += 1  # type: ignore[operator]
-            else:
-                last = (kind, time)
-                runs.append([classes.setdefault(kind, len(classes) + 1), str(time), 1])
+            before, after = change.before, change.after
+            own = _created(after, change.body, bodies) if before is None else _moved(change, before)
+            number = classes.number(change, len(own), follows=follows)
+            time = after.visible_ms or after.lease_until_ms or after.purge_ms
+            if number != last_number or time != last_time:
+                if run:
+                    runs.append([last_number, str(last_time), run])
+                last_number, last_time, run = number, time, 0
+            run += 1
             arguments += own
-        described = self._described(tuple(classes))
+        if run:
+            runs.append([last_number, str(last_time), run])
+        described = self._described(tuple(classes.found))
         has_twins = len({change.after.id for change in changes}) < len(changes)
         head: list[Argument] = [
             described.description,
@@ -75,30 +83,42 @@ class CommitPlanner:
         return describe(classes, self._shard_keys, self._channels)
 
 
-def _with_deliveries(changes: Sequence[Change]) -> Iterator[tuple[Change, bool]]:
-    """Yields the changes, each with the delivery that it creates behind it, and whether it is such a delivery."""
-    for change in changes:
-        yield change, False
-        if change.delivery is not None:
-            yield change.delivery, True
+class _Classes:
+    """The classes of some changes, numbered from 1."""
+
+    def __init__(self) -> None:
+        self.found: dict[ChangeClass, int] = {}
+        self._numbers: dict[tuple[object, ...], int] = {}
+
+    def number(self, change: Change, width: int, *, follows: bool) -> int:
+        """Returns the number of the class of a change with so many arguments.
+
+        It is looked up by what decides the class, because to make one costs three times as much.
+        """
+        before, after, move, body = change.before, change.after, change.move, change.body
+        decisive = (
+            move, after.command, after.priority, width, _position(after), after.tenant, follows,
+            (body is None or body.idempotency_key is None) if before is None else (before.move, _position(before)),
+        )  # fmt: skip
+        number = self._numbers.get(decisive)
+        if number is None:
+            kind = _class_of(change, width, follows=follows)
+            number = self._numbers[decisive] = self.found.setdefault(kind, len(self.found) + 1)
+        return number
 
 
-def _arguments(change: Change, bodies: list[tuple[bytes, bytes]]) -> list[Argument]:
-    before, after, body = change.before, change.after, change.body
+def _with_deliveries(changes: Sequence[Change]) -> Iterable[tuple[Change, bool]]:
+    """Returns the changes, each with the delivery that it creates behind it, and whether it is such a delivery."""
+    if not any(map(_delivery_of, changes)):
+        return zip(changes, repeat(False))
+    found = [((change, False), (change.delivery, True)) for change in changes]
+    return [(change, follows) for pair in found for change, follows in pair if change is not None]
+
+
+def _created(after: Task, body: Body | None, bodies: list[tuple[bytes, bytes]]) -> list[Argument]:
+    """Returns the arguments of a new task. A large body is added to `bodies` instead."""
     task_id = id_bytes(after.id)
-    record = records.without_version(after)
-    head = task_id + after.payload_bytes.to_bytes(4, "big")
-    if before is not None:
-        head += before.version.to_bytes(8, "big")
-        if _was_withdrawn(change):
-            head += before.previous.to_bytes(8, "big")
-        arguments: list[Argument] = [head, record]
-        if change.move in _GUARDED:
-            arguments.append(before.lease_until_ms)
-        if change.result:
-            arguments.append(change.result)
-        return arguments
-    arguments = [head, record]
+    arguments: list[Argument] = [_new_head(task_id, after.payload_bytes), records.without_version(after)]
     if body is None:
         return arguments
     if body.idempotency_key is not None:
@@ -108,6 +128,20 @@ def _arguments(change: Change, bodies: list[tuple[bytes, bytes]]) -> list[Argume
         bodies.append((task_id, content))
     else:
         arguments.append(content)
+    return arguments
+
+
+def _moved(change: Change, before: Task) -> list[Argument]:
+    """Returns the arguments of a change of a stored task."""
+    after = change.after
+    head = _head(id_bytes(after.id), after.payload_bytes, before.version)
+    if _was_withdrawn(change):
+        head += before.previous.to_bytes(8, "big")
+    arguments: list[Argument] = [head, records.without_version(after)]
+    if change.move in _GUARDED:
+        arguments.append(before.lease_until_ms)
+    if change.result:
+        arguments.append(change.result)
     return arguments
 
 
@@ -137,9 +171,10 @@ def _was_withdrawn(change: Change) -> bool:
     return change.move is _PURGE and change.before is not None and change.before.move is _CANCEL
 
 
-def answered(change: Change, version: int) -> Task | None:
-    """Returns the task after the change, with the version that the script has given it; None if it was refused."""
-    if not version:
+def answered(change: Change, version: int | bytes) -> Task | None:
+    """Returns the task after the change, with the version that the script has given it; None if it was refused, or if
+    another task has its key."""
+    if not version or isinstance(version, bytes):
         return None
     if change.move is not _HEARTBEAT:
         codec.versioned(change.after, version)

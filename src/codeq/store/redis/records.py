@@ -8,6 +8,8 @@ Whoever reads a claimed record applies `lifecycle.claim` to it. The same bytes a
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from struct import Struct as Layout
 
 import msgspec
 from msgspec import Raw, Struct
@@ -29,14 +31,18 @@ class StoredClaim(Struct, frozen=True, array_like=True, gc=False):
     worker_name: str | None = None
 
 
-_decode_claim = msgspec.msgpack.Decoder(StoredClaim).decode
 _LENGTH_BYTES, _VERSION_BYTES = 4, 8
+_length, _version = Layout(">I"), Layout(">Q")
+_pack_length, _length_at, _version_at = _length.pack, _length.unpack_from, _version.unpack_from
+_CACHED_CLAIMS = 1024
+_decode_claim = lru_cache(_CACHED_CLAIMS)(msgspec.msgpack.Decoder(StoredClaim).decode)
+"""The tasks of a claim have the same arguments."""
 
 
 def without_version(task: Task) -> bytes:
     """Returns the record of a task up to its version, which the script appends."""
     data = codec.encode(task)
-    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+    return _pack_length(len(data)) + data
 
 
 def claim_arguments(worker: str, at_ms: int, lease_ms: int, worker_name: str | None) -> bytes:
@@ -46,18 +52,21 @@ def claim_arguments(worker: str, at_ms: int, lease_ms: int, worker_name: str | N
 
 def decode(data: bytes) -> Task:
     """Returns the stored task. Raises one of `codec.UNREADABLE` for bytes that are not one."""
-    end = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big")
+    version_at = len(data) - _VERSION_BYTES
+    if version_at < _LENGTH_BYTES:
+        raise msgspec.DecodeError("the record has no version")
+    end = _LENGTH_BYTES + _length_at(data)[0]
     task = codec.decode_task(data[_LENGTH_BYTES:end])
-    claim_at, version_at = end + _VERSION_BYTES, len(data) - _VERSION_BYTES
     if version_at != end:
+        claim_at = end + _VERSION_BYTES
         if version_at < claim_at:
             raise msgspec.DecodeError("the record has no version")
         claim = _decode_claim(data[claim_at:version_at])
-        codec.versioned(task, int.from_bytes(data[end:claim_at], "big"))
+        codec.versioned(task, _version_at(data, end)[0])
         task = lifecycle.claim(
             task, claim.worker, claim.at_ms, lease_ms=claim.lease_ms, worker_name=claim.worker_name
         ).after
-    return codec.versioned(task, int.from_bytes(data[version_at:], "big"))
+    return codec.versioned(task, _version_at(data, version_at)[0])
 
 
 def decode_events(values: Iterable[bytes]) -> list[Task]:

@@ -8,13 +8,15 @@ from codeq.store.redis.faults import FAULTS, passing
 
 
 class ReplicaWait:
-    """For one shard. With no replicas asked for, waits for nothing: an answer of Redis is all there is."""
+    """For one shard."""
 
     def __init__(
         self, connection: RedisClient, marker: str, *, replicas: int, timeout_ms: int, primary: str = ""
     ) -> None:
         self._connection = connection
         self._marker = marker
+        self.is_needed = replicas > 0
+        """Whether anything is waited for. With no replicas asked for, an answer of Redis is all there is."""
         self._replicas = replicas
         self._timeout_ms = timeout_ms
         self._primary = primary
@@ -32,7 +34,7 @@ class ReplicaWait:
         `since` is the primary before the first of these writes: they may have gone to it, and another one, which has
         been seen meanwhile, cannot confirm them.
         """
-        if not self._replicas:
+        if not self.is_needed:
             return
         if since is not None and since != self._primary:
             raise _other_primary()

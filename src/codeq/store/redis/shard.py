@@ -26,7 +26,7 @@ from codeq.store.redis.filters import Filters
 from codeq.store.redis.grace import RestartGrace
 from codeq.store.redis.heads import QueueHeads
 from codeq.store.redis.keys import Channels, ShardKeys, id_bytes
-from codeq.store.redis.known import UNKNOWN, KnownChanges
+from codeq.store.redis.known import UNKNOWN, Filtered, KnownChanges
 from codeq.store.redis.leased import LeasedTasks
 from codeq.store.redis.merging import MergedCalls
 from codeq.store.redis.peers import RedisPeers
@@ -37,8 +37,9 @@ from codeq.store.redis.replicas import ReplicaWait
 TAKE = LuaScript("take")
 POLICY = LuaScript("policy")
 
-_PENDING, _DELAYED = Index.PENDING, Index.DELAYED
+_PENDING = Index.PENDING
 _CANCEL, _HEARTBEAT = Move.CANCEL, Move.HEARTBEAT
+_position = lifecycle.position
 _log = logging.getLogger("codeq")
 
 
@@ -90,25 +91,25 @@ class RedisShard:
         self._check()
         if not changes:
             return []
-        raw = await self._answers(changes)
-        self._known.learn(changes, raw)
-        tasks: list[Task | None] = []
-        owners: dict[int, str] = {}
-        for change, answer in zip(changes, raw, strict=True):
-            if isinstance(answer, bytes):
-                owners[len(tasks)] = keys.task_id(answer)
-            tasks.append(None if isinstance(answer, bytes) else answered(change, answer))
-            self._leased.moved(change.after.id, tasks[-1])
+        filtered = self._known.filtered(changes)
+        if filtered:
+            raw = await self._answers(changes, filtered)
+            self._known.learn(filtered, raw)
+        else:
+            raw = await self._commits.commit(changes)
+        tasks = list(map(answered, changes, raw))
+        self._leased.moved(changes, tasks)
+        owners = {place: keys.task_id(answer) for place, answer in enumerate(raw) if isinstance(answer, bytes)}
         if owners:
             for place, task in zip(owners, await self._tasks(list(owners.values())), strict=True):
                 # A task that was purged in between no longer has the key.
                 tasks[place] = task if task is not None else (await self.commit([changes[place]]))[0]
-        self._report([change for task, change in zip(tasks, changes, strict=True) if task is change.after])
+        self._report(changes, tasks)
         return tasks
 
-    async def _answers(self, changes: Sequence[Change]) -> Sequence[int | bytes]:
+    async def _answers(self, changes: Sequence[Change], filtered: Filtered) -> Sequence[int | bytes]:
         """Returns the script's answers, without running it for changes that are known to change nothing."""
-        suspects = self._known.suspects(changes)
+        suspects = self._known.suspects(filtered)
         if not suspects:
             return await self._commits.commit(changes)
         looked = zip(suspects, await self._looks.commit([changes[place] for place in suspects]), strict=True)
@@ -131,21 +132,21 @@ class RedisShard:
         answers: list[int | bytes] = await self._connection.run(COMMIT, plan.keys, plan.arguments, before=before)
         return answers
 
-    def _report(self, applied: Sequence[Change]) -> None:
-        moved = [change.after for change in applied if change.move is not _HEARTBEAT]
-        moved += [change.delivery.after for change in applied if change.delivery is not None]
-        ready: dict[QueueKey, int] = {}
-        for task in moved:
-            place, queue = lifecycle.position(task), QueueKey(task.tenant, task.command)
-            if place is _PENDING:
-                ready[queue] = ready.get(queue, 0) + 1
-                self._heads.pending(queue, task.priority)
-            elif place is _DELAYED:
-                self._heads.delayed(queue, task.visible_ms)
-        self.peers.report(ready, moved)
-        for change in applied:
-            if change.move is _CANCEL and change.before is not None and lifecycle.position(change.before) is _PENDING:
-                self.peers.report_withdrawn(change.after)
+    def _report(self, changes: Sequence[Change], tasks: Sequence[Task | None]) -> None:
+        """Tells what was applied: the changes whose task is the one that they made."""
+        moved: list[Task] = []
+        withdrawn: list[Task] = []
+        for change, task in zip(changes, tasks, strict=True):
+            if task is None or task is not change.after or change.move is _HEARTBEAT:
+                continue
+            moved.append(task)
+            if change.delivery is not None:
+                moved.append(change.delivery.after)
+            if change.move is _CANCEL and change.before is not None and _position(change.before) is _PENDING:
+                withdrawn.append(task)
+        self.peers.report(self._heads.moved(moved), moved)
+        for task in withdrawn:
+            self.peers.report_withdrawn(task)
 
     # -- claims --------------------------------------------------------------------------------------------------
 
@@ -165,13 +166,17 @@ class RedisShard:
         bodies = taken.contents[1::2]
         if taken.is_repeat:
             return await self._with_bodies(tasks, bodies, is_repeat=True)
-        self._rotation.served(tasks)
         self._leased.add(tasks)
-        for queue, until_ms in {(QueueKey(task.tenant, task.command), task.lease_until_ms) for task in tasks}:
-            self._heads.leased(queue, until_ms)
+        until_ms = {task.command: task.lease_until_ms for task in reversed(tasks)}
+        served = {QueueKey(request.tenant, command): until_ms[command] for command in reversed(until_ms)}
+        self._rotation.served(served)
+        for queue, queue_until_ms in served.items():
+            self._heads.leased(queue, queue_until_ms)
         self.peers.report({}, tasks)
-        order = claims.in_turn(tasks)
-        return await self._with_bodies([tasks[place] for place in order], [bodies[place] for place in order])
+        if len(served) > 1:
+            order = claims.in_turn(tasks)
+            tasks, bodies = [tasks[place] for place in order], [bodies[place] for place in order]
+        return await self._with_bodies(tasks, bodies)
 
     async def _send_take(self, claim: claims.ShardClaim) -> claims.Taken:
         """Takes tasks. It is repeated only where the request id makes it answer the same tasks again."""
@@ -193,7 +198,7 @@ class RedisShard:
         answers, known, has_run_out = await self._connection.run(TAKE, names, arguments)
         for queue, told in zip(queues, known, strict=True):
             if not told[0]:
-                self._report_emptied(queue, [record for answer in answers for record in answer[1::2] if record])
+                self._report_emptied(queue, [answer[-2] for answer in answers if len(answer) > 1])  # the last of each
             if with_times:
                 self._heads.set(queue, told)
             else:
@@ -235,12 +240,8 @@ class RedisShard:
             ids = [id_bytes(tasks[place].id) for place in missing]
             for place, body in zip(missing, await self._connection.call("HMGET", self._keys.bodies, *ids), strict=True):
                 raw[place] = body
-        deliveries: list[Delivery] = []
-        for task, data in zip(tasks, raw, strict=True):
-            body = self._body(task, data)
-            if body is not None:
-                deliveries.append(Delivery(task, body, is_repeat))
-        return deliveries
+        found = zip(tasks, map(self._body, tasks, raw), strict=True)
+        return [Delivery(task, body, is_repeat) for task, body in found if body is not None]
 
     def _body(self, task: Task, data: bytes | None) -> Body | None:
         try:
@@ -366,7 +367,8 @@ class RedisShard:
 
     async def flush(self, ids: Sequence[str] | None = None, *, since: Primaries | None = None) -> None:  # noqa: ARG002
         self._check()
-        await self._replicas.wait(since[0] if since else None)
+        if self._replicas.is_needed:
+            await self._replicas.wait(since[0] if since else None)
 
     async def checkpoint(self, target: Path) -> None:  # noqa: ARG002
         raise InvalidRequest("this store is on Redis: back it up with Redis's own means (RDB or AOF files, a replica)")

@@ -59,10 +59,10 @@ end
 
 -- Decides in order, and gathers what is written at the end. A second change of the same task in one call is refused.
 local first = tonumber(call('GET', KEYS[6]) or 0)
-local answers, seen, version, applied, is_applied = {}, {}, first, false, false
+local answers, answered, seen, version, applied, is_applied = {}, 0, {}, first, false, false
 local puts, news, outcomes, added_keys, named, unwanted = {}, {}, {}, {}, {}, {}
 local events, ended, dropped, pushes, removes, adds = {}, {}, {}, {}, {}, {}
-local place, put, read, entered = 0, 0, 0, {}
+local place, put, read, ends, entered = 0, 0, 0, 0, {}
 at = 6
 for _, run in ipairs(runs) do
   local class, time = classes[run[1]], run[2]
@@ -78,6 +78,8 @@ for _, run in ipairs(runs) do
   local changes, bytes = 0, 0
   local left, entered_to, pushed = leave and #leave, enter and #enter, push and #push
   local listed_to = listed and #listed
+  local contents = new and news or outcomes
+  local filled = #contents
   for _ = 1, run[3] do
     place = place + 1
     local head, record, id, current = ARGV[at], ARGV[at + 1], nil, nil
@@ -137,7 +139,8 @@ for _, run in ipairs(runs) do
         events[version - first] = value
       end
       if is_ended then
-        ended[#ended + 1] = id
+        ends = ends + 1
+        ended[ends] = id
       end
       if leave then
         left = left + 1
@@ -164,7 +167,7 @@ for _, run in ipairs(runs) do
       end
       if push then
         pushed = pushed + 1
-        push[pushed] = packed .. sub(head, 1, 20)
+        push[pushed] = packed .. (new and head or sub(head, 1, 20))
       end
       if listed then
         if not drops then
@@ -178,8 +181,7 @@ for _, run in ipairs(runs) do
         dropped[#dropped + 1] = id
         bytes = bytes - number('>I4', head, 17)
       else
-        puts[put + 1] = id
-        puts[put + 2] = value
+        puts[put + 1], puts[put + 2] = id, value
         put = put + 2
         if written then
           written[#written + 1] = id
@@ -195,15 +197,14 @@ for _, run in ipairs(runs) do
           end
         end
         if content then
-          local contents = new and news or outcomes
-          local size = #contents
-          contents[size + 1] = id
-          contents[size + 2] = ARGV[at + content]
+          contents[filled + 1], contents[filled + 2] = id, ARGV[at + content]
+          filled = filled + 2
         end
       end
     end
     if not follows then
-      answers[#answers + 1] = answer
+      answered = answered + 1
+      answers[answered] = answer
     end
     at = at + width
   end

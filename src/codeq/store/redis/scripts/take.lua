@@ -7,9 +7,9 @@
 -- ARGV    1 entries read at most, 2 bytes of a body that is returned at most, 3 channel of moves, 4 shard (2 bytes), 5 the only
 --         priority, or '', 6 number of queues, 7 '1' to be told when the next task of each queue is due;
 --         for each queue three: command | its name in the heads | tasks it may have in progress, or -1
---         for each claim four: tasks at most | payload bytes at most | milliseconds to remember the request id, or 0 | '1' if it
---         is a further part of a claim, whose id is remembered beside the other parts and not looked up;
---         and for each queue of it two: arguments of the claim (MessagePack) | end of the lease
+--         for each claim five: tasks at most | payload bytes at most | milliseconds to remember the request id, or 0 | '1' if it
+--         is a further part of a claim, whose id is remembered beside the other parts and not looked up | where its terms begin:
+--         for each queue two: arguments of the claim (MessagePack) | end of the lease. Claims may have the same terms.
 -- Returns per claim: 1 if these tasks were leased before, else 0; then record and body, or false, of each task;
 --         per queue: its priorities, and if asked: next delayed, next lease; and 1 if the entries that may be read ran out.
 --         A request id whose tasks are still leased to it returns them again, and nothing is taken.
@@ -17,6 +17,7 @@
 local call, sub, insert, pack, unpack_number = redis.call, string.sub, table.insert, struct.pack, struct.unpack
 local records, entries_left, number_of_queues = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[6])
 
+local digits = { [0] = '0', '1', '2', '3', '4', '5', '6', '7', '8', '9' }
 local queues, fields = {}, {}
 for place = 1, number_of_queues do
   local at, keys = 5 + place * 3, 9 + (place - 1) * 13
@@ -28,14 +29,25 @@ for place = 1, number_of_queues do
     room = math.max(0, room - call('ZCARD', leased))
   end
   queues[place] = { command = command, member = ARGV[at + 1], room = room, keys = keys, leased = leased, place = place,
-    taken = {}, pending = {}, leases = {}, total = 0, earliest = math.huge }
+    taken = {}, pending = {}, windows = {}, leases = {}, total = 0, earliest = math.huge }
   for priority = 0, 9 do
-    insert(fields, priority .. command)
+    fields[place * 11 - 10 + priority] = digits[priority] .. command
   end
-  insert(fields, 'r' .. command)
+  fields[place * 11] = 'r' .. command
 end
-for place, found in ipairs(call('HMGET', KEYS[5], unpack(fields))) do
-  queues[math.floor((place - 1) / 11) + 1].pending[(place - 1) % 11] = tonumber(found or 0)
+local counted = call('HMGET', KEYS[5], unpack(fields))
+local lowest, highest = tonumber(ARGV[5]) or 0, tonumber(ARGV[5]) or 9
+local held = {} -- priorities that have pending tasks, highest first
+for priority = 10, 0, -1 do
+  local is_held = false
+  for place, queue in ipairs(queues) do
+    local pending = tonumber(counted[place * 11 - 10 + priority] or 0)
+    queue.pending[priority] = pending
+    is_held = is_held or pending > 0
+  end
+  if is_held and priority >= lowest and priority <= highest then
+    insert(held, priority)
+  end
 end
 
 -- Drops the run of withdrawn entries at the front. A list is in the order of versions, and whatever was withdrawn is in one sorted
@@ -68,51 +80,80 @@ local function drop_withdrawn(key, withdrawn, priority)
   end
 end
 
--- Takes entries from the front of a list. Those of tasks that have moved since are dropped.
-local left, bytes = 0, 0
+-- Reads entries from the front of a list, and their records. Of one queue as many as all claims want that are still to be
+-- served: what none of them takes is put back at the end.
+local left, bytes, wanted_later = 0, 0, 0
+local function read(queue, priority, wanted)
+  if number_of_queues == 1 then
+    wanted = math.min(wanted + wanted_later, entries_left, queue.room)
+  end
+  local entries = call('LPOP', KEYS[queue.keys + priority], wanted)
+  if not entries then
+    return nil
+  end
+  local found = {}
+  for place, entry in ipairs(entries) do
+    found[place] = sub(entry, 9, 24)
+  end
+  local window = { entries = entries, ids = found, stored = call('HMGET', records, unpack(found)), passed = 0 }
+  queue.windows[priority] = window
+  return window
+end
+
+-- Takes entries from the front of a list. Those of tasks that have moved since are dropped. Returns how many it has passed.
 local ids, owners, before, sizes, count = {}, {}, {}, {}, 0
 local function take(queue, priority, wanted)
-  local key = KEYS[queue.keys + priority]
-  local entries = call('LPOP', key, wanted)
-  if not entries then
-    return 0
-  end
-  local read = #entries
-  local found = {}
-  for place = 1, read do
-    found[place] = sub(entries[place], 9, 24)
-  end
-  local stored = call('HMGET', records, unpack(found))
-  local counted, passed = count, 0
-  for place = 1, read do
-    local entry, record = entries[place], stored[place]
-    if bytes <= 0 then
-      for back = read, place, -1 do
-        call('LPUSH', key, entries[back])
+  local window, passed, taken = queue.windows[priority], 0, count
+  while passed < wanted and bytes > 0 do
+    if not window or window.passed == #window.entries then
+      window = read(queue, priority, wanted - passed)
+      if not window then
+        break
       end
-      break
     end
-    passed = place
-    if record and sub(record, -8) == sub(entry, 1, 8) then
-      local size = unpack_number('>I4', entry, 25)
-      bytes, count = bytes - size, count + 1
-      ids[count], owners[count], before[count], sizes[count] = found[place], queue, record, size
+    local entries, stored, found, from = window.entries, window.stored, window.ids, window.passed
+    local place, to = from, math.min(#entries, from + wanted - passed)
+    while place < to and bytes > 0 do
+      place = place + 1
+      local entry, record = entries[place], stored[place]
+      if record and sub(record, -8) == sub(entry, 1, 8) then
+        local size = unpack_number('>I4', entry, 25)
+        bytes, count = bytes - size, count + 1
+        ids[count], owners[count], before[count], sizes[count] = found[place], queue, record, size
+      end
     end
+    window.passed, passed = place, passed + place - from
   end
-  local taken = count - counted
+  taken = count - taken
   entries_left, left, queue.room = entries_left - passed, left - taken, queue.room - taken
   if taken > 0 then
     queue.taken[priority] = (queue.taken[priority] or 0) + taken
   end
-  if taken < passed then
-    drop_withdrawn(key, KEYS[queue.keys + 12], priority)
+  if taken < passed and window and window.passed == #window.entries then
+    drop_withdrawn(KEYS[queue.keys + priority], KEYS[queue.keys + 12], priority)
   end
-  return read
+  return passed
 end
 
-local lowest, highest = tonumber(ARGV[5]) or 0, tonumber(ARGV[5]) or 9
+local function put_back()
+  for _, queue in ipairs(queues) do
+    for priority, window in pairs(queue.windows) do
+      local rest = {}
+      for place = #window.entries, window.passed + 1, -1 do
+        insert(rest, window.entries[place])
+      end
+      if #rest > 0 then
+        call('LPUSH', KEYS[queue.keys + priority], unpack(rest))
+      end
+    end
+  end
+end
+
 local function serve()
-  for priority = highest, lowest, -1 do
+  for _, priority in ipairs(held) do
+    if left <= 0 or bytes <= 0 or entries_left <= 0 then
+      return
+    end
     local active = {}
     for _, queue in ipairs(queues) do
       if queue.pending[priority] > (queue.taken[priority] or 0) then
@@ -140,7 +181,11 @@ end
 
 -- Serves one claim after the other. `ends` has how many tasks were taken up to the end of each.
 local claims, ends, answers = {}, {}, {}
-local at, width, number_of_claims = 8 + number_of_queues * 3, 4 + number_of_queues * 2, #KEYS - 8 - number_of_queues * 13
+local first_claim, number_of_claims = 8 + number_of_queues * 3, #KEYS - 8 - number_of_queues * 13
+local at = first_claim
+for place = 1, number_of_claims do
+  wanted_later = wanted_later + tonumber(ARGV[at + (place - 1) * 5])
+end
 for place = 1, number_of_claims do
   local remembered_as, answer = KEYS[8 + number_of_queues * 13 + place], { 0 }
   if ARGV[at + 2] ~= '0' and ARGV[at + 3] == '' then
@@ -154,13 +199,15 @@ for place = 1, number_of_claims do
       end
     end
   end
+  wanted_later = wanted_later - tonumber(ARGV[at])
   if answer[1] == 0 then
     left, bytes = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
     serve()
   end
   claims[place], ends[place], answers[place] = at, count, answer
-  at = at + width
+  at = at + 5
 end
+put_back()
 
 if count > 0 then
   local first = call('INCRBY', KEYS[3], count) - count + 1
@@ -171,9 +218,8 @@ if count > 0 then
     while place < ends[claim] do
       place = place + 1
       local id, queue = ids[place], owners[place]
-      local arguments = from + 2 + queue.place * 2
       local version = pack('>I8', first + place - 1)
-      local record = before[place] .. ARGV[arguments] .. version
+      local record = before[place] .. ARGV[ARGV[from + 4] + queue.place * 2 - 2] .. version
       puts[put + 1], puts[put + 2] = id, record
       put = put + 2
       events[place] = record
@@ -201,7 +247,7 @@ if count > 0 then
   for claim = #claims, 1, -1 do -- backwards: a small sorted set is searched from its front
     for taken = ends[claim], (ends[claim - 1] or 0) + 1, -1 do
       local queue = owners[taken]
-      local leases, size, lease = queue.leases, queue.total * 2, ARGV[claims[claim] + 3 + queue.place * 2]
+      local leases, size, lease = queue.leases, queue.total * 2, ARGV[ARGV[claims[claim] + 4] + queue.place * 2 - 1]
       leases[size + 1], leases[size + 2] = lease, ids[taken]
       queue.total = queue.total + 1
       if lease ~= queue.lease then
@@ -216,7 +262,7 @@ if count > 0 then
       insert(counts, 'r' .. queue.command)
       insert(counts, queue.pending[10] + queue.total)
       for priority, taken in pairs(queue.taken) do
-        local field, now = priority .. queue.command, queue.pending[priority] - taken
+        local field, now = digits[priority] .. queue.command, queue.pending[priority] - taken
         queue.pending[priority] = now
         if now == 0 then
           insert(emptied, field)
@@ -253,7 +299,7 @@ for place, queue in ipairs(queues) do
   local priorities = {}
   for priority = 0, 9 do
     if queue.pending[priority] > 0 then
-      insert(priorities, priority)
+      insert(priorities, digits[priority])
     end
   end
   known[place] = { table.concat(priorities) }
