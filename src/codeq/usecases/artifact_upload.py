@@ -64,8 +64,8 @@ class Upload:
         self._content_type = content_type
         self._prefix = keys.upload_prefix(task.tenant, task.id, task.lease_token, name)
         self._part: mmap.mmap | None = None
-        """Where a part is gathered, in pages of its own, which return to the system. A buffer that grows would copy each
-        byte several times, and its memory would stay."""
+        """Where a part is gathered, in pages of its own, which return to the system. A buffer that grows would copy
+        each byte several times, and its memory would stay."""
         self._part_bytes = 0
         self._uploads = DeliveryUploads()
         self._progress = UploadProgress()
