@@ -16,6 +16,8 @@ IDS = [f"{place:08x}-0000-7000-8000-000000000000" for place in range(1000)]
 CALLS = {
     paths.LEASES_WATCH: {"leases": [{"taskId": task_id, "leaseToken": 1} for task_id in IDS[:256]]},
     paths.HEARTBEATS_BATCH: {"heartbeats": [{"taskId": task_id} for task_id in IDS]},
+    paths.TASKS: {"command": "work", "payload": IDS},
+    paths.RESULT.format(id=IDS[0]): {"status": "COMPLETED", "result": IDS},
 }
 
 
@@ -48,5 +50,5 @@ async def check_order(folder: Path, path: str, body: bytes, monkeypatch: pytest.
         monkeypatch.setattr(Turns, "wait", noted_wait)
         monkeypatch.setattr(Parser, "decode", noted_decode)
         caller.send("POST", path, body)
-        assert (await caller.answer()).status == 200
+        assert (await caller.answer()).status in (200, 202, 404)
     assert steps[:2] == ["turn", "decode"]

@@ -12,7 +12,7 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.server.server_process import Latency, Server, loop_cpu_s, start_server
+from tests.server.server_process import Latency, Server, Tenant, loop_cpu_s, start_server
 
 from codeq.server.routes import ROUTES, Route
 from codeq.wire import paths
@@ -29,6 +29,10 @@ SECONDS = 0.6
 ROUNDS = 6
 SLOWER, SLOWER_S = 1.5, 0.020
 BACKLOG_BATCHES = 20
+UPLOADS = 40
+
+Abuse = Callable[[Server], list[str]]
+"""Returns the script that abuses this server, and its file."""
 
 TASK_ID = "018bcfe5-6800-7000-8000-000000000000"
 DEEP = b"[" * 20_000
@@ -87,6 +91,23 @@ def test_a_quiet_tenant_is_served_whatever_a_stranger_does(
     assert resident_mb(servers[0]) < 1.1 * before_mb + 10
 
 
+def test_a_quiet_tenant_is_served_while_another_uploads_files_and_breaks_them_off(
+    servers: tuple[Server, Server], tmp_path: Path
+) -> None:
+    """More than it may upload at once: what is refused arrives as well."""
+    loud = [server.tenant("loud") for server in servers]
+    tasks = [[tenant.held("files") for _ in range(UPLOADS)] for tenant in loud]
+
+    def uploads(attacked: Server) -> list[str]:
+        place = servers.index(attacked)
+        return child(tmp_path, "uploader.py", [upload_head(loud[place], task) for task in tasks[place]])
+
+    measure(servers[0], servers[0], uploads)
+    before_mb = resident_mb(servers[0])
+    compare(servers, "uploads", uploads)
+    assert resident_mb(servers[0]) < 1.1 * before_mb + 10
+
+
 def test_a_quiet_tenant_is_served_while_another_claims_a_backlog(
     servers: tuple[Server, Server], tmp_path: Path
 ) -> None:
@@ -100,12 +121,25 @@ def test_a_quiet_tenant_is_served_while_another_claims_a_backlog(
 
 
 def check(servers: tuple[Server, Server], route: Route, folder: Path, *, by_stranger: bool) -> None:
+    def abuse(attacked: Server) -> list[str]:
+        token = attacked.token("loud", "admin" if route.kind == "admin" else role_of(route), commands=["*"])
+        return child(folder, "abuser.py", list(requests(route, None if by_stranger else token)))
+
+    compare(servers, f"{route.method} {route.path}", abuse)
+
+
+def child(folder: Path, script: str, wanted: list[bytes]) -> list[str]:
+    """Returns the script and the file with its requests."""
+    file = folder / "requests"
+    file.write_bytes(pickle.dumps(wanted))
+    return [str(Path(__file__).with_name(script)), str(file)]
+
+
+def compare(servers: tuple[Server, Server], name: str, abuse: Abuse) -> None:
     figures: list[str] = []
     for _ in range(ROUNDS):  # a slow moment of the machine is no finding
-        alone, beside = (
-            measure(servers[0], server, route, folder, by_stranger=by_stranger) for server in servers[::-1]
-        )
-        figures.append(f"p99 {alone} alone, {beside} while its own server is abused: {route.method} {route.path}")
+        alone, beside = (measure(servers[0], server, abuse) for server in servers[::-1])
+        figures.append(f"p99 {alone} alone, {beside} while its own server is abused: {name}")
         sys.stdout.write(f"{figures[-1]}\n")
         if within(alone.clock_s, beside.clock_s) or within(alone.loop_s, beside.loop_s):
             return
@@ -116,21 +150,17 @@ def within(alone_s: float, beside_s: float) -> bool:
     return beside_s <= max(SLOWER * alone_s, alone_s + SLOWER_S)
 
 
-def measure(server: Server, attacked: Server, route: Route, folder: Path, *, by_stranger: bool) -> Latency:
-    """Returns how long calls of the quiet tenant of a server take, while the route is abused on one of the servers."""
-    token = attacked.token("loud", "admin" if route.kind == "admin" else role_of(route), commands=["*"])
-    file = folder / "requests"
-    file.write_bytes(pickle.dumps(list(requests(route, None if by_stranger else token))))
-    script = str(Path(__file__).with_name("abuser.py"))
-    abuse = subprocess.Popen(
-        [sys.executable, script, str(attacked.port), str(SECONDS), str(file)], stdout=subprocess.PIPE
-    )
+def measure(server: Server, attacked: Server, abuse: Abuse) -> Latency:
+    """Returns how long calls of the quiet tenant of a server take, while one of the servers is abused."""
+    script, file = abuse(attacked)
+    command = [sys.executable, script, str(attacked.port), str(SECONDS), file]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         calls = list(work(server, SECONDS + 0.2))
-        sent, _ = abuse.communicate(timeout=30)
+        sent, _ = running.communicate(timeout=30)
     finally:
-        abuse.kill()
-    assert int(sent) > 0, f"{route.path} was not called"
+        running.kill()
+    assert int(sent) > 0, "nothing was sent"
     return Latency(*[sorted(times)[int(len(calls) * 0.99)] for times in zip(*calls, strict=True)])
 
 
@@ -173,6 +203,11 @@ def requests(route: Route, token: str | None) -> Iterator[bytes]:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         head = f"{route.method} {path} HTTP/1.1\r\nHost: codeq\r\n{authorization}Content-Length: {len(content)}\r\n\r\n"
         yield head.encode() + content
+
+
+def upload_head(tenant: Tenant, task: dict[str, Any]) -> bytes:
+    target = f"{paths.ARTIFACT.format(id=task['id'], name='f')}?leaseToken={task['leaseToken']}"
+    return f"PUT {target} HTTP/1.1\r\nHost: codeq\r\nAuthorization: Bearer {tenant.worker.token}\r\n".encode()
 
 
 def resident_mb(server: Server) -> float:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import uvloop
 from tests.server.in_process_server import InProcessServer, until
-from tests.system.test_event_loop import HOLD_S_MAX, MEGABYTE, TENANT, AdminOfAll, held, iterations, ordinary
+from tests.system.test_event_loop import HOLD_S_MAX, MEGABYTE, TENANT, AdminOfAll, held, iterations, ordinary, store
 
-from codeq.domain.requests import Outcome
+from codeq.domain.requests import NewTask, Outcome
 from codeq.domain.task import Holder, Status
 from codeq.server.auth.principal import Authenticator
 from codeq.usecases import submit
@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 CALLERS = 400
 TRIES = 3
+MOVES = 200
 
 Leased = list[tuple[str, Holder]]
 
@@ -88,3 +89,37 @@ def test_many_callers_that_are_woken_at_once_do_not_hold_the_event_loop(
         hold_s = runner.run(longest_hold_s(tmp_path, request_for))
     sys.stdout.write(f"{hold_s * 1000:8.1f} ms for {request_for.__name__}\n")
     assert hold_s <= HOLD_S_MAX
+
+
+async def looks_of_far_readers(folder: Path) -> int:
+    """Returns how often the log is read for readers of an event far ahead, while tasks are enqueued one by one."""
+    server = InProcessServer(folder, connections_max=10_000)
+    state = server.state
+    state.authenticator = Authenticator(AdminOfAll(), AdminOfAll(), producers_may_work=True)
+    target = f"{paths.EVENTS}?offset={1 << 40}&waitSeconds=30"
+    request = f"GET {target} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer token\r\n\r\n".encode()
+    looks, read = 0, state.core.store.events
+
+    async def counted(*args: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return await read(*args)
+
+    async with server.running():
+        callers = await asyncio.to_thread(open_all, server._address, request)
+        await until(lambda: state.long_polls.taken[TENANT] == CALLERS)
+        state.core.store.events = counted  # type: ignore[method-assign, assignment]
+        for _ in range(MOVES):
+            await store(state.core, [NewTask(command="work")])
+            await asyncio.sleep(0)
+        for caller in callers:
+            caller.close()
+        await until(lambda: not state.long_polls.taken[TENANT])
+    return looks
+
+
+def test_readers_of_events_far_ahead_do_not_look_after_each_event(tmp_path: Path) -> None:
+    """A tenant with two thousand of them would have others wait for as many reads after each of their calls. (13.16)"""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        looks = runner.run(looks_of_far_readers(tmp_path))
+    assert looks <= 3 * CALLERS  # each looks when it comes, and then every second

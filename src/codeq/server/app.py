@@ -22,7 +22,7 @@ from codeq.server.connection import Connection
 from codeq.server.logs import log
 from codeq.server.microbatch import BatchedHandler, MicroBatcher, RequestBatch
 from codeq.server.problems import internal_error, refusal
-from codeq.server.request import LARGE_BYTES, NOBODY, HttpRequest, HttpResponse
+from codeq.server.request import LARGE_BYTES, NOBODY, SHORT_BYTES, HttpRequest, HttpResponse
 from codeq.server.router import Router
 from codeq.server.routes import Route
 from codeq.server.state import AppState, request_id
@@ -87,7 +87,7 @@ class App:
             return False
         self._admit(route, request, principal)
         _check_body(route, request)
-        if len(request.body) > LARGE_BYTES or handler.needs_authorizing(request):
+        if len(request.body) > SHORT_BYTES or handler.needs_authorizing(request):
             return False
         item = handler.to_item(self._state, request, request.parse(handler.parser))
         if handler.runs_alone(item):

@@ -30,7 +30,7 @@ from typing import Any
 
 from codeq.server import connection_bounds as bounds
 from codeq.server.connection_bounds import State
-from codeq.server.delivery import is_delivered
+from codeq.server.delivery import confirm
 from codeq.server.request import LARGE_BYTES, HttpRequest, HttpResponse
 from codeq.server.request_reader import (
     INCOMPLETE,
@@ -54,8 +54,8 @@ class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_confirming", "_context", "_deadline_s", "_dropped_bytes", "_is_advancing", "_is_read_paused", "_is_stopping",
         "_loop", "_sent_s", "_state", "_timed", "_timer", "_unread_bytes", "authorization", "current", "is_half_closed",
-        "is_long_poll", "is_write_paused", "on_undelivered", "peer", "reader", "resumed", "tenant", "token",
-        "transport", "waiting",
+        "is_long_poll", "is_write_paused", "on_undelivered", "peer", "reader", "received_bytes", "resumed", "tenant",
+        "token", "transport", "waiting", "waits_for_turn",
     )  # fmt: skip
 
     def __init__(self, context: ServerContext) -> None:
@@ -81,6 +81,7 @@ class Connection(asyncio.BufferedProtocol):
         """Guards against recursion: a response that is sent at once would advance the connection again."""
         self._is_stopping = False  # the server shuts down: the response under way is the last
         self._is_read_paused = self.is_write_paused = False
+        self.received_bytes, self.waits_for_turn = 0, False  # of the present piece; to receive the next one
         self.resumed: asyncio.Future[None] | None = None
         """Done when the client has read what was written, or has left."""
         self._deadline_s = _NEVER
@@ -126,6 +127,8 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         data = bytes(self._context.read_buffer[:nbytes])
         reader = self.reader
+        if nbytes == bounds.RECEIVE_BYTES:  # else the socket is empty
+            self._context.inflow.count(self, nbytes)
         if self._state is _OPEN and len(data) <= SLICE_BYTES and not reader.unparsed and not reader.complete:
             reader.feed(data)
             if reader.refusal is not None:
@@ -133,9 +136,19 @@ class Connection(asyncio.BufferedProtocol):
         elif self._state < _CLOSING:
             reader.unparsed += data
         else:
-            self._drop(data)
+            self._dropped_bytes += nbytes
+            if self._dropped_bytes > bounds.LINGER_BYTES_MAX:
+                self.abort()
             return
         self.advance()
+
+    def receive(self) -> None:
+        """Receives the next piece: it is this connection's turn."""
+        self.waits_for_turn = False
+        if self._state >= _CLOSING:
+            self.pause_reading(False)
+        elif not self._is_advancing:
+            self._set_bounds()
 
     def eof_received(self) -> bool:
         """Keeps the transport open, to send what is due."""
@@ -227,7 +240,7 @@ class Connection(asyncio.BufferedProtocol):
                 break
         else:
             if not self.is_half_closed:
-                self._pause_reading(True)
+                self.pause_reading(True)
             self._loop.call_soon(self._continue)
             return  # still advancing: nothing else continues before
         self._is_advancing = False
@@ -289,11 +302,8 @@ class Connection(asyncio.BufferedProtocol):
             self._refuse(INCOMPLETE)
 
     def _send_refusal(self) -> None:
-        refusal = self.reader.refusal or TOO_SLOW
-        response = HttpResponse(refusal.status, refusal.body)
-        if refusal.status == 503:
-            response.headers = [(b"retry-after", b"1")]
-        self.transport.write(self._context.heads.head(response, request_id(), closes=True) + refusal.body)
+        response = (self.reader.refusal or TOO_SLOW).response
+        self.transport.write(self._context.heads.head(response, request_id(), closes=True) + response.body)
         self._close()
 
     def _close(self) -> None:
@@ -314,7 +324,7 @@ class Connection(asyncio.BufferedProtocol):
         self._set_deadline(min(bounds.LINGER_S_MAX, idle_s) if lingers and not self._unread_bytes else idle_s)
         if lingers:
             self.transport.write_eof()
-            self._pause_reading(False)
+            self.pause_reading(self.waits_for_turn)
         elif self.on_undelivered:
             self._return_undelivered()
         else:
@@ -322,7 +332,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _return_undelivered(self) -> None:
         if self.on_undelivered and self._confirming is None:
-            self._confirming = self._loop.create_task(self._confirm())
+            self._confirming = self._loop.create_task(confirm(self))
 
     def _end_pause(self) -> None:
         if self.resumed is not None and not self.resumed.done():
@@ -333,33 +343,18 @@ class Connection(asyncio.BufferedProtocol):
         if self.waiting is not None and (self.is_lost or self.is_long_poll):
             self.waiting.cancel()
 
-    def _drop(self, data: bytes) -> None:
-        self._dropped_bytes += len(data)
-        if self._dropped_bytes > bounds.LINGER_BYTES_MAX:
-            self.abort()
-
-    async def _confirm(self) -> None:
-        """Closes once the client has acknowledged its responses, or has lost them: it resets, or takes too long."""
-        if not await is_delivered(self.transport, lambda: self.is_lost or self.transport.is_closing()):
-            for call in self.on_undelivered:
-                await call()
-        self.transport.close()
-
-    def _pause_reading(self, pause: bool) -> None:
+    def pause_reading(self, pause: bool) -> None:
         if pause != self._is_read_paused:
             self._is_read_paused = pause
-            if pause:
-                self.transport.pause_reading()
-            else:
-                self.transport.resume_reading()
+            (self.transport.pause_reading if pause else self.transport.resume_reading)()
 
     def _set_bounds(self) -> None:
         """Pauses reading while enough has arrived, and sets the deadline for what the client must send or read next."""
         reader = self.reader
         if not self.is_half_closed:
             is_ahead = reader.body_bytes > reader.body_max or len(reader.unparsed) > bounds.AHEAD_BYTES_MAX
-            if (is_ahead or self.is_write_paused) is not self._is_read_paused:
-                self._pause_reading(not self._is_read_paused)
+            if (is_ahead or self.is_write_paused or self.waits_for_turn) is not self._is_read_paused:
+                self.pause_reading(not self._is_read_paused)
         if self.current is not None:
             return
         stage = _READING if self.is_write_paused else reader.stage

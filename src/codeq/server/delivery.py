@@ -7,8 +7,22 @@ import socket
 import struct
 import termios
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from codeq.server.connection import Connection
 
 _PAUSE_S_MIN, _PAUSE_S_MAX = 0.001, 0.1
+
+
+async def confirm(connection: "Connection") -> None:
+    """Closes the connection once the client has acknowledged its responses. Calls what it has for the case that they
+    are lost: the client resets, or takes too long."""
+    transport = connection.transport
+    if not await is_delivered(transport, lambda: connection.is_lost or transport.is_closing()):
+        for call in connection.on_undelivered:
+            await call()
+    transport.close()
 
 
 async def is_delivered(transport: asyncio.Transport, is_lost: Callable[[], bool]) -> bool:

@@ -35,6 +35,7 @@ from codeq.server.banner import print_banner
 from codeq.server.connection import Connection
 from codeq.server.connection_limit import ConnectionLimit, connections_that_fit, raise_file_limit
 from codeq.server.durability import DurabilityInForce
+from codeq.server.inflow import Inflow
 from codeq.server.logs import log
 from codeq.server.loop_monitor import LoopMonitor
 from codeq.server.metrics import Metrics
@@ -120,7 +121,15 @@ async def _serve(settings: Settings, listener: socket.socket, file_limit: int, *
     app = App(state, public_routes(wanted.host), tasks=uvicorn_state.tasks, on_failure=server.store_failed)
     heads = ResponseHeads(uvicorn_state)
     limit = _connection_limit(settings, file_limit, state.core.shards, is_dev=is_dev)
-    context = ServerContext(app.begin, settings.http, heads, uvicorn_state.connections, limit, lost=app.connection_lost)
+    context = ServerContext(
+        app.begin,
+        settings.http,
+        heads,
+        uvicorn_state.connections,
+        limit,
+        inflow=Inflow(state.core.turns.is_shared),
+        lost=app.connection_lost,
+    )
     config.http = lambda **_: Connection(context)  # type: ignore[assignment]
     background = BackgroundWork(state, server.background_ended)
     monitor = LoopMonitor(state.metrics.loop_held)

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from codeq.domain.errors import CodeqError
 from codeq.domain.limits import BATCH_BYTES_MAX, BATCH_TASKS_MAX
-from codeq.server.request import LARGE_BYTES, HttpRequest, HttpResponse, Parser
+from codeq.server.request import LARGE_BYTES, SHORT_BYTES, HttpRequest, HttpResponse, Parser
 from codeq.server.state import AppState
 from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core
@@ -47,8 +47,8 @@ class BatchedHandler(Struct, frozen=True, kw_only=True):
 
     async def __call__(self, state: AppState, request: HttpRequest) -> HttpResponse:
         budget = LoopBudget(state.core, request.tenant)
-        is_large = len(request.body) > LARGE_BYTES
-        message = await request.parse_in_pieces(self.parser, budget) if is_large else request.parse(self.parser)
+        is_large, is_short = len(request.body) > LARGE_BYTES, len(request.body) <= SHORT_BYTES
+        message = request.parse(self.parser) if is_short else await request.parse_in_pieces(self.parser, budget)
         if self.authorize is not None and self.needs_authorizing(request):
             await self.authorize(state, request)
         item = self.to_item(state, request, message)

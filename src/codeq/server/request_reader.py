@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from codeq.server.request import HttpRequest
+from codeq.server.request import HttpRequest, HttpResponse
 
 HEADER_BYTES_MAX = 16 * 1024
 HEADERS_MAX = 100
@@ -55,6 +55,10 @@ class Refusal(NamedTuple):
 
     status: int
     body: bytes
+
+    @property
+    def response(self) -> HttpResponse:
+        return HttpResponse(self.status, self.body, headers=[(b"retry-after", b"1")] if self.status == 503 else [])
 
 
 NOT_HTTP = Refusal(400, b'{"error":"a line of the request is not HTTP/1.1","code":"invalid"}')

@@ -6,6 +6,7 @@ from typing import Any
 
 from codeq.server.connection_bounds import RECEIVE_BYTES
 from codeq.server.connection_limit import ConnectionLimit
+from codeq.server.inflow import Inflow
 from codeq.server.request import HttpRequest
 from codeq.server.request_reader import Stage
 from codeq.server.response_head import ResponseHeads
@@ -28,6 +29,8 @@ class ServerContext:
     limit: ConnectionLimit
     pacer: Pacer = field(default_factory=Pacer)
     """Ends the long polls of clients that leave: thousands may leave at once."""
+    inflow: Inflow = field(default_factory=Inflow)
+    """Which of them receives next, of those that send much."""
     lost: Callable[[Any], None] = lambda _: None
     """Called when a connection is lost, with the connection."""
     read_buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(RECEIVE_BYTES)))

@@ -25,6 +25,9 @@ CALL_S_MAX = 60.0
 """How long a request to an object store may take: a part of 8 MB at 140 KB a second."""
 RETRY_S_MAX = 20.0
 """How long a request is repeated while an object store fails; then the caller gets 503, and may try again."""
+WRITES_MAX = 2
+"""Files that are written to a directory at once. More are not faster on one disk, and the tasks on the same one wait
+for all of them: a file system that forces a log forces what else was written meanwhile."""
 _UNFINISHED = re.compile(r"#[0-9]+\Z")
 """Ends the name of a file that the library is writing. It does not list them."""
 _NO_RANGES = "Received non-partial response"
@@ -128,6 +131,7 @@ class DirectoryObjects(BucketObjects):
         """The library writes a file, renames it, and does not force it to disk: that is done here."""
         self._root = root.absolute()
         self._made: ObjectStore | None = None
+        self._writing = asyncio.Semaphore(WRITES_MAX)
 
     @property
     def _store(self) -> "ObjectStore":  # type: ignore[override]
@@ -143,11 +147,12 @@ class DirectoryObjects(BucketObjects):
             raise fault_of(f"cannot make {self._root}: {fault}") from None
 
     async def put(self, key: str, content: Content) -> None:
-        with self._faults():
-            await asyncio.to_thread(self._check_room, len(content))
-        await super().put(key, content)
-        with self._faults():
-            await asyncio.to_thread(self._force, key)
+        async with self._writing:
+            with self._faults():
+                await asyncio.to_thread(self._check_room, len(content))
+            await super().put(key, content)
+            with self._faults():
+                await asyncio.to_thread(self._force, key)
 
     async def list(self, prefix: str = "") -> AsyncIterator[Sequence[StoredObject]]:
         if not self._root.exists():

@@ -6,6 +6,7 @@ Nothing of it is visible before a result names it. An upload that breaks off con
 import asyncio
 import contextlib
 import hashlib
+import mmap
 from collections.abc import Sequence
 
 import msgspec
@@ -62,7 +63,10 @@ class Upload:
         self._name = name
         self._content_type = content_type
         self._prefix = keys.upload_prefix(task.tenant, task.id, task.lease_token, name)
-        self._buffer = bytearray()
+        self._part: mmap.mmap | None = None
+        """Where a part is gathered, in pages of its own, which return to the system. A buffer that grows would copy
+        each byte several times, and its memory would stay."""
+        self._part_bytes = 0
         self._uploads = DeliveryUploads()
         self._progress = UploadProgress()
 
@@ -102,18 +106,21 @@ class Upload:
     async def write(self, content: bytes) -> None:
         """Takes the next bytes. Returns when every whole part is on disk."""
         most = self._storage.limits.artifact_bytes
-        if most and self.offset + len(self._buffer) + len(content) > most:
+        if most and self.offset + self._part_bytes + len(content) > most:
             raise ArtifactTooLarge(f"an artifact has at most {most} bytes")
-        self._buffer += content
-        while len(self._buffer) >= ARTIFACT_PART_BYTES:
-            rest = self._buffer[ARTIFACT_PART_BYTES:]
-            del self._buffer[ARTIFACT_PART_BYTES:]
-            self._progress.digests += await self._store(self._buffer)
-            self._buffer = rest
+        if self._part is None:
+            self._part = mmap.mmap(-1, ARTIFACT_PART_BYTES)
+        left = memoryview(content)
+        while left:
+            begin, end = self._part_bytes, min(self._part_bytes + len(left), ARTIFACT_PART_BYTES)
+            self._part[begin:end] = left[: end - begin]
+            left, self._part_bytes = left[end - begin :], end
+            if end == ARTIFACT_PART_BYTES:
+                self._progress.digests += await self._store_part()
 
     async def finish(self, *, length: int | None = None, sha256: str | None = None) -> Artifact:
         """Stores what is left, and makes the upload ready to be named by a result."""
-        size = self.offset + len(self._buffer)
+        size = self.offset + self._part_bytes
         if length is not None and length != size:
             raise DigestMismatch(f"the artifact has {size} bytes, not {length}")
         try:
@@ -133,8 +140,8 @@ class Upload:
 
     async def _finished(self, size: int) -> tuple[Artifact, list[str]]:
         digests = self._progress.part_digests()
-        if self._buffer:
-            digests.append((await self._store(self._buffer)).hex())
+        if self._part_bytes:
+            digests.append((await self._store_part()).hex())
         if self._progress.hasher is None:
             self._progress.hasher = await self._hash_again(digests, size)
         return Artifact(self._name, self._content_type, size, self._progress.hasher.hexdigest()), digests
@@ -146,7 +153,13 @@ class Upload:
         self._storage.counts.uploads += 1
         return Artifact(self._name, self._content_type, len(content), digest.hex())
 
-    async def _store(self, part: bytes | bytearray) -> bytes:
+    async def _store_part(self) -> bytes:
+        """Stores what was gathered."""
+        assert self._part is not None  # noqa: S101 - `write` has filled it
+        part, self._part_bytes = memoryview(self._part)[: self._part_bytes], 0
+        return await self._store(part)
+
+    async def _store(self, part: bytes | memoryview) -> bytes:
         """Stores one part, and returns its digest. The lease is checked each time: a long upload may outlive it."""
         await self._check_held()
         await self._count(len(part))
@@ -190,7 +203,7 @@ class Upload:
         return whole
 
 
-def _digest(part: bytes | bytearray, whole: "hashlib._Hash | None") -> bytes:
+def _digest(part: bytes | memoryview, whole: "hashlib._Hash | None") -> bytes:
     if whole is not None:
         whole.update(part)
     return hashlib.sha256(part).digest()

@@ -17,6 +17,9 @@ from codeq.usecases.budget import LoopBudget, fit_into_piece, is_short, pieces
 from codeq.usecases.core import Core, durable
 from codeq.usecases.tenant_limits import all_fit, refusals
 
+COMPARE_AT_ONCE_BYTES = 16 * 1024
+"""Longer payloads are compared in turn: even this much takes a millisecond at worst."""
+
 
 class Enqueued(Struct, frozen=True, gc=False):
     task: Task
@@ -103,7 +106,9 @@ async def _replayed(core: Core, change: Change, stored: Task | None) -> Enqueued
         return StoreCorrupt(f"the task that holds the idempotency key of {wanted.id} cannot be read")
     is_mismatch = record.task.command != wanted.command
     if not is_mismatch and record.body.payload != change.body.payload:
-        await asyncio.sleep(0)  # other calls run between the comparisons of a batch
+        # Other calls run between the comparisons of a batch, and many calls may compare long payloads at once.
+        is_long = len(change.body.payload) > COMPARE_AT_ONCE_BYTES
+        await (LoopBudget(core, wanted.tenant).yield_if_spent() if is_long else asyncio.sleep(0))
         is_mismatch = not same_value(record.body.payload, change.body.payload)
     if is_mismatch and core.strict_idempotency:
         return IdempotencyMismatch(

@@ -11,11 +11,13 @@ from codeq.store.interface import Events as Events  # noqa: PLC0414 - handlers i
 from codeq.usecases.budget import LoopBudget, pieces
 from codeq.usecases.core import Core, durable
 
+FAR_LOOK_S = 1.0
+"""How often a call looks that waits for an event which is not the next."""
 _ARROW = ("codeq.store.arrow", "pyarrow.compute", "pyarrow.ipc")
 
 
 @durable
-async def read(core: Core, shard: int, start: int, limit: int, *, wait_ms: int = 0) -> Events:
+async def read(core: Core, shard: int, start: int, limit: int, *, tenant: str = "", wait_ms: int = 0) -> Events:
     """Returns the events from `start` on. With `wait_ms`, waits until there is one or that time has passed."""
     validation.integer(shard, "shard", 0, core.shards - 1)
     validation.integer(limit, "limit", 1, EVENTS_READ_MAX)
@@ -23,10 +25,12 @@ async def read(core: Core, shard: int, start: int, limit: int, *, wait_ms: int =
     if found.records or not wait_ms:
         return found
     async with core.store.peers.watch_moves():
-        return await _wait_for_events(core, shard, start, limit, wait_ms=wait_ms)
+        return await _wait_for_events(core, shard, start, limit, tenant=tenant, wait_ms=wait_ms)
 
 
-async def _wait_for_events(core: Core, shard: int, start: int, limit: int, *, wait_ms: int) -> Events:
+async def _wait_for_events(core: Core, shard: int, start: int, limit: int, *, tenant: str, wait_ms: int) -> Events:
+    """Looks again after each event, in turn: it wakes all readers, whoever may see it. One that waits for an event that
+    is not the next looks every second."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + wait_ms / 1000
     while True:
@@ -35,9 +39,13 @@ async def _wait_for_events(core: Core, shard: int, start: int, limit: int, *, wa
             left_s = until_s - loop.time()
             if found.records or left_s <= 0:
                 return found
-            await asyncio.wait([happened], timeout=left_s)
-        if not happened.done() or not happened.result():
+            if start > found.next:
+                await asyncio.sleep(min(left_s, FAR_LOOK_S))
+            else:
+                await asyncio.wait([happened], timeout=left_s)
+        if happened.done() and not happened.result():
             return found
+        await core.turns.wait(tenant)
 
 
 @durable
@@ -58,7 +66,7 @@ async def scan(
     themselves. Returns the shard's range of events, and the offset to continue from.
     """
     validation.integer(limit, "limit", 1, EVENTS_READ_MAX)
-    found = await read(core, shard, start, min(limit, piece), wait_ms=wait_ms)
+    found = await read(core, shard, start, min(limit, piece), tenant=tenant, wait_ms=wait_ms)
     at, left, since_moved = found.start, limit, EVENTS_POLITE_PIECES
     while found.records:
         async with core.event_reads:

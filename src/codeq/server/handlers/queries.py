@@ -45,7 +45,11 @@ async def get_result(state: AppState, request: HttpRequest) -> HttpResponse:
 async def get_history(state: AppState, request: HttpRequest) -> HttpResponse:
     record = await visible_record(state, request, 0)
     moves = await queries.history(state.core, request.tenant, record.task.id)
-    return request.respond(200, History(task_id=record.task.id, events=[event(task) for task in moves]))
+    views = map(event, moves)
+    budget = LoopBudget(state.core, request.tenant)
+    return await request.respond_in_pieces(
+        200, views, lambda parts: History(task_id=record.task.id, events=parts), budget
+    )
 
 
 async def list_tasks(state: AppState, request: HttpRequest) -> HttpResponse:
