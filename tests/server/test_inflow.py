@@ -1,4 +1,5 @@
-"""Connections that send much receive in turn: many of them bring no more into one iteration of the event loop."""
+"""Connections that send much, or pipeline many requests, go on in turn: many bring no more into one iteration of the
+event loop."""
 
 import asyncio
 import socket
@@ -7,14 +8,16 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from tests.server.in_process_server import InProcessServer
+from tests.server.in_process_server import InProcessServer, until
 
 from codeq.server.connection import Connection
+from codeq.server.connection_bounds import FEW_STEPS_MAX, STEPS_MAX
 from codeq.server.inflow import PIECE_BYTES
 from codeq.wire import paths
 
 CONNECTIONS = 16
 BODY_BYTES = 4 << 20
+PIPELINED = 300
 PIECES_MAX = 4
 """In one iteration: the one whose turn it is, and what others had not received of theirs."""
 
@@ -31,13 +34,47 @@ def test_what_arrives_in_one_iteration_does_not_grow_with_the_connections(
     assert max(received.by_iteration.values()) <= PIECES_MAX * PIECE_BYTES
 
 
-class Received:
-    """Counts bytes in each iteration of the event loop, after the first piece of each connection."""
+def test_what_is_begun_in_one_iteration_grows_little_with_the_connections_that_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps()
+    monkeypatch.setattr(Connection, "_step", steps.noting(Connection._step))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(pipeline_all(tmp_path, steps))
+    assert sum(steps.by_iteration.values()) >= CONNECTIONS * PIPELINED
+    assert max(steps.by_iteration.values()) <= STEPS_MAX + CONNECTIONS * FEW_STEPS_MAX
+
+
+class ByIteration:
+    """Counts in each iteration of the event loop."""
 
     def __init__(self) -> None:
         self.by_iteration: Counter[int] = Counter()
-        self._by_connection: Counter[int] = Counter()
         self._iteration = 0
+
+    def tick(self) -> None:
+        self._iteration += 1
+        asyncio.get_running_loop().call_soon(self.tick)
+
+
+class Steps(ByIteration):
+    """Counts what connections parse and begin."""
+
+    def noting(self, step: object) -> object:
+        def noted(connection: Connection) -> bool:
+            has_stepped: bool = step(connection)  # type: ignore[operator]
+            self.by_iteration[self._iteration] += has_stepped
+            return has_stepped
+
+        return noted
+
+
+class Received(ByIteration):
+    """Counts bytes, after the first piece of each connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_connection: Counter[int] = Counter()
 
     def noting(self, update: object) -> object:
         def buffer_updated(connection: Connection, nbytes: int) -> None:
@@ -47,10 +84,6 @@ class Received:
             update(connection, nbytes)  # type: ignore[operator]
 
         return buffer_updated
-
-    def tick(self) -> None:
-        self._iteration += 1
-        asyncio.get_running_loop().call_soon(self.tick)
 
 
 async def send_all(folder: Path, received: Received) -> None:
@@ -63,3 +96,15 @@ async def send_all(folder: Path, received: Received) -> None:
             caller.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BODY_BYTES)
         await asyncio.gather(*[asyncio.to_thread(caller.send, "POST", paths.TASKS_BATCH, body) for caller in callers])
         assert {(await caller.answer()).status for caller in callers} == {200}
+
+
+async def pipeline_all(folder: Path, steps: Steps) -> None:
+    server = InProcessServer(folder)
+    async with server.running():
+        strangers = [server.stranger("") for _ in range(CONNECTIONS)]
+        await until(lambda: server.open_connections == CONNECTIONS)
+        steps.tick()
+        for stranger in strangers:
+            stranger.socket.sendall(b"GET /healthz HTTP/1.1\r\nHost: codeq\r\n\r\n" * PIPELINED)
+        for stranger in strangers:
+            assert {(await stranger.answer()).status for _ in range(PIPELINED)} == {200}

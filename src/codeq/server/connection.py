@@ -34,7 +34,6 @@ from codeq.server.delivery import confirm
 from codeq.server.request import LARGE_BYTES, HttpRequest, HttpResponse
 from codeq.server.request_reader import (
     INCOMPLETE,
-    SLICE_BYTES,
     TOO_MANY_CONNECTIONS,
     TOO_SLOW,
     Refusal,
@@ -47,7 +46,7 @@ from codeq.server.state import request_id
 _OPEN, _REFUSING, _CLOSING, _LOST = State
 _BETWEEN, _HEAD, _BODY, _READING = Stage
 _NEVER = float("inf")
-_STEPS = range(bounds.STEPS_MAX)
+_STEPS, _FEW_STEPS = range(bounds.STEPS_MAX), range(bounds.FEW_STEPS_MAX)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -81,7 +80,7 @@ class Connection(asyncio.BufferedProtocol):
         """Guards against recursion: a response that is sent at once would advance the connection again."""
         self._is_stopping = False  # the server shuts down: the response under way is the last
         self._is_read_paused = self.is_write_paused = False
-        self.received_bytes, self.waits_for_turn = 0, False  # of the present piece; to receive the next one
+        self.received_bytes, self.waits_for_turn = 0, False  # of the present piece; to go on
         self.resumed: asyncio.Future[None] | None = None
         """Done when the client has read what was written, or has left."""
         self._deadline_s = _NEVER
@@ -129,7 +128,7 @@ class Connection(asyncio.BufferedProtocol):
         reader = self.reader
         if nbytes == bounds.RECEIVE_BYTES:  # else the socket is empty
             self._context.inflow.count(self, nbytes)
-        if self._state is _OPEN and len(data) <= SLICE_BYTES and not reader.unparsed and not reader.complete:
+        if self._state is _OPEN and nbytes <= reader.slice_bytes and not reader.unparsed and not reader.complete:
             reader.feed(data)
             if reader.refusal is not None:
                 self._refuse(reader.refusal)
@@ -142,13 +141,15 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.advance()
 
-    def receive(self) -> None:
-        """Receives the next piece: it is this connection's turn."""
+    def take_turn(self) -> None:
+        """Does the next steps, or receives the next piece: it is this connection's turn."""
         self.waits_for_turn = False
+        if self._is_advancing:
+            self._advance(_STEPS)
+        elif self._state < _CLOSING:
+            self._set_bounds()
         if self._state >= _CLOSING:
             self.pause_reading(False)
-        elif not self._is_advancing:
-            self._set_bounds()
 
     def eof_received(self) -> bool:
         """Keeps the transport open, to send what is due."""
@@ -230,18 +231,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def advance(self) -> None:
         """Parses while no request waits, begins what may begin, and reads as long as memory stays bounded."""
-        if self._is_advancing:
-            return
+        if not self._is_advancing:
+            self._advance(_FEW_STEPS if self._context.inflow.is_busy else _STEPS)
+
+    def _advance(self, steps: range) -> None:
         self._is_advancing = True
         reader = self.reader
-        for _ in _STEPS:
+        for _ in steps:
             is_busy = self.current is not None and not reader.unparsed
             if is_busy or self._state >= _CLOSING or not self._step():
                 break
         else:
-            if not self.is_half_closed:
-                self.pause_reading(True)
-            self._loop.call_soon(self._continue)
+            self._context.inflow.wait(self)
             return  # still advancing: nothing else continues before
         self._is_advancing = False
         if self._state < _CLOSING:
@@ -265,10 +266,6 @@ class Connection(asyncio.BufferedProtocol):
         else:
             return False
         return True
-
-    def _continue(self) -> None:
-        self._is_advancing = False
-        self.advance()
 
     def _parse(self, data: bytes) -> None:
         self.reader.feed(data)

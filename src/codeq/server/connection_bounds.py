@@ -26,8 +26,10 @@ RECEIVE_BYTES = 16 * 1024
 cost more than what is done with them."""
 READ_BYTES_MIN = 64 * 1024
 """What a client must read of its responses in each idle timeout, to be given another: a thousand bytes a second."""
-STEPS_MAX = 32
-"""Pieces of one connection that are parsed, and requests that are begun, before the event loop serves others."""
+STEPS_MAX = 16
+"""Pieces of one connection that are parsed, and requests that are begun, before others have their turn."""
+FEW_STEPS_MAX = 4
+"""The same while connections wait for their turn: enough for a request with its body, not for many in a row."""
 RESET_S_MAX = 1.0
 """A client that resets the connection this soon after a response has not read it: an end without reading is a reset."""
 LINGER_BYTES_MAX = 1 << 20

@@ -1,9 +1,9 @@
-"""Which connection receives next, of those that send much: one piece at a time, tenants in turn.
+"""Which connection goes on next, of those that send much or pipeline many requests: one at a time, tenants in turn.
 
 A connection receives for as long as its socket has data. With dozens that send files at once, megabytes would arrive in
-each iteration of the event loop, and a short call, which passes the loop several times, would wait for them each time.
-So each connection waits for its turn after a piece. While other tenants make short calls, there is a pause between two
-turns, as between the pieces of long calls.
+each iteration of the event loop, or thousands of requests to be answered at once, and a short call, which passes the
+loop several times, would wait for them each time. So each connection waits for its turn after a piece, or after some
+requests. While other tenants make short calls, there is a pause between two turns, as between the pieces of long calls.
 """
 
 import asyncio
@@ -28,13 +28,25 @@ class Inflow:
         """By tenant."""
         self._is_scheduled = False
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether connections wait for their turn."""
+        return bool(self._waiting)
+
     def count(self, connection: "Connection", size: int) -> None:
-        """Counts what a connection has received. After a piece it receives nothing until it is its turn."""
+        """Counts what a connection has received. After a piece it waits for its turn."""
         connection.received_bytes += size
-        if connection.received_bytes < PIECE_BYTES or connection.waits_for_turn:
+        if connection.received_bytes >= PIECE_BYTES:
+            self.wait(connection)
+
+    def wait(self, connection: "Connection") -> None:
+        """Has the connection receive nothing until it is its turn."""
+        connection.received_bytes = 0
+        if connection.waits_for_turn:
             return
-        connection.received_bytes, connection.waits_for_turn = 0, True
-        connection.pause_reading(True)
+        connection.waits_for_turn = True
+        if not connection.is_half_closed:
+            connection.pause_reading(True)
         self._waiting.setdefault(connection.tenant, deque()).append(connection)
         if not self._is_scheduled:
             self._schedule()
@@ -57,7 +69,7 @@ class Inflow:
             else:
                 del self._waiting[tenant]
             if not connection.is_lost:
-                connection.receive()
+                connection.take_turn()
                 break
         if self._waiting and not self._is_scheduled:
             self._schedule()
