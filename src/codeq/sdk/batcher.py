@@ -26,6 +26,8 @@ BATCHES_WAITING_MAX = 8
 """How many full batches may wait to be sent. Past this, `enqueue` waits: memory stays bounded."""
 BATCH_BYTES = BATCH_BYTES_MAX // 8
 REFUSALS_MAX = 1000
+LOOK_S = 1.0
+"""How often a wait ends and begins anew: Python handles a Ctrl-C that came just before a wait only after it."""
 
 
 class PendingBatch(Generic[E]):
@@ -204,7 +206,8 @@ class Batcher(BatchSender[threading.Event]):
             self._close_batch()
             waiting = [*self._sending, *self._full]
         for batch in waiting:
-            batch.is_done.wait()
+            while not batch.is_done.wait(LOOK_S):
+                pass
 
     def close(self) -> None:
         try:
