@@ -4,8 +4,8 @@ One Spark job does it for all tables. Its tasks read pieces: some files of new e
 of gold rows that are to be replaced. What they add up is shuffled by table and file, as Arrow in binary columns, so
 that Spark plans and compiles next to nothing; then every file is merged and written by one task.
 
-Neither side holds more than a bounded number of rows: pieces are read some rows at a time, and a file is merged bucket
-by bucket, each of which has some of its keys.
+Neither side holds more than a bounded number of rows and bytes: pieces are read some rows at a time, and a file is
+merged bucket by bucket, each of which has some of its keys.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,8 +26,10 @@ from codeq.pipeline.lake.data_file import DAY, NewFile, decode_new_file
 from codeq.pipeline.lake.gold import GoldBatch, GoldTable
 from codeq.pipeline.lake.partitions import ParquetFiles
 
-ROWS_AT_ONCE = 1 << 18
-"""Rows that a task adds up at once, and partial rows of a table that it collects before it passes them on."""
+ROWS_AT_ONCE, BYTES_AT_ONCE = 1 << 18, 64 << 20
+"""What a task adds up at once, and what it collects of the partial rows of a table before it passes them on. Sketches
+make rows of eight kilobytes.
+"""
 BUCKET_ROWS, BUCKET_BYTES = 1 << 18, 64 << 20
 """What is merged at once of a file: rows, and bytes of the files that have them, because sketches make long rows."""
 _CHUNK_BYTES = 4 << 20
@@ -77,7 +79,7 @@ class GoldStep(Struct, frozen=True):
         for place, partials in self._partials(piece):
             parts = collected[place]
             parts.append(partials)
-            if sum(map(len, parts)) > ROWS_AT_ONCE:
+            if sum(map(len, parts)) > ROWS_AT_ONCE or sum(part.nbytes for part in parts) > BYTES_AT_ONCE:
                 yield from self._chunks(place, parts)
                 parts.clear()
         for place, parts in collected.items():
@@ -157,13 +159,13 @@ def run_step(
 
 def _some_at_once(files: ParquetFiles) -> Iterator[pa.Table]:
     some: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size_bytes = 0
     for batch in files.batches():
         some.append(batch)
-        rows += len(batch)
-        if rows >= ROWS_AT_ONCE:
+        rows, size_bytes = rows + len(batch), size_bytes + batch.nbytes
+        if rows >= ROWS_AT_ONCE or size_bytes >= BYTES_AT_ONCE:
             yield pa.Table.from_batches(some)
-            some, rows = [], 0
+            some, rows, size_bytes = [], 0, 0
     if some:
         yield pa.Table.from_batches(some)
 
