@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from datetime import date, timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -128,6 +129,23 @@ def test_rows_that_a_table_has_are_merged_wherever_they_were(
         for files in files_of(tmp_path / definition.table.name, pa.concat_tables(of_table.values()), 2)
     ]
     assert_whole(run(step, [*pieces[1::2], *known]), gold_sample)
+
+
+def test_every_row_is_in_a_chunk_of_its_file_and_bucket(step: GoldStep) -> None:
+    """Many days at once, as when a lake is rebuilt: Arrow does not group so many keys in the order of their rows."""
+    place, buckets = gold.ALL.index(gold.USAGE), 16
+    days = [date(2026, 1, 1) + timedelta(days=number % 60) for number in range(5000)]
+    tenants = [f"tenant-{number}" for number in range(len(days))]
+    sums = {name: [1] * len(days) for name in gold.USAGE.ways}
+    rows = gold.USAGE.conformed(pa.table({"tenant": tenants, "day": days, **sums}))
+    step = GoldStep(tuple(replace(output, buckets=buckets) for output in step.outputs))
+    chunks = list(step._chunks(place, [rows]))
+    assert 900 < len(chunks) == len({chunk[:3] for chunk in chunks})
+    for chunk in chunks:
+        of_chunk = gold_step._decoded(chunk.rows)
+        assert set(of_chunk["day"].cast(pa.string()).to_pylist()) == {chunk.file}
+        assert set(gold_step._buckets(of_chunk, gold.USAGE, buckets).tolist()) == {chunk.bucket}
+    assert sum(len(gold_step._decoded(chunk.rows)) for chunk in chunks) == len(rows)
 
 
 def test_a_piece_is_not_held_as_a_whole(

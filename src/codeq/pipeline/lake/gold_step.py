@@ -9,13 +9,12 @@ merged bucket by bucket, each of which has some of its keys.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 from pandas.util import hash_pandas_object  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
@@ -24,6 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from codeq.pipeline.lake import parquet
 from codeq.pipeline.lake.data_file import DAY, NewFile, decode_new_file
 from codeq.pipeline.lake.gold import GoldBatch, GoldTable
+from codeq.pipeline.lake.grouping import Numbers
 from codeq.pipeline.lake.partitions import ParquetFiles
 
 ROWS_AT_ONCE, BYTES_AT_ONCE = 1 << 18, 64 << 20
@@ -110,17 +110,16 @@ class GoldStep(Struct, frozen=True):
         definition, rows = output.definition, pa.concat_tables(parts)
         if len(parts) > 1:
             rows = definition.combined(rows, *definition.row_keys)
-        files = definition.file_keys(rows, output.newest_day)
-        keyed = pa.table({"file": files, "bucket": _buckets(rows, definition, output.buckets)})
-        order = pc.sort_indices(keyed, sort_keys=[("file", "ascending"), ("bucket", "ascending")])
-        rows, keyed, start = rows.take(order), keyed.take(order), 0
-        counts = keyed.group_by(["file", "bucket"], use_threads=False).aggregate([([], "count_all")])
-        for file, bucket, count in zip(
-            *(counts[name].to_pylist() for name in ("file", "bucket", "count_all")), strict=True
-        ):
-            for encoded in _encoded(rows.slice(start, count)):
-                yield Chunk(place, file, bucket, encoded)
-            start += count
+        files = definition.file_keys(rows, output.newest_day).dictionary_encode()
+        names, numbers = files.dictionary.to_pylist(), files.indices.to_numpy()
+        buckets = _buckets(rows, definition, output.buckets)
+        order = np.lexsort((buckets, numbers))
+        rows, numbers, buckets = rows.take(pa.array(order)), numbers[order], buckets[order]
+        # Not by Arrow's group_by: its groups are not always in the order of their first rows.
+        edges = 1 + np.flatnonzero((numbers[1:] != numbers[:-1]) | (buckets[1:] != buckets[:-1]))
+        for start, end in pairwise([0, *edges.tolist(), len(rows)]):
+            for encoded in _encoded(rows.slice(start, end - start)):
+                yield Chunk(place, names[numbers[start]], int(buckets[start]), encoded)
 
     def _merged(self, output: GoldOutput, chunks: Iterator[Chunk]) -> Batches:
         for (file, _), of_bucket in groupby(chunks, key=itemgetter(1, 2)):
@@ -170,12 +169,12 @@ def _some_at_once(files: ParquetFiles) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(some)
 
 
-def _buckets(rows: pa.Table, definition: GoldTable, count: int) -> pa.Array:
+def _buckets(rows: pa.Table, definition: GoldTable, count: int) -> Numbers:
     if count == 1:
-        return pa.array(np.zeros(len(rows), np.int32))
+        return np.zeros(len(rows), np.int64)
     keys = rows.select(list(definition.row_keys)).to_pandas()
     hashes = hash_pandas_object(keys, index=False).to_numpy()  # the same in every process
-    return pa.array((hashes % np.uint64(count)).astype(np.int32))
+    return np.asarray(hashes % np.uint64(count)).astype(np.int64)
 
 
 def _encoded(rows: pa.Table) -> Iterator[bytes]:
