@@ -112,8 +112,11 @@ class Bench:
 
     def beside_open(self, waiting: int, lake: Path) -> dict[str, float]:
         """Measures the CPU seconds of a run with new events beside tasks that wait, by layer. The best turn counts."""
-        tables = Lake(lake)
-        self.cpu_by_layer(tables)
+        tables, started_s = Lake(lake), time.perf_counter()
+        built = {layer: round(cpu_s, 1) for layer, cpu_s in self.cpu_by_layer(tables).items()}
+        print(
+            f"{waiting:,} open: taken in before in {time.perf_counter() - started_s:.1f} s, CPU s {built}", flush=True
+        )
         turns = []
         for _ in range(TURNS + 1):
             event_log.add_events(self.options["endpoint"], OPEN_NEW_EVENTS)
@@ -121,9 +124,10 @@ class Bench:
         best = {layer: min(turn[layer] for turn in turns) for layer in turns[0]}
         for layer, cpu_s in best.items():
             self.table.add_row(f"{waiting:,} open: {layer}", f"{OPEN_NEW_EVENTS:,}", "", "", f"{cpu_s:.2f}")
+        turns_s = [round(sum(turn.values()), 2) for turn in turns]
+        layers_s = {layer: round(cpu_s, 2) for layer, cpu_s in best.items()}
         print(
-            f"{waiting:,} open: CPU s by layer: { {layer: round(cpu_s, 2) for layer, cpu_s in best.items()} }",
-            flush=True,
+            f"{waiting:,} open: CPU s by layer {layers_s}, turns {turns_s}, load {os.getloadavg()[0]:.1f}", flush=True
         )
         return best
 

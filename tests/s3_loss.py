@@ -1,5 +1,5 @@
-"""A server in front of an S3 server that passes every request on, and answers 500 to the first commits that succeed:
-`python -m tests.s3_loss PORT TIMES`.
+"""A server in front of an S3 server that passes every request on, but answers 500 to the first commits that succeed,
+and breaks off every seventh answer with a file until so many were: `python -m tests.s3_loss PORT COMMITS FILES`.
 
 In a process of its own: delta-rs holds the interpreter while it waits for an answer.
 """
@@ -10,12 +10,16 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 COMMIT = re.compile(r"_delta_log/0*[1-9]\d*\.json")
+FILE = re.compile(r"\.(json|parquet)$")
+BREAK_EVERY = 7
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     port = 0
     losses_left = 0
+    breaks_left = 0
+    files = 0
 
     def pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
@@ -35,7 +39,19 @@ class Handler(BaseHTTPRequestHandler):
         length = answer.getheader("content-length", "0") if self.command == "HEAD" else str(len(data))
         self.send_header("Content-Length", length)
         self.end_headers()
+        if self.command == "GET" and status in (200, 206) and self.is_broken():
+            say(f"broken {self.path}")
+            self.close_connection = True
+            data = data[: len(data) // 2]
         self.wfile.write(data)
+
+    def is_broken(self) -> bool:
+        """Whether it is the turn of this answer, if it is a file, to be broken off."""
+        if not Handler.breaks_left or not FILE.search(self.path):
+            return False
+        Handler.files += 1
+        Handler.breaks_left -= Handler.files % BREAK_EVERY == 0
+        return Handler.files % BREAK_EVERY == 0
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = pass_on  # noqa: N815 - as the library wants them
 
@@ -48,7 +64,7 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    Handler.port, Handler.losses_left = int(sys.argv[1]), int(sys.argv[2])
+    Handler.port, Handler.losses_left, Handler.breaks_left = map(int, sys.argv[1:4])
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         say(f"http://127.0.0.1:{server.server_address[1]}")
         server.serve_forever()

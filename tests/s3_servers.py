@@ -62,12 +62,12 @@ def start_rclone(folder: Path) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def lose_answers(folder: Path, port: int, times: int) -> Iterator[tuple[dict[str, str], Path]]:
-    """Starts a server in front of another that loses the answers to some commits; see `s3_loss.py`. Yields the
-    variables by which it is reached, and its log.
+def lose_answers(folder: Path, port: int, *, commits: int, files: int = 0) -> Iterator[tuple[dict[str, str], Path]]:
+    """Starts a server in front of another that loses the answers to some commits, and breaks off those with some files;
+    see `s3_loss.py`. Yields the variables by which it is reached, and its log.
     """
     log = folder / "loss.log"
-    with _started([sys.executable, "-m", "tests.s3_loss", str(port), str(times)], log) as listens:
+    with _started([sys.executable, "-m", "tests.s3_loss", str(port), str(commits), str(files)], log) as listens:
         yield s3_environment(listens), log
 
 

@@ -80,6 +80,12 @@ def test_a_missing_value_is_no_value_and_a_missing_key_is_a_key() -> None:
     assert highest == {"a": [1.0, 2.0], "b": None, None: [2.0, 2.0]}
 
 
+def test_texts_computed_from_texts_are_whole() -> None:
+    """NumPy's own texts lose zeros at their end."""
+    rows = Rows(pa.table({"error": ["a\0", None, "b", "a\0"]}))
+    assert rows.by_text("error", lambda text: text or "none").tolist() == ["a\0", "none", "b", "a\0"]
+
+
 def test_throughput_counts_every_event_once(gold_sample: GoldSample) -> None:
     rows = whole_of(gold.THROUGHPUT, gold_sample)
     counted = Counter(

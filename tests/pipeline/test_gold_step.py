@@ -1,8 +1,12 @@
 """A step of gold gives the same files however its rows are cut into pieces, chunks and buckets."""
 
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from datetime import date, timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,11 +20,13 @@ from tests.pipeline.test_gold import rows_of, whole_of
 from codeq.pipeline.lake import gold, gold_step, gold_update
 from codeq.pipeline.lake.data_file import DAYS
 from codeq.pipeline.lake.folder import file_at
+from codeq.pipeline.lake.gold import GoldTable
 from codeq.pipeline.lake.gold_step import GoldOutput, GoldStep, Piece
 from codeq.pipeline.lake.partitions import ParquetFiles
 from codeq.pipeline.lake.position import Position
 from codeq.pipeline.lake.table import Lake
 
+PROJECT = Path(__file__).parents[2]
 NEWEST_DAY = "2026-01-01"
 NOWHERE = Position(0, 0, 0, ())
 
@@ -125,6 +131,23 @@ def test_rows_that_a_table_has_are_merged_wherever_they_were(
     assert_whole(run(step, [*pieces[1::2], *known]), gold_sample)
 
 
+def test_every_row_is_in_a_chunk_of_its_file_and_bucket(step: GoldStep) -> None:
+    """Many days at once, as when a lake is rebuilt: Arrow does not group so many keys in the order of their rows."""
+    place, buckets = gold.ALL.index(gold.USAGE), 16
+    days = [date(2026, 1, 1) + timedelta(days=number % 60) for number in range(5000)]
+    tenants = [f"tenant-{number}" for number in range(len(days))]
+    sums = {name: [1] * len(days) for name in gold.USAGE.ways}
+    rows = gold.USAGE.conformed(pa.table({"tenant": tenants, "day": days, **sums}))
+    step = GoldStep(tuple(replace(output, buckets=buckets) for output in step.outputs))
+    chunks = list(step._chunks(place, [rows]))
+    assert 900 < len(chunks) == len({chunk[:3] for chunk in chunks})
+    for chunk in chunks:
+        of_chunk = gold_step._decoded(chunk.rows)
+        assert set(of_chunk["day"].cast(pa.string()).to_pylist()) == {chunk.file}
+        assert set(gold_step._buckets(of_chunk, gold.USAGE, buckets).tolist()) == {chunk.bucket}
+    assert sum(len(gold_step._decoded(chunk.rows)) for chunk in chunks) == len(rows)
+
+
 def test_a_piece_is_not_held_as_a_whole(
     step: GoldStep, gold_sample: GoldSample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,9 +159,43 @@ def test_a_piece_is_not_held_as_a_whole(
     assert chunks.most_common(1)[0][1] > 1
 
 
+def test_rows_with_sketches_are_held_by_their_bytes(
+    step: GoldStep, gold_sample: GoldSample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of eight kilobytes each, 262,144 of them are more than an executor has."""
+    place = gold.ALL.index(gold.LATENCY)
+    rows = gold.LATENCY.completed(gold.LATENCY.partials(gold_sample.whole))
+    pieces = [Piece(place, files) for files in files_of(tmp_path / "rows", pa.concat_tables([rows] * 30), 30)]
+    whole = replace(pieces[0].files, paths=tuple(piece.files.paths[0] for piece in pieces))
+    held: list[int] = []
+    conformed = GoldTable.conformed
+
+    def seen(self: GoldTable, some: pa.Table) -> pa.Table:
+        held.append(some.nbytes)
+        return conformed(self, some)
+
+    monkeypatch.setattr(GoldTable, "conformed", seen)
+    monkeypatch.setattr(gold_step, "BYTES_AT_ONCE", 3 * rows.nbytes)
+    chunks = Counter(chunk[:3] for chunk in step.add_up(Piece(place, whole)))
+    assert max(held) < 5 * rows.nbytes < sum(held) / 5
+    assert min(chunks.values()) > 5, "they are passed on while the piece is read"
+
+
 def test_a_chunk_is_a_few_megabytes(step: GoldStep, monkeypatch: pytest.MonkeyPatch, gold_sample: GoldSample) -> None:
     """Spark holds many of them in memory at once."""
     monkeypatch.setattr(gold_step, "_CHUNK_BYTES", 50_000)
     rows = pa.concat_tables([gold.LATENCY.partials(gold_sample.whole)] * 20)
     chunks = list(step._chunks(gold.ALL.index(gold.LATENCY), [rows]))
     assert max(len(chunk.rows) for chunk in chunks) < 100_000 < rows.nbytes / 4
+
+
+@pytest.mark.slow
+def test_a_spark_task_needs_no_more_memory_for_more_sketches(tmp_path: Path) -> None:
+    def peak_mib(rows: int) -> int:
+        command = [sys.executable, "-m", "tests.pipeline.gold_memory", str(tmp_path / str(rows)), str(rows)]
+        environment = {**os.environ, "MALLOC_ARENA_MAX": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+        done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    small, large = peak_mib(1 << 17), peak_mib(1 << 18)
+    assert large - small < 400, f"{small} MiB for half of the rows, {large} MiB for all"

@@ -5,7 +5,8 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
@@ -160,6 +161,47 @@ def test_of_two_runs_that_meet_one_is_refused_and_no_row_is_lost(
     assert rows_of(spark, Lake(address)) == rows_of(spark, local)
 
 
+@pytest.mark.usefixtures("_few_gold_tables")
+def test_runs_through_a_proxy_that_fails_end_with_every_row_once(
+    spark: SparkSession, options: ServerOptions, s3_port: int, address: str, tmp_path: Path
+) -> None:
+    """The answer to a commit is lost, and the commit is there: delta-rs repeats it, and is refused. The proxy is
+    between the driver and the store, so what fails are commits, and reads of logs and footers, which are repeated.
+    """
+    local = Lake(tmp_path / "lake")
+    run_once(spark, local, options)
+    check_commits(folder_of(address))  # it has a test of its own
+    ends: list[type[Exception] | None] = []
+    with lose_answers(tmp_path, s3_port, commits=4, files=3) as (environment, log), reached_by(environment):
+        while not ends or ends[-1] is not None:
+            ends.append(_fault_of(lambda: run_once(spark, Lake(address), options)))
+        said = log.read_text()
+    assert (said.count("lost"), said.count("broken")) == (4, 3)
+    assert set(ends) == {LakeConflict, None}
+    assert rows_of(spark, Lake(address)) == rows_of(spark, local)
+
+
+def _fault_of(run: Callable[[], object]) -> type[Exception] | None:
+    try:
+        run()
+    except (LakeConflict, LakeUnavailable) as fault:
+        return type(fault)
+    return None
+
+
+@contextmanager
+def reached_by(environment: dict[str, str]) -> Iterator[None]:
+    """Reaches the store by these variables, in this process alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        folder._store.cache_clear()
+        try:
+            yield
+        finally:
+            folder._store.cache_clear()
+
+
 def test_a_worker_that_is_killed_in_the_middle_of_a_file_leaves_nothing_in_the_table(
     spark: SparkSession, address: str, tmp_path: Path
 ) -> None:
@@ -208,34 +250,21 @@ def test_the_commands_take_the_address_of_a_bucket(
     assert Lake(address).tasks.read(spark).where("outcome = 'completed'").count() > 0
 
 
-def test_a_store_that_ignores_the_condition_of_a_put_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with start_rclone(tmp_path) as environment:
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        folder._store.cache_clear()
-        try:
-            with pytest.raises(UnsafeStorage, match="conditional puts"):
-                Lake("s3://bucket/unsafe").bronze.set_properties({"codeq.test": "new"})
-        finally:
-            folder._store.cache_clear()
+def test_a_store_that_ignores_the_condition_of_a_put_is_refused(tmp_path: Path) -> None:
+    with start_rclone(tmp_path) as environment, reached_by(environment), pytest.raises(UnsafeStorage) as error:
+        Lake("s3://bucket/unsafe").bronze.set_properties({"codeq.test": "new"})
+    assert "conditional puts" in str(error.value)
 
 
 def test_a_store_that_loses_answers_is_not_taken_for_one_that_ignores_conditions(
-    s3: str, s3_port: int, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: str, s3_port: int, address: str, tmp_path: Path
 ) -> None:
     """delta-rs repeats a commit whose answer was lost, and finds that the version is there."""
     check_commits.cache_clear()
-    with lose_answers(tmp_path, s3_port, times=1) as (environment, log):
-        monkeypatch.setenv("AWS_ENDPOINT_URL", environment["AWS_ENDPOINT_URL"])
-        folder._store.cache_clear()
-        try:
-            check_commits(folder_of(address))
-        finally:
-            folder._store.cache_clear()
-            check_commits.cache_clear()
+    with lose_answers(tmp_path, s3_port, commits=1) as (environment, log), reached_by(environment):
+        check_commits(folder_of(address))
         assert log.read_text().count("lost") == 1
+    check_commits.cache_clear()
 
 
 def test_the_check_of_a_store_leaves_no_file(s3: str, address: str) -> None:

@@ -65,6 +65,17 @@ def test_work_that_is_first_in_first_out_touches_the_oldest_and_the_newest_leaf(
     }
 
 
+def test_new_tasks_touch_the_newest_leaf_only_if_both_make_one(tmp_path: Path) -> None:
+    files = [leaf(0, 9), leaf(10, 15)]
+    many, few = (events_in(tmp_path, list(range(16, end))) for end in (22, 20))
+    assert planned(files, many).removed == []
+    assert {share.open_paths for share in planned(files, many).shares} == {()}
+    assert planned(files, few).removed == [files[1]]
+    known = planned(files, events_in(tmp_path, [15, *range(16, 22)]))
+    assert known.removed == [files[1]]
+    assert sorted(path for share in known.shares for path in share.open_paths) == [f"/table/{files[1].path}"]
+
+
 def test_a_small_leaf_is_rewritten_with_its_neighbour(tmp_path: Path) -> None:
     files = [leaf(0, 1), leaf(10, 15), leaf(20, 29)]
     found = planned(files, events_in(tmp_path, [0]))

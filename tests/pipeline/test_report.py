@@ -5,8 +5,10 @@ import re
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from itertools import pairwise
+from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from tests.pipeline.gold_sample import GoldSample
@@ -15,7 +17,10 @@ from tests.pipeline.report_sample import broken, sample
 
 from codeq.pipeline import audit, report
 from codeq.pipeline.lake import gold
-from codeq.pipeline.report import formatting
+from codeq.pipeline.lake.gold import merge
+from codeq.pipeline.lake.gold.adding import added_up
+from codeq.pipeline.lake.grouping import Rows
+from codeq.pipeline.report import formatting, query, roll_up
 from codeq.pipeline.report.charts import Series, apart, linear, logarithmic, time_plot
 from codeq.pipeline.report.data import ReportData, Totals
 from codeq.pipeline.report.roll_up import NewRows
@@ -178,8 +183,28 @@ def test_axes_hold_every_value_between_round_numbers() -> None:
     assert [round(axis.fraction(value), 3) for value in (1, 10, 10_000, 99_999)] == [0, 0, 1, 1]
 
 
+def test_batches_of_many_keys_are_not_added_up_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers, ways = 5000, {name: [1] * 5000 for name in ("tenant", *gold.WORKERS.ways)}
+    names = ["worker_id", *gold.WORKERS.ways]
+    schema = pa.schema([gold.WORKERS.schema.field(name) for name in names])
+    rows = pa.table({**ways, "worker_id": [f"w-{number}" for number in range(workers)]}).select(names).cast(schema)
+    added = 0
+
+    def count(some: Rows, *more: Any) -> pa.Table:
+        nonlocal added
+        added += len(some)
+        return added_up(some, *more)
+
+    monkeypatch.setattr(merge, "added_up", count)
+    combined = roll_up._combined(gold.WORKERS, ["worker_id"], iter(rows.to_batches(max_chunksize=50)), schema=schema)
+    assert pa.Table.from_batches(combined).sort_by("worker_id") == rows.sort_by("worker_id")
+    assert added < 4 * workers
+
+
 @pytest.mark.spark
-def test_the_report_of_a_real_history_adds_up(spark: SparkSession, gold_sample: GoldSample) -> None:
+def test_the_report_of_a_real_history_adds_up(
+    spark: SparkSession, gold_sample: GoldSample, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tables = {of.table.name: spark.createDataFrame(gold_sample.rows[of.table.name], of.table.schema) for of in gold.ALL}
     whole = gold_sample.whole
     new = NewRows(*(spark.createDataFrame(rows) for rows in (whole.events, whole.attempts, whole.tasks)))
@@ -189,7 +214,11 @@ def test_the_report_of_a_real_history_adds_up(spark: SparkSession, gold_sample: 
     page = report.render(data)
     assert "All 9 rules hold" in page  # the tenth needs the store's listing
     Reader(page)
+    monkeypatch.setattr(query, "WORKERS_MAX", 2)
+    monkeypatch.setattr(query, "SIGNATURES_MAX", 1)
     by_minute = report.collect(tables, made_at=NOW, live=(70, 7))
+    assert by_minute.workers == data.workers[:2] == sorted(data.workers, key=lambda of: -of.deliveries)[:2]
+    assert by_minute.dead_letters == data.dead_letters[:1]
     assert by_minute.step_seconds == 60 > data.step_seconds
     assert sum(moment.completed for moment in by_minute.timeline) == sum(moment.completed for moment in data.timeline)
     assert (by_minute.timeline[-1].backlog, by_minute.timeline[-1].running) == (70, 7)

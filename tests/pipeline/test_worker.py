@@ -1,11 +1,12 @@
 """Spark as a worker: every task is completed once, with functions that are slow, wrong or killed."""
 
+import io
 import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from codeq.domain.limits import BATCH_TASKS_MAX
 from codeq.errors import InvalidRequest
 from codeq.pipeline import work
 from codeq.pipeline.client import PipelineClient, ServerOptions
-from codeq.pipeline.worker.claim_loop import ClaimLoop
+from codeq.pipeline.worker import claim_loop
+from codeq.pipeline.worker.claim_loop import ClaimLoop, FunctionRunner, WorkCounts
 from codeq.pipeline.worker.work import Progress
+from codeq.sdk.jobs import Job
 from codeq.wire import paths
 
 Who = Callable[..., dict[str, Any]]
@@ -173,6 +176,27 @@ def test_the_leases_of_more_tasks_than_a_batch_has_are_kept_and_a_cancelled_one_
         )
     assert moves(tenant) == {"enqueue": tasks, "claim": tasks, "cancel": 1}
     assert lost == {jobs[7].id}
+
+
+def test_a_task_whose_lease_ends_with_its_result_is_counted_once(
+    tenant: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heartbeats go on while results are sent, and those of tasks that are completed already are refused."""
+    enqueue(tenant, 3)
+    (tmp_path / "token").write_text(tenant.worker.token)
+    server = ServerOptions(endpoint=tenant.server.base, token_file=str(tmp_path / "token"))
+    loop = ClaimLoop(server=server, command="work", batch=3, lease_s=0.3, wait_s=0, round_s=0)
+    submit = claim_loop.submit
+
+    def submit_slowly(client: PipelineClient, jobs: Sequence[Job], *results: Any) -> dict[str, str]:
+        verdicts = submit(client, jobs, *results)
+        eventually(lambda: all(f"task {job.id} was lost" in said.getvalue() for job in jobs), 30)
+        return verdicts
+
+    monkeypatch.setattr(claim_loop, "submit", submit_slowly)
+    with redirect_stderr(io.StringIO()) as said:
+        counts = loop.run(FunctionRunner(lambda tasks: tasks.assign(result=1), kind="pandas"))
+    assert counts == WorkCounts(claimed=3, completed=3)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

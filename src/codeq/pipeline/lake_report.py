@@ -30,7 +30,7 @@ def collect_lake(
     for definition, table in lake.gold:
         files = table.files(part=DAYS)
         shown = [file for file in files if (file.day or first_day)[:10] >= first_day]
-        is_whole &= len(shown) == len(files)
+        is_whole &= len(shown) == len(files) and not table.has_deleted_rows
         rows[definition.table.name] = table.read(spark, shown)
     return collect(
         rows,

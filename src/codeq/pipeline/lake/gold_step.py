@@ -4,18 +4,17 @@ One Spark job does it for all tables. Its tasks read pieces: some files of new e
 of gold rows that are to be replaced. What they add up is shuffled by table and file, as Arrow in binary columns, so
 that Spark plans and compiles next to nothing; then every file is merged and written by one task.
 
-Neither side holds more than a bounded number of rows: pieces are read some rows at a time, and a file is merged bucket
-by bucket, each of which has some of its keys.
+Neither side holds more than a bounded number of rows and bytes: pieces are read some rows at a time, and a file is
+merged bucket by bucket, each of which has some of its keys.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 from pandas.util import hash_pandas_object  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
@@ -24,10 +23,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from codeq.pipeline.lake import parquet
 from codeq.pipeline.lake.data_file import DAY, NewFile, decode_new_file
 from codeq.pipeline.lake.gold import GoldBatch, GoldTable
+from codeq.pipeline.lake.grouping import Numbers
 from codeq.pipeline.lake.partitions import ParquetFiles
 
-ROWS_AT_ONCE = 1 << 18
-"""Rows that a task adds up at once, and partial rows of a table that it collects before it passes them on."""
+ROWS_AT_ONCE, BYTES_AT_ONCE = 1 << 18, 64 << 20
+"""What a task adds up at once, and what it collects of the partial rows of a table before it passes them on. Sketches
+make rows of eight kilobytes.
+"""
 BUCKET_ROWS, BUCKET_BYTES = 1 << 18, 64 << 20
 """What is merged at once of a file: rows, and bytes of the files that have them, because sketches make long rows."""
 _CHUNK_BYTES = 4 << 20
@@ -77,7 +79,7 @@ class GoldStep(Struct, frozen=True):
         for place, partials in self._partials(piece):
             parts = collected[place]
             parts.append(partials)
-            if sum(map(len, parts)) > ROWS_AT_ONCE:
+            if sum(map(len, parts)) > ROWS_AT_ONCE or sum(part.nbytes for part in parts) > BYTES_AT_ONCE:
                 yield from self._chunks(place, parts)
                 parts.clear()
         for place, parts in collected.items():
@@ -108,17 +110,16 @@ class GoldStep(Struct, frozen=True):
         definition, rows = output.definition, pa.concat_tables(parts)
         if len(parts) > 1:
             rows = definition.combined(rows, *definition.row_keys)
-        files = definition.file_keys(rows, output.newest_day)
-        keyed = pa.table({"file": files, "bucket": _buckets(rows, definition, output.buckets)})
-        order = pc.sort_indices(keyed, sort_keys=[("file", "ascending"), ("bucket", "ascending")])
-        rows, keyed, start = rows.take(order), keyed.take(order), 0
-        counts = keyed.group_by(["file", "bucket"], use_threads=False).aggregate([([], "count_all")])
-        for file, bucket, count in zip(
-            *(counts[name].to_pylist() for name in ("file", "bucket", "count_all")), strict=True
-        ):
-            for encoded in _encoded(rows.slice(start, count)):
-                yield Chunk(place, file, bucket, encoded)
-            start += count
+        files = definition.file_keys(rows, output.newest_day).dictionary_encode()
+        names, numbers = files.dictionary.to_pylist(), files.indices.to_numpy()
+        buckets = _buckets(rows, definition, output.buckets)
+        order = np.lexsort((buckets, numbers))
+        rows, numbers, buckets = rows.take(pa.array(order)), numbers[order], buckets[order]
+        # Not by Arrow's group_by: its groups are not always in the order of their first rows.
+        edges = 1 + np.flatnonzero((numbers[1:] != numbers[:-1]) | (buckets[1:] != buckets[:-1]))
+        for start, end in pairwise([0, *edges.tolist(), len(rows)]):
+            for encoded in _encoded(rows.slice(start, end - start)):
+                yield Chunk(place, names[numbers[start]], int(buckets[start]), encoded)
 
     def _merged(self, output: GoldOutput, chunks: Iterator[Chunk]) -> Batches:
         for (file, _), of_bucket in groupby(chunks, key=itemgetter(1, 2)):
@@ -157,23 +158,23 @@ def run_step(
 
 def _some_at_once(files: ParquetFiles) -> Iterator[pa.Table]:
     some: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size_bytes = 0
     for batch in files.batches():
         some.append(batch)
-        rows += len(batch)
-        if rows >= ROWS_AT_ONCE:
+        rows, size_bytes = rows + len(batch), size_bytes + batch.nbytes
+        if rows >= ROWS_AT_ONCE or size_bytes >= BYTES_AT_ONCE:
             yield pa.Table.from_batches(some)
-            some, rows = [], 0
+            some, rows, size_bytes = [], 0, 0
     if some:
         yield pa.Table.from_batches(some)
 
 
-def _buckets(rows: pa.Table, definition: GoldTable, count: int) -> pa.Array:
+def _buckets(rows: pa.Table, definition: GoldTable, count: int) -> Numbers:
     if count == 1:
-        return pa.array(np.zeros(len(rows), np.int32))
+        return np.zeros(len(rows), np.int64)
     keys = rows.select(list(definition.row_keys)).to_pandas()
     hashes = hash_pandas_object(keys, index=False).to_numpy()  # the same in every process
-    return pa.array((hashes % np.uint64(count)).astype(np.int32))
+    return np.asarray(hashes % np.uint64(count)).astype(np.int64)
 
 
 def _encoded(rows: pa.Table) -> Iterator[bytes]:

@@ -70,7 +70,9 @@ class Rows:
         column = self.column(name)
         if not pa.types.is_dictionary(column.type):
             column = column.dictionary_encode()
-        values = np.array([value_of(text) for text in (*column.dictionary.to_pylist(), None)])
+        found = [value_of(text) for text in (*column.dictionary.to_pylist(), None)]
+        # NumPy's own texts all take as much room as the longest, and lose zeros at their end.
+        values = np.array(found, object if isinstance(found[-1], str) else None)
         return np.asarray(values[column.indices.fill_null(len(values) - 1).to_numpy()])
 
 

@@ -33,6 +33,8 @@ SHARE_ROWS_MAX = 250_000
 SHARE_ROWS_MIN = 50_000
 """A Spark task with fewer rows takes longer to start than to run."""
 _FILES_AT_ONCE = 8
+_LAST_ID = "\U0010ffff"
+"""After every id."""
 
 Run = Callable[[Callable[[Any], list[str]], Sequence[Any]], list[str]]
 """Calls a function for each piece, somewhere, and returns all values."""
@@ -113,23 +115,27 @@ def _groups_of(path: str) -> list[str]:
         group = footer.row_group(number)
         bounds = group.column(column).statistics
         has_bounds = bounds is not None and bounds.has_min_max
-        ids = (bounds.min, bounds.max) if has_bounds else ("", "\U0010ffff")
+        ids = (bounds.min, bounds.max) if has_bounds else ("", _LAST_ID)
         found.append(msgspec.json.encode(RowGroup(path, number, group.num_rows, *ids)).decode())
     return found
 
 
 def _leaves(files: Sequence[DataFile]) -> list[_Leaf]:
-    """Puts files with overlapping ranges into one leaf. There is always one, the first from the lowest id on."""
+    """Puts files with overlapping ranges into one leaf. The first is from the lowest id on, and after the last id is an
+    empty one: so new tasks do not touch the newest leaf, unless both make one leaf.
+    """
     leaves: list[_Leaf] = []
     last = ""
     for file in sorted(files, key=lambda file: file.first_id or ""):
-        first, end = (file.first_id, file.last_id) if file.first_id and file.last_id else ("", "\U0010ffff")
+        first, end = (file.first_id, file.last_id) if file.first_id and file.last_id else ("", _LAST_ID)
         if leaves and first <= last:
             leaves[-1].files.append(file)
         else:
             leaves.append(_Leaf(first if leaves else "", [file]))
         last = max(last, end)
-    return leaves or [_Leaf("", [])]
+    if last != _LAST_ID:
+        leaves.append(_Leaf(f"{last} " if leaves else "", []))  # a space comes before every character of an id
+    return leaves
 
 
 def _count_events(leaves: Sequence[_Leaf], groups: Sequence[RowGroup], run: Run) -> None:

@@ -30,8 +30,10 @@ HIGH_CARDINALITY = (
 
 ROWS_PER_SORT = 1 << 18
 """Rows that are held in memory and sorted together, some fifty megabytes."""
-ROWS_PER_GROUP = 1 << 14
-"""Rows that a reader of a single task has to read. Fewer would make the files larger, and slower to read as a whole."""
+ROWS_PER_GROUP, BYTES_PER_GROUP = 1 << 14, 16 << 20
+"""Rows that a reader of a single task has to read. Fewer would make the files larger, and slower to read as a whole.
+Rows with sketches are fewer: a reader holds whole groups.
+"""
 
 
 class FileTarget(Struct, frozen=True):
@@ -58,7 +60,7 @@ def write_stream(target: FileTarget, batches: Iterable[pa.RecordBatch]) -> list[
         with pq.ParquetWriter(path, target.schema, filesystem=system, **_options(target.schema)) as writer:
             for run in chain([first], runs):
                 table = pa.Table.from_batches(run).cast(target.schema)
-                writer.write_table(sorted_by_id(table), row_group_size=ROWS_PER_GROUP)
+                writer.write_table(sorted_by_id(table), row_group_size=_rows_per_group(table))
                 ranges.append(ranges_of(table, target.bounded))
                 rows += len(table)
         return [_new_file(target, address, rows, joined(ranges))]
@@ -99,6 +101,10 @@ def write_rows(target: FileTarget, rows: pa.Table, *, rows_max: int) -> list[New
 def sorted_by_id(rows: pa.Table) -> pa.Table:
     """Sorts the rows by task; those of a task stay in their order."""
     return rows.take(pc.sort_indices(rows["task_id"])) if "task_id" in rows.column_names else rows
+
+
+def _rows_per_group(rows: pa.Table) -> int:
+    return min(ROWS_PER_GROUP, max(1, len(rows) * BYTES_PER_GROUP // max(1, int(rows.nbytes))))
 
 
 def _runs(batches: Iterable[pa.RecordBatch], rows_min: int) -> Iterator[list[pa.RecordBatch]]:

@@ -18,7 +18,8 @@ from codeq.domain.errors import CodeqError
 from codeq.pipeline.lake.folder import files_at, storage_errors
 from codeq.pipeline.lake.grouping import Mask, is_repetitive
 
-_ROWS_PER_READ = 1 << 16
+_READ = {"use_threads": False, "batch_size": 1 << 14, "batch_readahead": 1}
+"""By default pyarrow decodes 16 batches ahead, of each of four files: that is hundreds of megabytes, and slower."""
 _TASK_RESULT = pa.schema([("values", pa.list_(pa.string())), ("error", pa.binary())])
 
 
@@ -56,12 +57,13 @@ class ParquetFiles(Struct, frozen=True):
         if not self.paths:
             return
         texts = [field.name for field in self._schema if pa.types.is_dictionary(field.type)]
-        file_format = ds.ParquetFileFormat(dictionary_columns=texts)
+        # A store is asked for a whole file at once, because requests are slow; what it answers is held meanwhile.
+        file_format = ds.ParquetFileFormat(dictionary_columns=texts, pre_buffer="://" in self.paths[0])
         with storage_errors(self.paths):
             system, paths = files_at(self.paths)
             dataset = ds.dataset(paths, self._schema, format=file_format, filesystem=system)
             names = None if self.columns is None else list(self.columns)
-            read = dataset.to_batches(names, ids.expression(), use_threads=False, batch_size=_ROWS_PER_READ)
+            read = dataset.to_batches(names, ids.expression(), **_READ)
             for batch in read:
                 yield batch if self.ends is None else batch.filter(pa.array(self._is_wanted(batch)))
 
@@ -70,7 +72,7 @@ class ParquetFiles(Struct, frozen=True):
         with storage_errors(self.paths):
             system, paths = files_at(self.paths)
             dataset = ds.dataset(paths, self.schema, format="parquet", filesystem=system)
-            yield from dataset.to_batches(use_threads=False, batch_size=_ROWS_PER_READ)
+            yield from dataset.to_batches(**_READ)
 
     def read(self, ids: IdRange = ALL_IDS) -> pa.Table:
         """Reads the rows of these tasks, in the order of the files."""

@@ -14,7 +14,7 @@ from codeq.pipeline.audit import Verdict
 from codeq.pipeline.lake import gold
 from codeq.pipeline.lake.gold import Goals
 from codeq.pipeline.report import data
-from codeq.pipeline.report.roll_up import NewRows, Row, partials, roll_up
+from codeq.pipeline.report.roll_up import Most, NewRows, Row, partials, roll_up
 
 STEPS_MAX = 180
 """Points in a plot: as many as a screen can show apart, and enough for a day in steps of ten minutes."""
@@ -200,12 +200,12 @@ def _latency(row: Row, **of: Any) -> data.Latency:
 
 
 def _dead_letters(rows: DataFrame) -> list[data.DeadLetter]:
+    found = roll_up(gold.DEAD_LETTERS, rows, "signature", most=Most("deaths", SIGNATURES_MAX))
+    shown = rows.where(f.col("signature").isin([row["signature"] for row in found]))
     tenants: dict[str, list[str]] = {}
-    for row in roll_up(gold.DEAD_LETTERS, rows, "signature", "tenant"):
+    for row in roll_up(gold.DEAD_LETTERS, shown, "signature", "tenant"):
         tenants.setdefault(row["signature"], []).append(row["tenant"])
-    found = roll_up(gold.DEAD_LETTERS, rows, "signature")
-    found.sort(key=lambda row: (-row["deaths"], row["signature"]))
-    return [data.DeadLetter(**row, tenants=sorted(tenants[row["signature"]])) for row in found[:SIGNATURES_MAX]]
+    return [data.DeadLetter(**row, tenants=sorted(tenants[row["signature"]])) for row in found]
 
 
 def _tenants(rows: DataFrame) -> list[data.TenantUsage]:
@@ -222,15 +222,14 @@ def _tenants(rows: DataFrame) -> list[data.TenantUsage]:
 
 
 def _workers(rows: DataFrame) -> list[data.WorkerUsage]:
-    found = roll_up(gold.WORKERS, rows, "tenant", "worker_id")
-    found.sort(key=lambda row: (-row["deliveries"], row["worker_id"]))
+    found = roll_up(gold.WORKERS, rows, "worker_id", "tenant", most=Most("deliveries", WORKERS_MAX))
     return [
         data.WorkerUsage(
             worker=row["worker_id"], tenant=row["tenant"], deliveries=row["deliveries"], completed=row["completes"],
             failures=row["failures"], expiries=row["expiries"], busy_seconds=row["busy_seconds"],
             failure_share=row["failure_share"],
         )
-        for row in found[:WORKERS_MAX]
+        for row in found
     ]  # fmt: skip
 
 

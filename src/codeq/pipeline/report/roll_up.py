@@ -1,4 +1,4 @@
-"""Adds up gold tables on executors, by the functions that make gold, and collects the few rows that result."""
+"""Adds up gold tables on executors, by the functions that make gold, and collects the rows that result."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
@@ -23,7 +23,16 @@ class NewRows(NamedTuple):
     tasks: DataFrame
 
 
-def roll_up(table: GoldTable, rows: DataFrame, *keys: str, goals: Goals | None = None) -> list[Row]:
+class Most(NamedTuple):
+    """The rows that are shown where there may be very many: those with the highest values of a column."""
+
+    by: str
+    rows: int
+
+
+def roll_up(
+    table: GoldTable, rows: DataFrame, *keys: str, goals: Goals | None = None, most: Most | None = None
+) -> list[Row]:
     """Adds up the rows to one row per combination of these keys, and computes the derived columns. Sketches are left
     out: their percentiles are in columns of their own.
     """
@@ -31,6 +40,9 @@ def roll_up(table: GoldTable, rows: DataFrame, *keys: str, goals: Goals | None =
     schema = _arrow(chosen.schema)
     found = chosen.mapInArrow(partial(_combined, table, keys, schema=schema), chosen.schema).toArrow().cast(schema)
     rolled_up = table.roll_up(found, *keys, goals=goals)
+    if most is not None:
+        order = [(most.by, "descending"), *((key, "ascending") for key in keys)]
+        rolled_up = rolled_up.sort_by(order).slice(0, most.rows)
     return rolled_up.drop_columns([name for name in rolled_up.column_names if name.endswith("_sketch")]).to_pylist()  # type: ignore[no-any-return]
 
 
@@ -45,10 +57,18 @@ def partials(table: GoldTable, new: NewRows, *, minute_s: int, hour_s: int) -> D
 
 
 def _combined(table: GoldTable, keys: Sequence[str], batches: Batches, *, schema: pa.Schema) -> Batches:
-    """Combines batches as they come, so that no more rows are held than result."""
-    so_far = schema.empty_table()
+    """Combines batches once they have as many rows as have resulted so far: so that no more than twice the rows that
+    result are held, and none is added up again and again.
+    """
+    so_far, waiting, rows = schema.empty_table(), list[pa.Table](), 0
     for batch in batches:
-        so_far = table.combined(pa.concat_tables([so_far, pa.Table.from_batches([batch]).cast(schema)]), *keys)
+        waiting.append(pa.Table.from_batches([batch]).cast(schema))
+        rows += len(batch)
+        if rows >= len(so_far):
+            so_far, rows = table.combined(pa.concat_tables([so_far, *waiting]), *keys), 0
+            waiting.clear()
+    if waiting:
+        so_far = table.combined(pa.concat_tables([so_far, *waiting]), *keys)
     yield from so_far.to_batches()
 
 

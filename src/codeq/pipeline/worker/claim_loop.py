@@ -84,9 +84,10 @@ class ClaimLoop(Struct, frozen=True, kw_only=True):
             while jobs := self.claim(client):
                 with self.heartbeats(jobs) as lost:
                     results, errors = function.run(jobs)
-                    held = [job for job in jobs if job.id not in lost]
+                    held = [job for job in jobs if job.id not in lost]  # those that end now are lost from then on too
                     verdicts = submit(client, held, results, errors)
-                total += WorkCounts(claimed=len(jobs), refused=len(lost)) + count_verdicts(list(verdicts.values()))
+                refused = len(jobs) - len(held)
+                total += WorkCounts(claimed=len(jobs), refused=refused) + count_verdicts(list(verdicts.values()))
                 if time.monotonic() >= deadline_s:
                     break
         return total
