@@ -59,6 +59,18 @@ def test_a_signal_lets_running_handlers_finish_and_hands_the_rest_back(
         assert (kept.status, kept.attempts, kept.deliveries) == (codeq.Status.PENDING, 0, 1)
 
 
+def test_what_is_handed_back_is_not_claimed_again_by_the_claim_that_still_waits(tenant: Tenant, tmp_path: Path) -> None:
+    """A worker that stops waits a moment for the answer to a claim that it has just sent."""
+    tasks = [tenant.client.enqueue("thread", str(tmp_path / str(number))) for number in range(2)]
+    with Program(tenant, {"thread": PLACES["thread"]}, log=tmp_path / "log", concurrency=1, prefetch=6) as program:
+        eventually(lambda: lines(tmp_path / "0"), 20, every_s=0.001)
+        program.process.terminate()
+        eventually(lambda: len(moves(tenant.client, tasks[1])) >= len(HANDED_BACK))
+        may_go_on(tmp_path / "0")
+        assert program.wait() == 0
+    assert moves(tenant.client, tasks[1]) == HANDED_BACK
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("signals", [1, 2])
 def test_what_does_not_finish_in_time_is_interrupted_and_handed_back(

@@ -81,6 +81,8 @@ class Runner:
         self._info = worker_info(label, slots=slots, commands=worker.commands)
         self._progress: dict[str, str] = {}
         """What handlers have reported since the last tick."""
+        self._not_started: list[InFlightJob] = []
+        """Jobs to be handed back once no claim of this worker could take them again."""
         self._warned: set[str] = set()
         """Commands whose handler allows more attempts than its tasks."""
 
@@ -171,7 +173,7 @@ class Runner:
             if handler.max_attempts is not None and handler.max_attempts > job.max_attempts:
                 self._warn_of_attempts(handler, job)
             if self._claims.is_stopping.is_set():
-                self._completer.ended(entry, ABANDONED)
+                self._not_started.append(entry)
             else:
                 self._pools[handler.pool_name].submit(entry)
 
@@ -273,14 +275,15 @@ class Runner:
         """Abandons jobs that have not started, lets the others finish within the grace, and reports all outcomes."""
         self._claims.is_stopping.set()
         for pool in self._pools.values():
-            for entry in pool.drain():
-                self._completer.ended(entry, ABANDONED)
+            self._not_started += pool.drain()
         began_s = max([claimer.began_s for claimer in self._claims.claimers], default=0.0)
         if began_s:
             answer_s = ANSWER_LOCAL_S if self._backend.client_options is None else ANSWER_S
             is_done = lambda: all(task.done() for task in claiming)  # noqa: E731 - as short as a comparison
             await _wait_until(is_done, began_s + answer_s - monotonic(), unless=self._is_hurried)
-        await _cancel(*claiming)  # they must have ended before the worker leaves, or they might list it again
+        await _cancel(*claiming)  # before jobs are handed back, which a claim would take again, and the worker leaves
+        for entry in self._not_started:
+            self._completer.ended(entry, ABANDONED)
         await _wait_until(lambda: not self._in_flight, self._worker.grace_s, unless=self._is_hurried)
         self._decide([(entry, ABANDONED) for entry in self._in_flight.by_key.values()])
         await _wait_until(lambda: not self._in_flight, INTERRUPT_S)
