@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 from tests.server.artifact_calls import inline, submit
 from tests.server.server_process import Tenant, answered, refused
+from tests.server.stores import artifacts_folder
 
 from codeq.domain.limits import NAME_PATTERN, TENANT_PATTERN
 from codeq.domain.queue import QueueKey
@@ -49,7 +50,7 @@ def test_check_68_no_name_of_a_client_is_a_name_of_a_file(tenant: Tenant) -> Non
     """So there is nothing that a link could stand in for: names of files are made by the server."""
     task = tenant.held()
     answered(submit(tenant, task, inline("report.txt", b"x"), inline("link", b"y")), 200)
-    found = list((tenant.server.data / "artifacts").rglob("*"))
+    found = list(artifacts_folder(tenant.server.data).rglob("*"))
     assert [file for file in found if file.is_file()]
     assert not [file for file in found if file.is_symlink() or file.name in ("report.txt", "link")]
 

@@ -212,7 +212,7 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
             spans=spans,
             webhook_defaults=settings.webhooks.policy(),
             webhook_rules=settings.webhooks.rules(),
-            artifacts=open_artifacts(settings),
+            artifacts=await open_artifacts(settings),
         ),
         settings=settings,
         authenticator=authenticator,

@@ -61,6 +61,13 @@ def open_objects(url: str) -> "BucketObjects":
     return BucketObjects(store)
 
 
+async def start_threads() -> None:
+    """Has the library start the threads that its calls run on. It would do so at the first call, and panic if the
+    process has no free descriptor then."""
+    obstore = _obstore()
+    await obstore.list_with_delimiter_async(obstore.store.MemoryStore())
+
+
 class BucketObjects:
     """Objects of a bucket."""
 
