@@ -165,7 +165,7 @@ def _some_at_once(files: ParquetFiles) -> Iterator[pa.Table]:
         if rows >= ROWS_AT_ONCE or size_bytes >= BYTES_AT_ONCE:
             yield pa.Table.from_batches(some)
             some, rows, size_bytes = [], 0, 0
-    if some:
+    if rows:
         yield pa.Table.from_batches(some)
 
 
