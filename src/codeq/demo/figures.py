@@ -38,7 +38,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     downtime_seconds: float = 0
 
 
-def count(events: Sequence[Event], *, rush_at_ms: int = 0, **known: float) -> Figures:
+def count(events: Sequence[Event], /, *, rush_at_ms: int = 0, **known: float) -> Figures:
     """`known` are figures that the log does not hold. Waits count until the rush, where they only show its backlog."""
     moves = Counter(event.move for event in events)
     ends = Counter(state_of(event) for event in {event.task_id: event for event in events}.values())

@@ -141,6 +141,7 @@ async def _audit(demo: DemoEnvironment) -> DemoReport:
     counted = figures.count(
         [event for event in evidence.events if not is_system(event.command)],
         rush_at_ms=demo.rush_at_ms,
+        events=len(evidence.events),  # of deliveries of webhooks too, which are audited as well
         acknowledged=len(evidence.acknowledged),
         repeats=len(evidence.repeats),
         workers_killed=sum(name != "server" for name in demo.kills),
