@@ -23,6 +23,95 @@ def keys(world: World) -> ShardKeys:
     return ShardKeys(prefix_of(world.path), 0)
 
 
+# -- claims of all commands ------------------------------------------------------------------------------------------
+
+
+async def _one_task_each(world: World, commands: list[str]) -> None:
+    for start in range(0, len(commands), 500):
+        await world.enqueue_all([NewTask(command=command) for command in commands[start : start + 500]])
+
+
+@on_redis
+async def test_queues_whose_slots_are_taken_hide_no_others_from_a_claim_of_all_commands(world: World) -> None:
+    commands = [f"c{number:03}" for number in range(150)]
+    for command in commands:
+        await world.set_policy(command, replace(DEFAULTS, max_consumers=1))
+    for _ in range(3):
+        await _one_task_each(world, commands)
+    taken = [task for _ in range(len(commands)) for task in await world.claim()]
+    assert sorted([task.command for task in taken]) == commands
+    assert await world.claim() == []
+    await world.complete(taken[-1])
+    assert [task.command for task in await world.claim()] == [taken[-1].command]
+
+
+@on_redis
+async def test_paused_queues_hide_no_others_from_a_claim_of_all_commands(world: World) -> None:
+    paused = [f"p{number:03}" for number in range(600)]
+    for command in paused:
+        await world.set_policy(command, replace(DEFAULTS, paused=True))
+    await _one_task_each(world, [*paused, "a", "b", "c"])
+    await world.enqueue_all([NewTask(command="a", priority=9)])
+    taken = [task.command for _ in range(20) for task in await world.claim()]
+    assert sorted(taken) == ["a", "a", "b", "c"]
+
+
+@on_node
+async def test_a_claim_of_all_commands_comes_to_every_queue_however_many_have_tasks(world: World) -> None:
+    commands = [f"c{number:03}" for number in range(700)]
+    for _ in range(4):
+        await _one_task_each(world, commands)
+    taken = {task.command for _ in range(25) for task in await world.claim(limit=64)}
+    assert sorted(taken) == commands
+
+
+# -- damaged records -------------------------------------------------------------------------------------------------
+
+
+def _damage(world: World, task_id: str) -> None:
+    """Changes bytes of the stored record, and not its version."""
+    with redis.Redis.from_url(node_url()) as client:
+        data = client.hget(keys(world).records, id_bytes(task_id))
+        client.hset(keys(world).records, id_bytes(task_id), data[:4] + b"\xc1" * 8 + data[12:])
+
+
+@on_node
+async def test_a_damaged_record_spares_the_other_tasks_of_a_claim(world: World) -> None:
+    tasks = await world.enqueue_many(5)
+    _damage(world, tasks[2].id)
+    claimed = await world.claim("work", limit=10, request_id="again")
+    expected = [task.id for task in tasks if task is not tasks[2]]
+    assert ids(claimed) == expected
+    assert ids(await world.claim("work", limit=10, request_id="again")) == expected
+    for task in claimed:
+        await world.complete(task)
+    world.clock.pass_ms(3_600_000)
+    await world.sweep()
+    assert await world.find_all() == []
+
+
+@on_node
+async def test_a_damaged_record_hides_no_queue_from_the_gauges(world: World) -> None:
+    first, _ = await world.enqueue("work"), await world.enqueue("other")
+    _damage(world, first.id)
+    counted = await world.store.counts(TENANT, ages=True)
+    assert {queue.command: counts.pending for queue, counts in counted.items()} == {"work": 1, "other": 1}
+
+
+@on_node
+async def test_a_damaged_event_stops_no_reader(world: World) -> None:
+    tasks = await world.enqueue_many(5)
+    _damage(world, tasks[2].id)
+    await world.claim("work", limit=10)  # which copies the record into the event
+    last = await world.enqueue()
+    read, start = list[int](), 1
+    while found := (await world.store.events(0, start, 4)).events:
+        read += [event.version for event in found]
+        start = found[-1].version + 1
+    assert read == [*range(1, 8), *range(9, last.version + 1)]
+    await world.reopen()
+
+
 # -- the log ---------------------------------------------------------------------------------------------------------
 
 

@@ -188,5 +188,7 @@ def _looked_at(numbers: Sequence[bytes | None], heads: Sequence[bytes]) -> Queue
     if not any(numbers):
         return None
     *pending, delayed, in_progress, dead = (int(number or 0) for number in numbers)
-    oldest_ms = min((records.decode(record).updated_ms for record in heads), default=None)
-    return QueueCounts(pending=sum(pending), delayed=delayed, in_progress=in_progress, dead=dead, oldest_ms=oldest_ms)
+    ages = [task.updated_ms for task in records.readable(heads, heads)[0]]
+    return QueueCounts(
+        pending=sum(pending), delayed=delayed, in_progress=in_progress, dead=dead, oldest_ms=min(ages, default=None)
+    )
