@@ -65,6 +65,32 @@ async def test_a_claim_of_all_commands_comes_to_every_queue_however_many_have_ta
     assert sorted(taken) == commands
 
 
+# -- cancelled tasks -------------------------------------------------------------------------------------------------
+
+
+@on_node
+async def test_nothing_is_left_in_the_list_of_a_queue_whose_tasks_were_all_cancelled(world: World) -> None:
+    tasks = await world.enqueue_many(50)
+    pending = keys(world).queue(QueueKey(TENANT, "work")).pending[0]
+    with redis.Redis.from_url(node_url()) as client:
+        await cancel.cancel(world.core, TENANT, ids(tasks[1:]))
+        assert client.llen(pending) == 50
+        await cancel.cancel(world.core, TENANT, ids(tasks[:1]))
+        assert client.llen(pending) == 0
+    last = await world.enqueue()
+    assert ids(await world.claim("work")) == [last.id]
+
+
+@on_node
+async def test_the_oldest_task_is_found_behind_any_number_of_cancelled_ones(world: World) -> None:
+    *others, last = await world.enqueue_many(2_000)
+    for start in range(0, len(others), 1000):
+        await cancel.cancel(world.core, TENANT, ids(others[start : start + 1000]))
+    counts = (await world.store.counts(TENANT, "work", ages=True))[QueueKey(TENANT, "work")]
+    assert (counts.pending, counts.oldest_ms) == (1, last.created_ms)
+    assert ids(await world.claim("work")) == [last.id]
+
+
 # -- damaged records -------------------------------------------------------------------------------------------------
 
 

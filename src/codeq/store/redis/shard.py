@@ -34,7 +34,7 @@ from codeq.store.redis.plan import COMMIT, CommitPlanner, answered
 from codeq.store.redis.registry import RedisRegistry
 from codeq.store.redis.replicas import ReplicaWait
 
-TAKE = LuaScript("take")
+TAKE = LuaScript("withdrawn", "take")
 POLICY = LuaScript("policy")
 
 _PENDING = Index.PENDING
