@@ -208,9 +208,62 @@ def test_a_newcomer_lets_those_who_waited_go_first() -> None:
         queues = Queues()
         ann = await queues.wait("ann", MAIL)
         queues.put(MAIL, "t1")
-        await queues.waiters.serve_first()  # what a claim does before it takes tasks
+        await queues.waiters.serve_first([MAIL])  # what a claim does before it takes tasks
         assert await queues.take("newcomer", [MAIL]) == []
         assert names(await ann) == ["t1"]
+
+    run(story())
+
+
+def test_a_newcomer_waits_for_nobody_on_other_queues() -> None:
+    """On Redis each waiter is a round trip, and while tasks and waiters keep coming, serving them has no end."""
+
+    async def story() -> None:
+        queues = Queues()
+        queues.gate = asyncio.Event()
+        ann = await queues.wait("ann", MAIL)
+        queues.put(MAIL, "t1")
+        await queues.in_attempt.wait()
+        assert queues.waiters.is_serving
+        for other in (SMS, QueueKey("globex", "mail"), QueueKey("globex", EVERY)):
+            await asyncio.wait_for(queues.waiters.serve_first([other]), 5)
+        newcomer = asyncio.create_task(queues.waiters.serve_first([ALL_OF_ACME]))
+        await turns()
+        overtakes = newcomer.done()
+        queues.gate.set()
+        await asyncio.gather(ann, newcomer)
+        assert not overtakes
+
+    run(story())
+
+
+def test_the_waiters_of_one_tenant_are_served_while_another_s_are() -> None:
+    async def story() -> None:
+        queues = Queues()
+        theirs = QueueKey("globex", "mail")
+        queues.stock[theirs] = deque()
+        queues.gate = asyncio.Event()
+        ann, bob = await queues.wait("ann", MAIL), await queues.wait("bob", theirs)
+        queues.put(MAIL, "t1")
+        await queues.in_attempt.wait()
+        queues.put(theirs, "t2")
+        await turns()
+        assert queues.attempted == ["ann", "bob"]
+        queues.gate.set()
+        assert (names(await ann), names(await bob)) == (["t1"], ["t2"])
+
+    run(story())
+
+
+def test_the_queues_of_a_tenant_are_served_in_turn() -> None:
+    async def story() -> None:
+        queues = Queues()
+        waiting = [await queues.wait(f"m{number}", MAIL) for number in range(3)]
+        waiting.append(await queues.wait("s", SMS))
+        queues.put(MAIL, "t1", "t2", "t3")
+        queues.put(SMS, "t4")
+        await asyncio.gather(*waiting)
+        assert queues.attempted == ["m0", "s", "m1", "m2"]
 
     run(story())
 
@@ -219,7 +272,7 @@ def test_serving_without_waiters_asks_nobody() -> None:
     async def story() -> None:
         queues = Queues()
         queues.put(MAIL, "t1")
-        await queues.waiters.serve_first()
+        await queues.waiters.serve_first([MAIL])
         assert queues.attempted == []
 
     run(story())
@@ -395,7 +448,7 @@ def test_a_newcomer_waits_until_the_serving_under_way_is_over() -> None:
         ann, bob = await queues.wait("ann", MAIL), await queues.wait("bob", MAIL)
         queues.put(MAIL, "t1", "t2")
         await queues.in_attempt.wait()
-        newcomer = asyncio.create_task(queues.waiters.serve_first())
+        newcomer = asyncio.create_task(queues.waiters.serve_first([MAIL]))
         await turns()
         overtakes = newcomer.done()
         queues.gate.set()
@@ -410,7 +463,7 @@ def test_a_newcomer_who_leaves_while_serving_others_takes_no_wake_up_along() -> 
         queues = Queues()
         queues.gate = asyncio.Event()
         ann = await queues.wait("ann", MAIL)
-        newcomer = asyncio.create_task(queues.waiters.serve_first())  # runs first, so the new claim serves ann
+        newcomer = asyncio.create_task(queues.waiters.serve_first([MAIL]))  # runs first, so the new claim serves ann
         queues.put(MAIL, "t1")
         await queues.in_attempt.wait()
         newcomer.cancel()

@@ -40,7 +40,7 @@ async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
     ticket = core.waiters.ticket()
     await sweep.before_claim(core, tenant, wanted.commands)
     if core.waiters.is_serving:
-        await core.waiters.serve_first()
+        await core.waiters.serve_first(attempt.queues)
     if not is_short(wanted.limit):
         await core.turns.wait(tenant)
     since = core.waiters.signals

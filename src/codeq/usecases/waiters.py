@@ -63,8 +63,12 @@ class Waiters(Listener):
     def __init__(self) -> None:
         self._tickets = count()
         self._claims: dict[QueueKey, OrderedDict[int, _Waiter]] = {}
-        self._ready: OrderedDict[QueueKey, None] = OrderedDict()
-        self._serving: asyncio.Task[None] | None = None
+        self._ready: dict[str, OrderedDict[QueueKey, bool]] = {}
+        """By tenant: the queues whose waiting claims are being served, and whether one was reported since its turn."""
+        self._serving: dict[str, asyncio.Task[None]] = {}
+        """By tenant, so that none waits for the claims of another: on Redis, each is a round trip."""
+        self._ended: dict[QueueKey, asyncio.Future[None]] = {}
+        """Done when the waiting claims of the queue have been served. Only for queues that somebody waits for."""
         self._for_end: dict[str, set[asyncio.Future[bool]]] = {}
         """Done with True when the task has ended, or with False when that may have been missed."""
         self._for_event: set[asyncio.Future[bool]] = set()
@@ -81,9 +85,10 @@ class Waiters(Listener):
     def ready(self, queue: QueueKey, tasks: int) -> None:  # noqa: ARG002 - taking them shows how many
         self.signals += 1
         if self._claims and (queue in self._claims or self._waits_for_every(queue)):
-            self._ready[queue] = None
-            if self._serving is None or self._serving.done():
-                self._serving = asyncio.get_running_loop().create_task(self._serve())
+            self._ready.setdefault(queue.tenant, OrderedDict())[queue] = True
+            if queue.tenant not in self._serving:
+                serving = asyncio.get_running_loop().create_task(self._serve(queue.tenant))
+                self._serving[queue.tenant] = serving
 
     def _waits_for_every(self, queue: QueueKey) -> bool:
         return QueueKey(queue.tenant, EVERY) in self._claims and not is_system(queue.command)
@@ -117,12 +122,16 @@ class Waiters(Listener):
     @property
     def is_serving(self) -> bool:
         """Whether waiting claims are being served. A new claim calls `serve_first` then, before it takes tasks."""
-        return self._serving is not None and not self._serving.done()
+        return bool(self._ready)
 
-    async def serve_first(self) -> None:
-        """Returns once the waiting claims have been served."""
-        if self._serving is not None and not self._serving.done():
-            await asyncio.shield(self._serving)
+    async def serve_first(self, queues: Sequence[QueueKey]) -> None:
+        """Returns once the claims that wait for these queues have been served."""
+        for wanted in queues:
+            ready = self._ready.get(wanted.tenant) or OrderedDict()
+            for queue in list(ready) if wanted.command == EVERY else [wanted]:
+                if queue in ready:
+                    ended = self._ended.setdefault(queue, asyncio.get_running_loop().create_future())
+                    await asyncio.shield(ended)
 
     def ticket(self) -> int:
         """Returns the place of a claim among those that wait. A claim gets it when it arrives: on Redis, the first look
@@ -156,12 +165,30 @@ class Waiters(Listener):
             timer.cancel()
             self._remove(waiter)
 
-    async def _serve(self) -> None:
-        """Serves waiters in an asyncio task of its own: a cancelled caller does not cancel another's wake-up."""
-        while self._ready:
-            queue, _ = self._ready.popitem(last=False)
-            while (waiter := self._first(queue)) is not None and await self._serve_one(waiter):
-                pass
+    async def _serve(self, tenant: str) -> None:
+        """Serves a tenant's waiters, its queues in turn, in an asyncio task of its own: a cancelled caller cancels no
+        other's wake-up."""
+        ready = self._ready[tenant]
+        try:
+            while ready:
+                queue = next(iter(ready))
+                ready[queue] = False
+                waiter = self._first(queue)
+                has_more = waiter is not None and await self._serve_one(waiter)
+                if has_more or ready[queue]:
+                    ready.move_to_end(queue)
+                else:
+                    self._end(ready, queue)
+        finally:
+            for queue in list(ready):
+                self._end(ready, queue)
+            del self._ready[tenant], self._serving[tenant]
+
+    def _end(self, ready: OrderedDict[QueueKey, bool], queue: QueueKey) -> None:
+        del ready[queue]
+        ended = self._ended.pop(queue, None)
+        if ended is not None and not ended.done():
+            ended.set_result(None)
 
     async def _serve_one(self, waiter: _Waiter) -> bool:
         """Serves one waiter. Returns whether the queue may have more for the next one."""

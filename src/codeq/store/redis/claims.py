@@ -21,7 +21,8 @@ INLINE_BODY_BYTES_MAX = 2048
 """Bodies with a longer payload are read beside the script, because Lua hashes every value."""
 
 _ID_BYTES, _ENTRY_BYTES = 16, 24
-_QUEUES_READ = 4 * CLAIM_COMMANDS_MAX
+_FIELDS_READ = 4 * CLAIM_COMMANDS_MAX
+_TENANTS_MAX = 1_000
 _SERVED_MAX = 10_000
 
 
@@ -37,6 +38,9 @@ class Taken(NamedTuple):
     """Record and body of each task in turn."""
     has_run_out: bool
     """Whether it got less because of ENTRIES_MAX."""
+
+
+NOTHING = Taken(is_repeat=False, contents=[], has_run_out=False)
 
 
 class ShardClaim(NamedTuple):
@@ -106,19 +110,56 @@ class Rotation:
             self._served.popitem(last=False)
 
 
-async def ready_queues(connection: RedisClient, keys: ShardKeys, request: ClaimRequest) -> dict[QueueKey, set[int]]:
-    """Returns queues of the tenant with pending tasks, and their priorities; of many, those of the highest priority."""
-    low, high = (0, PRIORITY_MAX) if request.priority is None else (request.priority, request.priority)
-    fields = await connection.call(
-        "ZREVRANGEBYLEX", keys.ready(request.tenant), f"({high + 1}" if high < PRIORITY_MAX else "(:", f"[{low}",
-        "LIMIT", 0, _QUEUES_READ,
-    )  # fmt: skip
+class ClaimQueues:
+    """Which queues of one shard a claim may take from, and in which order."""
+
+    def __init__(self, connection: RedisClient, keys: ShardKeys) -> None:
+        self.rotation = Rotation()
+        self._connection = connection
+        self._keys = keys
+        self._read_to: OrderedDict[tuple[str, int | None], bytes] = OrderedDict()
+        """By tenant and priority: up to where queues were read last, if there are more than one read returns."""
+
+    async def open(self, request: ClaimRequest) -> list[QueueKey]:
+        """Returns queues that are not paused: those of the highest priority first, then those that waited longest."""
+        if request.commands is not None:
+            named = [QueueKey(request.tenant, command) for command in request.commands]
+            return self.rotation.order([queue for queue in named if not request.policy_of(queue).paused])
+        ready = await self.ready(request)
+        queues = sorted(self.rotation.order(list(ready)), key=lambda queue: -max(ready[queue]))
+        return [queue for queue in queues if not request.policy_of(queue).paused]
+
+    async def ready(self, request: ClaimRequest) -> dict[QueueKey, set[int]]:
+        """Returns queues of the tenant with pending tasks, and their priorities. Of very many, those of the highest
+        priority and some of the others, in turn: the first ones may all be paused, or wait for a slot."""
+        low, high = (0, PRIORITY_MAX) if request.priority is None else (request.priority, request.priority)
+        first, end = b"(%d" % (high + 1) if high < PRIORITY_MAX else b"(:", b"[%d" % low
+        fields = await self._read(request.tenant, first, end)
+        if len(fields) == _FIELDS_READ:
+            asked = (request.tenant, request.priority)
+            start = min(self._read_to.pop(asked, fields[-1]), fields[-1])
+            others = await self._read(request.tenant, b"(" + start, end)
+            if len(others) == _FIELDS_READ:
+                self._read_to[asked] = others[-1]
+                if len(self._read_to) > _TENANTS_MAX:
+                    self._read_to.popitem(last=False)
+            fields += others
+        return _by_queue(request.tenant, fields)
+
+    async def _read(self, tenant: str, start: bytes, end: bytes) -> list[bytes]:
+        found: list[bytes] = await self._connection.call(
+            "ZREVRANGEBYLEX", self._keys.ready(tenant), start, end, "LIMIT", 0, _FIELDS_READ
+        )
+        return found
+
+
+def _by_queue(tenant: str, fields: Iterable[bytes]) -> dict[QueueKey, set[int]]:
     found: dict[QueueKey, set[int]] = {}
     for field in fields:
         text = field.decode()
         if is_system(text[1:]):
             continue
-        found.setdefault(QueueKey(request.tenant, text[1:]), set()).add(int(text[0]))
+        found.setdefault(QueueKey(tenant, text[1:]), set()).add(int(text[0]))
     return found
 
 

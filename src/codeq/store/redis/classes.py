@@ -118,12 +118,14 @@ class _Description:
             described["dead_from" if verb == "leave" else "dead_to"] = dead
 
     def _count(self, described: dict[str, Any], kind: ChangeClass) -> None:
-        """Describes the counts that change: field, by how much for each task, the set of queues that are ready, whether
-        it counts bytes, and the set of tenants, with the name of this one, for the count of all tasks of a queue."""
+        """Describes the counts that change: field, by how much for each task, the set of queues that are ready and the
+        list, whether it counts bytes, and the set of tenants, with the name of this one, for the count of all tasks of
+        a queue."""
         names, tenant, command, counted = self._shard_keys, kind.tenant, kind.command, described["counted"]
         for place, change in ((kind.before, -1), (kind.after, 1)):
             if place is _PENDING:
-                ready = self._key(names.ready(tenant))
+                pending = names.queue(QueueKey(tenant, command)).pending[kind.priority]
+                ready = [self._key(names.ready(tenant)), self._key(pending)]
                 counted.append([f"{kind.priority}{command}", change, ready, False, False])
             elif place is not None and place in _COUNT_FIELDS:
                 counted.append([_COUNT_FIELDS[place] + command, change, False, False, False])

@@ -110,10 +110,11 @@ def _node(text: str, default_port: int) -> tuple[str, int]:
 
 
 class LuaScript:
-    """A script of the folder `scripts`, called by its digest."""
+    """A script of the folder `scripts`, called by its digest. Functions that several have in common come before it."""
 
-    def __init__(self, name: str) -> None:
-        self.source = files("codeq.store.redis").joinpath("scripts", f"{name}.lua").read_text()
+    def __init__(self, *names: str) -> None:
+        folder = files("codeq.store.redis") / "scripts"
+        self.source = "".join([folder.joinpath(f"{name}.lua").read_text() for name in names])
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
 

@@ -14,9 +14,9 @@ from codeq.store.redis.connection import LuaScript, RedisClient
 from codeq.store.redis.keys import ShardKeys, idempotency_field
 from codeq.store.redis.merging import MergedCalls
 
-OLDEST = LuaScript("oldest")
+OLDEST = LuaScript("withdrawn", "oldest")
 MOVED_ENTRIES_MAX = 100
-"""Entries of cancelled tasks that one look at the oldest drops from the front of a list."""
+"""Entries of cancelled tasks that one look at the oldest drops from the front of a list, besides whole runs of them."""
 
 _QUEUES_AT_ONCE = 200
 """After so many, other calls have their turn: half a millisecond."""
@@ -107,7 +107,8 @@ class Counting:
         names: list[str] = [self._keys.records]
         arguments: list[str | int] = [MOVED_ENTRIES_MAX, len(_FIELDS)]
         for queue in queues:
-            names += [self._keys.counts(queue.tenant), *self._keys.queue(queue).pending]
+            of_queue = self._keys.queue(queue)
+            names += [self._keys.counts(queue.tenant), *of_queue.pending, of_queue.withdrawn]
             arguments += [field + queue.command for field in _FIELDS]
         looked = await self._connection.run(OLDEST, names, arguments)
         return [_looked_at(numbers, heads) for numbers, heads in looked]
@@ -188,5 +189,7 @@ def _looked_at(numbers: Sequence[bytes | None], heads: Sequence[bytes]) -> Queue
     if not any(numbers):
         return None
     *pending, delayed, in_progress, dead = (int(number or 0) for number in numbers)
-    oldest_ms = min((records.decode(record).updated_ms for record in heads), default=None)
-    return QueueCounts(pending=sum(pending), delayed=delayed, in_progress=in_progress, dead=dead, oldest_ms=oldest_ms)
+    ages = [task.updated_ms for task in records.readable(heads, heads)[0]]
+    return QueueCounts(
+        pending=sum(pending), delayed=delayed, in_progress=in_progress, dead=dead, oldest_ms=min(ages, default=None)
+    )

@@ -1,28 +1,33 @@
 """The event log of one shard: a stream whose entries hold the events of one script, numbered without a gap."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from codeq.domain.limits import EVENTS_READ_MAX
 from codeq.domain.task import Task
+from codeq.store import codec
 from codeq.store.interface import Events
 from codeq.store.redis import records
 from codeq.store.redis.connection import RedisClient
 from codeq.store.redis.keys import ShardKeys
 
 _ENTRIES_AT_ONCE = 200
-_TRIM_ENTRIES = 1000
-"""Entries that one trim looks at; the next one continues."""
+_TRIMMED_AT_ONCE = 10_000
+"""Events that one command deletes: a millisecond of Redis if each has an entry of its own."""
 
 Entry = tuple[bytes, Sequence[bytes]]
+Unreadable = Callable[[str, str], None]
+"""Called with the key of what cannot be read, and why."""
 
 
 class EventStream:
-    def __init__(self, connection: RedisClient, keys: ShardKeys) -> None:
+    def __init__(self, connection: RedisClient, keys: ShardKeys, on_unreadable: Unreadable = lambda *_: None) -> None:
         self._connection = connection
         self._keys = keys
+        self._on_unreadable = on_unreadable
 
     async def read(self, start: int, limit: int) -> Events:
-        """Returns the events from `start` on, and the range of events that there are."""
+        """Returns the events from `start` on, and the range of events that there are. Ends before a gap: one that
+        cannot be read, or entries that somebody has deleted; the next read begins behind it."""
         stream = self._keys.events
         oldest, number, holding = await self._connection.call_all(
             [
@@ -44,46 +49,102 @@ class EventStream:
             )
             if not entries:
                 break
-            of_entry: list[Task] = []
             for entry in entries:
-                of_entry = _events(entry)
-                found += [event for event in of_entry if event.version >= start]
+                found += self._events(entry, start)
                 if len(found) >= limit:
                     break
-            at = of_entry[-1].version + 1
+            at = max(at + 1, _end(entries[-1]))
             # An entry has one event or a thousand: asks for as many as are needed if the next are like the last.
-            wanted = max(1, min((limit - len(found)) // len(of_entry), _ENTRIES_AT_ONCE))
+            size = max(1, at - _first(entries[-1]))
+            wanted = max(1, min((limit - len(found)) // size, _ENTRIES_AT_ONCE))
+        if found:
+            start = found[0].version  # another process may have trimmed since `first` was read
+            if found[-1].version - start >= len(found):
+                found = _up_to_the_first_gap(found)
         return Events(records.encode_events(found[:limit]), start, first, end)
+
+    def _events(self, entry: Entry, start: int) -> list[Task]:
+        """Returns the events of the entry from number `start` on."""
+        try:
+            found = records.decode_events(entry[1])
+        except codec.UNREADABLE:
+            found = [event for value in entry[1] if value and (event := self._readable(entry, value)) is not None]
+        return found if found and found[0].version >= start else [event for event in found if event.version >= start]
+
+    def _readable(self, entry: Entry, value: bytes) -> Task | None:
+        try:
+            return records.decode(value)
+        except codec.UNREADABLE as fault:
+            self._on_unreadable(f"{self._keys.events} {entry[0].decode()}", str(fault))
+            return None
 
     async def newest_ms(self) -> int:
         """Returns the time of the newest event; 0 if there is none."""
         entries = await self._connection.call("XREVRANGE", self._keys.events, "+", "-", "COUNT", 1)
-        return _events(entries[0])[-1].updated_ms if entries else 0
+        return _ended_ms(entries[0]) if entries else 0
 
     async def trim(self, *, before_ms: int, keep_max: int) -> int:
-        """Deletes whole entries from the front. Events that share an entry with one to keep are kept as well."""
-        stream = self._keys.events
-        number, entries = await self._connection.call_all(
-            [("GET", self._keys.number), ("XRANGE", stream, "-", "+", "COUNT", _TRIM_ENTRIES)]
+        """Deletes whole entries from the front. Events that share an entry with one to keep are kept as well.
+
+        The first entry to keep is found by halving: what goes may be more than should be read.
+        """
+        number, oldest = await self._connection.call_all(
+            [("GET", self._keys.number), ("XRANGE", self._keys.events, "-", "+", "COUNT", 1)]
         )
-        if not entries:
+        if not oldest:
             return 0
-        end = int(number) + 1
-        first = cut = _first(entries[0])
-        for entry in entries:
-            events = _events(entry)
-            after = events[-1].version + 1
-            if events[-1].updated_ms >= before_ms and end - after < keep_max:
-                break
-            cut = after
-        if cut > first:
-            await self._connection.call("XTRIM", stream, "MINID", f"{cut}-0")
+        entry: Entry | None = oldest[0]
+        end = int(number or 0) + 1
+        first = cut = middle = _first(oldest[0])
+        kept = end
+        while cut < kept:
+            if entry is None:
+                cut = middle + 1
+            elif _ended_ms(entry) >= before_ms and end - _end(entry) < keep_max:
+                kept = _first(entry)
+            else:
+                cut = max(middle + 1, _end(entry))
+            middle = (cut + kept) // 2
+            entry = await self._entry_of(middle) if cut < kept else None
+        await self._delete(first, cut)
         return cut - first
+
+    async def _entry_of(self, number: int) -> Entry | None:
+        """Returns the entry with this event, or if it is gone, the one before."""
+        found = await self._connection.call("XREVRANGE", self._keys.events, f"{number}-0", "-", "COUNT", 1)
+        return found[0] if found else None
+
+    async def _delete(self, first: int, cut: int) -> None:
+        """Deletes the events from `first` to before `cut`, where an entry begins. Redis has other work in between."""
+        for number in range(first + _TRIMMED_AT_ONCE, cut, _TRIMMED_AT_ONCE):
+            entry = await self._entry_of(number)
+            if entry is not None:
+                await self._connection.call("XTRIM", self._keys.events, "MINID", f"{_first(entry)}-0")
+        if cut > first:
+            await self._connection.call("XTRIM", self._keys.events, "MINID", f"{cut}-0")
 
 
 def _first(entry: Entry) -> int:
     return int(entry[0].partition(b"-")[0])
 
 
-def _events(entry: Entry) -> list[Task]:
-    return records.decode_events(entry[1])
+def _last(entry: Entry) -> bytes:
+    return entry[1][-1] or entry[1][-2]
+
+
+def _end(entry: Entry) -> int:
+    """Returns the number after the last event of the entry."""
+    return records.version_of(_last(entry)) + 1
+
+
+def _ended_ms(entry: Entry) -> int:
+    """Returns the time of the last event of the entry; 0 if it cannot be read, so that its age keeps nothing."""
+    try:
+        return records.decode(_last(entry)).updated_ms
+    except codec.UNREADABLE:
+        return 0
+
+
+def _up_to_the_first_gap(found: Sequence[Task]) -> list[Task]:
+    first = found[0].version
+    return [event for place, event in enumerate(found) if event.version == first + place]

@@ -7,7 +7,8 @@ So a script can assign a version, compare it (the last eight bytes) and append a
 Whoever reads a claimed record applies `lifecycle.claim` to it. The same bytes are the event.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from struct import Struct as Layout
 
@@ -67,6 +68,26 @@ def decode(data: bytes) -> Task:
             task, claim.worker, claim.at_ms, lease_ms=claim.lease_ms, worker_name=claim.worker_name
         ).after
     return codec.versioned(task, _version_at(data, version_at)[0])
+
+
+def readable(
+    stored: Sequence[bytes | None],
+    beside: Sequence[bytes | None],
+    on_unreadable: Callable[[str, str], None] = lambda *_: None,
+) -> tuple[list[Task], list[bytes | None]]:
+    """Returns the tasks of these records, each with what is beside it. Leaves out, and reports, those that cannot be
+    read: if they are leased, they are set aside at the end of the lease."""
+    with suppress(*codec.UNREADABLE):
+        return [decode(data or b"") for data in stored], list(beside)
+    tasks: list[Task] = []
+    of_tasks: list[bytes | None] = []
+    for data, other in zip(stored, beside, strict=True):
+        try:
+            tasks.append(decode(data or b""))
+            of_tasks.append(other)
+        except codec.UNREADABLE as fault:
+            on_unreadable(f"the record of version {version_of(data or b'')}", str(fault))
+    return tasks, of_tasks
 
 
 def decode_events(values: Iterable[bytes]) -> list[Task]:

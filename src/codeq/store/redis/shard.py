@@ -34,7 +34,7 @@ from codeq.store.redis.plan import COMMIT, CommitPlanner, answered
 from codeq.store.redis.registry import RedisRegistry
 from codeq.store.redis.replicas import ReplicaWait
 
-TAKE = LuaScript("take")
+TAKE = LuaScript("withdrawn", "take")
 POLICY = LuaScript("policy")
 
 _PENDING = Index.PENDING
@@ -71,12 +71,12 @@ class RedisShard:
         self._channels = Channels(prefix)
         self._replicas = replicas
         self._heads = QueueHeads()
-        self._rotation = claims.Rotation()
+        self._queues = claims.ClaimQueues(connection, self._keys)
         self._planner = CommitPlanner(self._keys, number)
         self._known = KnownChanges(connection, self._keys, filters)
         self._looks = CommitQueue(self._known.look)
         self._commits = CommitQueue(self._send)
-        self._events = EventStream(connection, self._keys)
+        self._events = EventStream(connection, self._keys, self._unreadable)
         self._counting = Counting(connection, self._keys)
         self._due = DueTasks(connection, self._keys, self._heads, self._set_aside, grace=grace)
         self._takes = DetachedTakes()
@@ -155,21 +155,24 @@ class RedisShard:
         return await self._takes.run(self._take(request), request)
 
     async def _take(self, request: ClaimRequest) -> list[Delivery]:
-        queues = await self._queues_of_claim(request)
+        queues = await self._queues.open(request)
         if not queues:
             return [] if request.request_id is None or request.is_part else await self.repeated(request)
-        claim = claims.shard_claim(request, queues)
-        taken = await self._send_take(claim)
-        while taken.has_run_out and not taken.contents:  # other clients of Redis have had their turn meanwhile
+        taken = claims.NOTHING
+        for start in range(0, len(queues), CLAIM_COMMANDS_MAX):  # those before may all wait for a slot
+            claim = claims.shard_claim(request, queues[start : start + CLAIM_COMMANDS_MAX])
             taken = await self._send_take(claim)
-        tasks = [records.decode(record) for record in taken.contents[::2] if record is not None]
-        bodies = taken.contents[1::2]
+            while taken.has_run_out and not taken.contents:  # other clients of Redis have had their turn meanwhile
+                taken = await self._send_take(claim)
+            if taken.contents:
+                break
+        tasks, bodies = records.readable(taken.contents[::2], taken.contents[1::2], self._unreadable)
         if taken.is_repeat:
             return await self._with_bodies(tasks, bodies, is_repeat=True)
         self._leased.add(tasks)
         until_ms = {task.command: task.lease_until_ms for task in reversed(tasks)}
         served = {QueueKey(request.tenant, command): until_ms[command] for command in reversed(until_ms)}
-        self._rotation.served(served)
+        self._queues.rotation.served(served)
         for queue, queue_until_ms in served.items():
             self._heads.leased(queue, queue_until_ms)
         self.peers.report({}, tasks)
@@ -189,7 +192,7 @@ class RedisShard:
         return await self._claims.call(claim)
 
     async def _run_take(self, group: Sequence[claims.ShardClaim]) -> list[claims.Taken]:
-        queues = self._rotation.order(group[0].queues)
+        queues = self._queues.rotation.order(group[0].queues)
         with_times = not all(self._heads.is_fresh(queue) for queue in queues)
         names, arguments = claims.take_arguments(
             group, queues, now_ms=self.now_ms(), keys=self._keys, channels=self._channels, shard=self._number,
@@ -218,18 +221,8 @@ class RedisShard:
             return []
         stored = await self._connection.call("HMGET", self._keys.records, *claimed)
         held = [data for data, version in zip(stored, claimed.values(), strict=True) if (data or b"").endswith(version)]
-        return await self._with_bodies([records.decode(data) for data in held], [None] * len(held), is_repeat=True)
-
-    async def _queues_of_claim(self, request: ClaimRequest) -> list[QueueKey]:
-        if request.commands is not None:
-            queues: Sequence[QueueKey] = [QueueKey(request.tenant, command) for command in request.commands]
-        else:
-            ready = await claims.ready_queues(self._connection, self._keys, request)
-            queues = sorted(self._rotation.order(list(ready)), key=lambda queue: -max(ready[queue]))
-        open_queues = [queue for queue in queues if not request.policy_of(queue).paused]
-        if request.commands is not None:
-            open_queues = self._rotation.order(open_queues)
-        return open_queues[:CLAIM_COMMANDS_MAX]
+        tasks, bodies = records.readable(held, [None] * len(held), self._unreadable)
+        return await self._with_bodies(tasks, bodies, is_repeat=True)
 
     async def _with_bodies(
         self, tasks: list[Task], raw: list[bytes | None], *, is_repeat: bool = False
@@ -252,7 +245,7 @@ class RedisShard:
 
     async def priorities(self, request: ClaimRequest) -> Set[int]:
         if request.commands is None:
-            ready = await claims.ready_queues(self._connection, self._keys, request)
+            ready = await self._queues.ready(request)
             return {priority for found in ready.values() for priority in found}
         found: set[int] = set()
         for command in request.commands:

@@ -310,9 +310,11 @@ for key, of in pairs(counts) do
       if not about then
         call(after == 0 and 'SREM' or 'SADD', KEYS[tenants[1]], tenants[2])
       elseif about[3] then
-        local list_of = list(after == 0 and unready or ready, about[3])
+        local list_of = list(after == 0 and unready or ready, about[3][1])
         if after ~= 0 then
           list_of[#list_of + 1] = '0'
+        else
+          call('DEL', KEYS[about[3][2]]) -- of tasks that were cancelled, whom no claim may ever pass
         end
         list_of[#list_of + 1] = field
       elseif about[5] then

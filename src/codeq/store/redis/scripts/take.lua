@@ -50,36 +50,6 @@ for priority = 10, 0, -1 do
   end
 end
 
--- Drops the run of withdrawn entries at the front. A list is in the order of versions, and whatever was withdrawn is in one sorted
--- set: entries are such a run if as many were withdrawn between their versions.
-local function drop_withdrawn(key, withdrawn, priority)
-  local head, length = call('LINDEX', key, '0'), call('LLEN', key)
-  if not head then
-    return
-  end
-  local from = '[' .. priority .. sub(head, 1, 8)
-  local function is_run(size)
-    local last = '[' .. priority .. sub(call('LINDEX', key, size - 1), 1, 8)
-    return call('ZLEXCOUNT', withdrawn, from, last) == size
-  end
-  local low, high = 0, 1
-  while high <= length and is_run(high) do
-    low, high = high, high * 2
-  end
-  high = math.min(high, length + 1)
-  while high - low > 1 do
-    local middle = math.floor((low + high) / 2)
-    if is_run(middle) then
-      low = middle
-    else
-      high = middle
-    end
-  end
-  if low > 0 then
-    call('LTRIM', key, low, '-1')
-  end
-end
-
 -- Reads entries from the front of a list, and their records. Of one queue as many as all claims want that are still to be
 -- served: what none of them takes is put back at the end.
 local left, bytes, wanted_later = 0, 0, 0
