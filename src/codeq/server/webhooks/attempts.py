@@ -1,7 +1,7 @@
 """Makes one attempt at a delivery, and records how it ended.
 
 breaker of the host ─▶ slot of the host ─▶ Sender.send ─▶ 2xx: delivered   410: dead   else: failed
-       └ open: handed back   └ none in time: handed back
+       └ open: handed back   └ none in time: handed back  └ no look-up in time: handed back
 """
 
 import asyncio
@@ -92,8 +92,11 @@ class Attempts:
             async with self._hosts.slot(tenant, host, wait_s=HOST_WAIT_S):
                 return await self._send(delivery, callback, host)
         except TimeoutError:
-            self._breakers.trial_not_made(tenant, host)
-            return lambda: deliver.hand_back(core, delivery, delay_ms=round(RETRY_S * 1000))
+            return self._not_tried(delivery, host)
+
+    def _not_tried(self, delivery: Delivery, host: str) -> Record:
+        self._breakers.trial_not_made(delivery.task.tenant, host)
+        return lambda: deliver.hand_back(self._core, delivery, delay_ms=round(RETRY_S * 1000))
 
     async def _send(self, delivery: Delivery, callback: ResultCallback, host: str) -> Record:
         task = delivery.task
@@ -103,6 +106,8 @@ class Attempts:
             answer = await self._post(delivery, callback, host)
             reason = f"HTTP {answer.status}"
         except SendFailed as failed:
+            if not failed.is_tried:
+                return self._not_tried(delivery, host)
             reason = f"refused: {failed}" if failed.is_refused else str(failed)
         except Exception as fault:  # noqa: BLE001 - a receiver may send anything; what nobody thought of must end its delivery only
             log(logging.ERROR, "a delivery failed unexpectedly", exc_info=fault, delivery=task.id)
