@@ -1,10 +1,10 @@
-"""The limit on a tenant's bytes of artifacts holds over all processes that share a Redis."""
+"""Processes that share a Redis agree on the bytes of artifacts that a tenant has, and on which upload was the last."""
 
 import asyncio
 
 import pytest
 from tests.contract.redis_engines import node_url, prefix_of
-from tests.contract.test_artifacts import held, storage
+from tests.contract.test_artifacts import complete, content, held, storage, upload
 from tests.contract.world import TENANT, World, Worlds
 
 from codeq.domain.artifacts import ArtifactInput, ArtifactLimits
@@ -49,3 +49,13 @@ async def test_processes_that_share_a_redis_never_store_more_than_a_tenant_may_h
     finally:
         for usage in shared:
             await usage.close()
+
+
+@pytest.mark.parametrize("engine", ["redis"], indirect=True)
+async def test_the_last_upload_counts_whichever_process_took_it(worlds: Worlds) -> None:
+    first, second = worlds.open(), worlds.open()
+    task = await held(first)
+    await upload(first, task, "x", b"old")
+    await upload(second, task, "x", b"new")
+    await complete(first, task, ArtifactInput(name="x"))
+    assert await content(first, task, "x") == b"new"

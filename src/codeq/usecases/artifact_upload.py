@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import hashlib
 import mmap
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -297,10 +297,14 @@ async def _progress_of(
 ) -> UploadProgress:
     """Returns the progress that these objects show. Where two uploads wrote different bytes at one offset, that is
     where it ends: which of them is meant is not known."""
+    before = known.by_name.get(name_hash) if known else None
+    last = f"/complete-{before.complete.sha256}.json" if before is not None and before.complete else ""
     complete = [each for each in objects if "/complete-" in each.key]
-    for each in sorted(complete, key=lambda each: each.modified_s, reverse=True):
+    stored = {each.key for each in objects}
+    # Buckets know the second only, this process knows which of its own was the last.
+    for each in sorted(complete, key=lambda each: (each.modified_s, each.key.endswith(last)), reverse=True):
         with contextlib.suppress(ObjectMissing):
-            return UploadProgress(complete=(await read_complete(storage, each.key)).artifact)
+            return UploadProgress(complete=(await read_whole(storage, each.key, stored)).artifact)
     parts: dict[int, list[str]] = {}
     for each in objects:
         parsed = keys.parse(each.key)
@@ -310,7 +314,6 @@ async def _progress_of(
     while len(parts.get(offset, ())) == 1:
         digests += bytes.fromhex(parts[offset][0])
         offset += ARTIFACT_PART_BYTES
-    before = known.by_name.get(name_hash) if known else None
     if before is not None and not before.complete and before.digests == digests:
         return before  # with its hash
     return UploadProgress(digests=digests, hasher=None if digests else hashlib.sha256())
@@ -322,3 +325,13 @@ async def read_complete(storage: ArtifactStorage, key: str) -> CompleteUpload:
         return _decode(await storage.objects.read(key, 0, COMPLETE_BYTES_MAX))
     except msgspec.DecodeError as fault:
         raise ObjectMissing(f"{key}: {fault}") from None
+
+
+async def read_whole(storage: ArtifactStorage, key: str, stored: Container[str]) -> CompleteUpload:
+    """As `read_complete`, and counts an upload as missing of which a part is not stored: it was deleted while another
+    call had not ended."""
+    found, prefix = await read_complete(storage, key), key.rpartition("/")[0]
+    for number, digest in enumerate(found.parts):
+        if keys.part(prefix, number * ARTIFACT_PART_BYTES, digest) not in stored:
+            raise ObjectMissing(f"{key}: a part is missing")
+    return found
