@@ -37,12 +37,16 @@ class CompleteUpload(Struct, frozen=True):
     artifact: Artifact
     parts: list[str]
     """SHA-256 of each part."""
+    at_ms: int = 0
+    """When it ended."""
 
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(CompleteUpload).decode
 COMPLETE_BYTES_MAX = 1 << 20
 """More than the record of the largest artifact has."""
+MODIFIED_STEP_S = 1.0
+"""Buckets know in which second an object was stored. Which of them was the last is in the records."""
 
 
 def storage_of(core: Core) -> ArtifactStorage:
@@ -128,7 +132,7 @@ class Upload:
             if sha256 is not None and sha256 != artifact.sha256:
                 raise DigestMismatch(f"the SHA-256 of what arrived is {artifact.sha256}, not {sha256}")
             await self._check_held()
-            record = _encode(CompleteUpload(artifact, digests))
+            record = _encode(CompleteUpload(artifact, digests, self._core.now_ms()))
             await self._count(len(record))
             await self._storage.objects.put(keys.complete(self._prefix, artifact.sha256), record)
         except BaseException:
@@ -297,14 +301,18 @@ async def _progress_of(
 ) -> UploadProgress:
     """Returns the progress that these objects show. Where two uploads wrote different bytes at one offset, that is
     where it ends: which of them is meant is not known."""
-    before = known.by_name.get(name_hash) if known else None
-    last = f"/complete-{before.complete.sha256}.json" if before is not None and before.complete else ""
     complete = [each for each in objects if "/complete-" in each.key]
     stored = {each.key for each in objects}
-    # Buckets know the second only, this process knows which of its own was the last.
-    for each in sorted(complete, key=lambda each: (each.modified_s, each.key.endswith(last)), reverse=True):
+    whole: list[CompleteUpload] = []
+    since_s = 0.0
+    for each in sorted(complete, key=lambda each: each.modified_s, reverse=True):
+        if each.modified_s < since_s:
+            break
         with contextlib.suppress(ObjectMissing):
-            return UploadProgress(complete=(await read_whole(storage, each.key, stored)).artifact)
+            whole.append(await read_whole(storage, each.key, stored))
+            since_s = max(since_s, each.modified_s - MODIFIED_STEP_S)
+    if whole:
+        return UploadProgress(complete=max(whole, key=lambda each: each.at_ms).artifact)
     parts: dict[int, list[str]] = {}
     for each in objects:
         parsed = keys.parse(each.key)
@@ -314,6 +322,7 @@ async def _progress_of(
     while len(parts.get(offset, ())) == 1:
         digests += bytes.fromhex(parts[offset][0])
         offset += ARTIFACT_PART_BYTES
+    before = known.by_name.get(name_hash) if known else None
     if before is not None and not before.complete and before.digests == digests:
         return before  # with its hash
     return UploadProgress(digests=digests, hasher=None if digests else hashlib.sha256())
