@@ -53,6 +53,8 @@ def test_all_are_replayed_however_many_a_call_takes(
         return found if len(found) == 5 else []
 
     eventually(dead)
+    assert "there are more than these 4; use --limit" in cli.ok("webhooks", "list", "--limit", "4").out
+    assert "there are more" not in cli.ok("webhooks", "list", "--limit", "5").out
     assert cli.ok("webhooks", "replay", "--error", "410", "--dry-run").out == "would replay 5 dead deliveries\n"
     done = cli.ok("webhooks", "replay", "--all", "--yes", "--json").json
     assert (done["matched"], done["changed"]) == (5, 5)

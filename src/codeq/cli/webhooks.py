@@ -43,11 +43,15 @@ def list_(
     """List deliveries, newest first; dead ones oldest first."""
     if state is not None and state not in STATES:
         raise UsageError(f"--state is one of {', '.join(STATES)}")
-    found = list(islice(_all(client, state, error, page=min(limit, PAGE)), limit))
+    deliveries = _all(client, state, error, page=min(limit + 1, PAGE))
+    found = list(islice(deliveries, limit))
+    has_more = len(found) == limit and next(deliveries, None) is not None
     if out.is_json:
-        out.document({"deliveries": [_fields(delivery) for delivery in found]})
+        out.document({"deliveries": [_fields(delivery) for delivery in found], "more": has_more})
     elif found:
         out.rows(COLUMNS, [_row(delivery) for delivery in found], fold="error")
+        if has_more:
+            out.say(f"there are more than these {len(found)}; use --limit")
     else:
         out.say("there are no deliveries" if state is error is None else "no deliveries match")
 
