@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 
 import pytest
 from msgspec.structs import replace
@@ -22,7 +23,7 @@ from codeq.domain.errors import (
 from codeq.domain.limits import ARTIFACT_PART_BYTES as PART
 from codeq.domain.requests import Outcome
 from codeq.domain.task import Holder, Status, Task
-from codeq.store.objects import Content
+from codeq.store.objects import Content, StoredObject
 from codeq.usecases import artifact_sweep, artifacts, purge
 from codeq.usecases.artifact_storage import ArtifactStorage
 from codeq.usecases.artifact_upload import begin_upload, delete_upload, upload_progress
@@ -72,6 +73,12 @@ async def keys(world: World) -> list[str]:
     return sorted([each.key async for page in storage(world).objects.list() for each in page])
 
 
+async def _objects(world: World) -> AsyncIterator[StoredObject]:
+    async for page in storage(world).objects.list():
+        for each in page:
+            yield each
+
+
 async def held(world: World) -> Task:
     await world.enqueue()
     return await world.claim_one()
@@ -118,6 +125,25 @@ async def test_the_sweep_keeps_what_is_needed(world: World) -> None:
     assert (await upload_progress(world.core, TENANT, running.id, holder(running), name="r")).complete is not None
     assert await storage(world).usage.of(TENANT) == swept.bytes
     assert (await artifact_sweep.walk(world.core)).deleted == 0
+
+
+async def test_the_sweep_removes_earlier_uploads_of_a_file_that_a_result_names(world: World) -> None:
+    task = await held(world)
+    same = os.urandom(PART)
+    wanted = {"small": b"new", "large": same + b"new", "empty": b""}
+    for name in wanted:
+        for earlier in (b"old", same + b"old", os.urandom(2 * PART + 9)):
+            await upload(world, task, name, earlier)
+    for name, whole in wanted.items():
+        await upload(world, task, name, whole)
+    assert (await artifact_sweep.walk(world.core)).deleted == 0, "until the task ends, a result may name any of them"
+    await complete(world, task, *[ArtifactInput(name=name) for name in wanted])
+    await artifact_sweep.walk(world.core)
+    left = await keys(world)
+    assert len(left) == (1 + 1) + (2 + 1) + (0 + 1), "parts, and the records that they are complete"
+    for name, whole in wanted.items():
+        assert await content(world, task, name) == whole
+    assert await storage(world).usage.of(TENANT) == sum([each.size async for each in _objects(world)])
 
 
 async def test_a_walk_deletes_nothing_that_was_uploaded_after_it_looked(world: World) -> None:
@@ -249,6 +275,21 @@ async def test_earlier_uploads_of_a_name_count(world: World) -> None:
         await upload(world, task, "a", b"more")
     await delete_upload(world.core, TENANT, task.id, holder(task), name="a")
     await upload(world, task, "a", b"more")
+
+
+async def test_what_was_deleted_while_it_was_uploaded_is_in_no_result(world: World) -> None:
+    """Else the result would have a file without content, for good."""
+    task, whole = await held(world), os.urandom(PART + 5)
+    begun = await begin_upload(world.core, TENANT, task.id, holder(task), name="x")
+    await begun.write(whole)
+    await delete_upload(world.core, TENANT, task.id, holder(task), name="x")
+    uploaded = await begun.finish()
+    for sha256 in (uploaded.sha256, None):
+        answer = await complete(world, task, ArtifactInput(name="x", sha256=sha256))
+        assert "upload it first" in str(answer)
+    await upload(world, task, "x", whole)
+    assert isinstance(await complete(world, task, ArtifactInput(name="x")), Submitted)
+    assert await content(world, task, "x") == whole
 
 
 async def test_a_failing_object_store_refuses_the_result_and_the_next_try_succeeds(world: World) -> None:

@@ -1,6 +1,7 @@
 """`codeq webhooks`: what operators type."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.shell import Cli
@@ -37,6 +38,28 @@ def test_dead_deliveries_are_listed_shown_and_replayed(cli: Cli, tenant: Tenant,
     receiver.wait(2)
     eventually(lambda: cli.ok("webhooks", "list", "--state", "delivered", "--json").json["deliveries"])
     assert cli.ok("webhooks", "list", "--state", "dead").out == "no deliveries match\n"
+
+
+def test_all_are_replayed_however_many_a_call_takes(
+    cli: Cli, tenant: Tenant, receiver: HttpReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("codeq.cli.webhooks.CALL_DELIVERIES", 2)
+    receiver.answer("/hook", lambda _: (410, {}))
+    for _ in range(5):
+        tenant.ended(webhook=receiver.url())
+
+    def dead() -> list[Any]:
+        found: list[Any] = cli.ok("webhooks", "list", "--state", "dead", "--json").json["deliveries"]
+        return found if len(found) == 5 else []
+
+    eventually(dead)
+    assert "there are more than these 4; use --limit" in cli.ok("webhooks", "list", "--limit", "4").out
+    assert "there are more" not in cli.ok("webhooks", "list", "--limit", "5").out
+    assert cli.ok("webhooks", "replay", "--error", "410", "--dry-run").out == "would replay 5 dead deliveries\n"
+    done = cli.ok("webhooks", "replay", "--all", "--yes", "--json").json
+    assert (done["matched"], done["changed"]) == (5, 5)
+    eventually(dead)
+    assert len(receiver.got()) == 10, "each once more, though they are dead again at once"
 
 
 def test_wrong_usage_is_refused(cli: Cli) -> None:

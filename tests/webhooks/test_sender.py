@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import hmac
 import ssl
-import threading
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +18,7 @@ from standardwebhooks.webhooks import Webhook as StandardWebhook
 from tests.webhooks.receiver import Received, answering, raw_receiver, read_request, status
 
 from codeq.domain.webhooks import WebhookRules, read_allow_list
-from codeq.server.webhooks.lookups import LookUpFailed, LookUps, Resolve
+from codeq.server.webhooks.lookups import LookUps, Resolve
 from codeq.server.webhooks.secrets import Secrets
 from codeq.server.webhooks.sender import Answer, Sender, SendFailed, Webhook
 from codeq.wire.webhooks import secret_of
@@ -303,32 +302,6 @@ def test_nobody_listening_is_a_failure() -> None:
         async with raw_receiver(deaf) as url:
             pass
         assert str(await failure(url)) == "no connection"
-
-    asyncio.run(run())
-
-
-def test_look_ups_that_hang_leave_threads_to_other_tenants() -> None:
-    answer = threading.Event()
-
-    def hanging(host: str, port: int) -> Sequence[str]:
-        if host.startswith("hanging"):
-            answer.wait(60)
-        return [PUBLIC]
-
-    async def run() -> None:
-        lookups = LookUps(hanging)
-        hung = [asyncio.create_task(lookups.look_up(f"hanging{number}", 80, "mallory")) for number in range(8)]
-        await asyncio.sleep(0)
-        with pytest.raises(LookUpFailed):
-            await lookups.look_up("a.example", 80, "mallory")
-        assert await lookups.look_up("a.example", 80, "acme") == [PUBLIC]
-        hung[0].cancel()
-        await asyncio.gather(hung[0], return_exceptions=True)
-        with pytest.raises(LookUpFailed):  # its thread is still there
-            await lookups.look_up("a.example", 80, "mallory")
-        answer.set()
-        await asyncio.gather(*hung[1:])
-        assert await lookups.look_up("a.example", 80, "mallory") == [PUBLIC]
 
     asyncio.run(run())
 

@@ -15,12 +15,15 @@ from codeq.cli.output import Output, count, truncate
 
 if TYPE_CHECKING:
     from codeq import Client
+    from codeq.domain.requests import BulkResult
     from codeq.wire.deliveries import DeliveryView
 
 app = typer.Typer(no_args_is_help=True, help="List, replay and test deliveries of result callbacks.")
 
 PAGE = 500
 POLL_S = 0.2
+CALL_DELIVERIES, REPLAYED_MAX = 10_000, 100_000
+"""What one call replays, which takes a second or two, and what `--all` does: as much as a server tells of at once."""
 STATES = ("pending", "delayed", "in_progress", "dead", "delivered")
 COLUMNS = ("id", "state", ">attempts", "command", "updated", "url", "error")
 
@@ -40,11 +43,15 @@ def list_(
     """List deliveries, newest first; dead ones oldest first."""
     if state is not None and state not in STATES:
         raise UsageError(f"--state is one of {', '.join(STATES)}")
-    found = list(islice(_all(client, state, error, page=min(limit, PAGE)), limit))
+    deliveries = _all(client, state, error, page=min(limit + 1, PAGE))
+    found = list(islice(deliveries, limit))
+    has_more = len(found) == limit and next(deliveries, None) is not None
     if out.is_json:
-        out.document({"deliveries": [_fields(delivery) for delivery in found]})
+        out.document({"deliveries": [_fields(delivery) for delivery in found], "more": has_more})
     elif found:
         out.rows(COLUMNS, [_row(delivery) for delivery in found], fold="error")
+        if has_more:
+            out.say(f"there are more than these {len(found)}; use --limit")
     else:
         out.say("there are no deliveries" if state is error is None else "no deliveries match")
 
@@ -75,20 +82,22 @@ def replay(
     """Send dead deliveries again, with their attempts reset."""
     if sum((bool(id), error is not None, all)) != 1:
         raise UsageError("choose dead deliveries by --id, by --error, or by --all; exactly one of these")
-    matched = client.webhooks.replay(id, error=error, dry_run=True).matched
-    if matched and not dry_run and not yes:
-        confirm(f"send {count(matched, 'dead delivery', 'dead deliveries')} again?")
-    done = client.webhooks.replay(id, error=error, dry_run=dry_run)
-    fields = {"matched": done.matched, "changed": done.changed, "dryRun": dry_run, "ids": done.ids}
-    verb = f"would replay {count(done.matched, 'dead delivery', 'dead deliveries')}"
-    if not dry_run:
-        verb = f"replayed {count(done.changed, 'dead delivery', 'dead deliveries')}"
-    out.answer({**fields, "refused": done.refused}, verb)
-    for delivery_id, code in done.refused.items():
+    preview = client.webhooks.replay(id, error=error, limit=REPLAYED_MAX, dry_run=True)
+    more = "; there may be more" if preview.matched >= REPLAYED_MAX else ""
+    dead = count(preview.matched, "dead delivery", "dead deliveries")
+    if preview.matched and not dry_run and not yes:
+        confirm(f"send {dead} again?")
+    results = [preview] if dry_run else list(_replayed(client, id, error, expected=preview.matched))
+    matched, changed = sum(each.matched for each in results), sum(each.changed for each in results)
+    refused = {name: code for each in results for name, code in each.refused.items()}
+    ids = [name for each in results for name in each.ids]
+    text = f"would replay {dead}" if dry_run else f"replayed {count(changed, 'dead delivery', 'dead deliveries')}"
+    out.answer({"matched": matched, "changed": changed, "dryRun": dry_run, "ids": ids, "refused": refused}, text + more)
+    for delivery_id, code in refused.items():
         print_error(
             f"{delivery_id} was not replayed: {code}", code=code, exit_code=ExitCode.REFUSED, as_json=out.is_json
         )
-    if done.refused:
+    if refused:
         raise typer.Exit(ExitCode.REFUSED)
 
 
@@ -126,6 +135,22 @@ def new_secret(out: Output) -> None:
 
     made = secret_of(random_bytes.token_bytes(32))
     out.answer({"secret": made}, made)
+
+
+def _replayed(
+    client: "Client", ids: list[str] | None, error: str | None, *, expected: int
+) -> "Iterator[BulkResult]":
+    """Stops after as many as were expected: one that is dead again at once must not be matched for ever."""
+    if ids:
+        yield client.webhooks.replay(ids)
+        return
+    left = expected
+    while left > 0:
+        result = client.webhooks.replay(error=error, limit=min(left, CALL_DELIVERIES))
+        yield result
+        if not result.matched:
+            return
+        left -= result.matched
 
 
 def _all(client: "Client", state: str | None, error: str | None, *, page: int) -> "Iterator[DeliveryView]":

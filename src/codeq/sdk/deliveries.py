@@ -39,7 +39,8 @@ class AsyncDeliveries:
         limit: int = 10_000,
         dry_run: bool = False,
     ) -> BulkResult:
-        """Sends dead deliveries again: those of `ids`, those with the text `error` in their last error, or all."""
+        """Sends dead deliveries again: those of `ids`, those with the text `error` in their last error, or all; up to
+        `limit` of them."""
         if ids is not None and error is not None:
             raise InvalidRequest("dead deliveries are chosen by ids or by error; not by both")
         if ids is not None and not ids:

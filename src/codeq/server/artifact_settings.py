@@ -13,7 +13,7 @@ class ArtifactSettings(Struct, frozen=True, kw_only=True):
         str,
         Meta(
             description="Where the files of results are stored: s3://bucket/prefix, gs://bucket/prefix, "
-            "az://account/container/prefix or file:///directory; credentials come from the environment. Empty: the "
+            "az://container/prefix or file:///directory; credentials come from the environment. Empty: the "
             "directory `artifacts` of the data directory; with tasks in Redis, none."
         ),
     ] = ""

@@ -10,7 +10,7 @@ from codeq.wire.system import Problem
 
 _PUBLIC = {
     "busy": "the store is busy; try again in a moment",
-    "full": "the store is full; new tasks are refused until space is freed",
+    "full": "the store is full; new tasks and files of results are refused until space is freed",
     "store-unavailable": "the store does not answer, so whether the call took effect is unknown; repeat it",
 }
 

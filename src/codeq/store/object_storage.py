@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from codeq.distribution import missing_package
 from codeq.domain.errors import CodeqError, InvalidRequest, StoreFull, StoreUnavailable
@@ -45,7 +45,7 @@ def open_objects(url: str) -> "BucketObjects":
     if scheme not in SCHEMES:
         raise InvalidRequest(f"artifacts.url begins with s3://, gs://, az:// or file://, not {url[:80]!r}")
     if scheme == "file":
-        return DirectoryObjects(Path(urlsplit(url).path))
+        return DirectoryObjects(_directory(url))
     obstore = _obstore()
     timeouts = {"timeout": timedelta(seconds=CALL_S_MAX), "connect_timeout": timedelta(seconds=5)}
     if os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("true", "1"):
@@ -59,6 +59,14 @@ def open_objects(url: str) -> "BucketObjects":
     except (obstore.exceptions.BaseError, ValueError, TypeError) as fault:
         raise InvalidRequest(f"artifacts.url cannot be used: {_first_line(fault)}") from None
     return BucketObjects(store)
+
+
+def _directory(url: str) -> Path:
+    """Refuses `file://data/files`, which is /files on a host called data."""
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or len(parts.path) < 2:
+        raise InvalidRequest(f"artifacts.url names a directory from the root, as file:///mnt/codeq, not {url[:80]!r}")
+    return Path(unquote(parts.path))
 
 
 async def start_threads() -> None:

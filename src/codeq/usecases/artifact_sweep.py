@@ -7,15 +7,18 @@ The walk reads a task after it has seen its objects, and lease tokens only grow:
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from codeq.domain.artifacts import Artifact
 from codeq.domain.errors import StoreBusy, StoreFull, StoreUnavailable
+from codeq.domain.limits import ARTIFACT_PART_BYTES
 from codeq.domain.task import Move, Status, Task
 from codeq.store.objects import ObjectMissing, StoredObject
 from codeq.usecases import artifact_keys as keys
 from codeq.usecases.artifact_storage import TENANTS_MAX, ArtifactStorage
-from codeq.usecases.artifact_upload import storage_of
+from codeq.usecases.artifact_upload import read_complete, storage_of
 from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core
 
@@ -92,7 +95,7 @@ async def walk(
     by_tenant = dict.fromkeys(before, 0)
     objects = size = deleted = 0
     async for page in storage.objects.list():
-        needed = _Needed(core)  # another for each page: what it reads must be newer than what was listed
+        needed = _Needed(core, page)  # another for each page: what it reads must be newer than what was listed
         unused: list[tuple[str, StoredObject]] = []
         for each in page:
             await budget.yield_if_spent()
@@ -120,17 +123,20 @@ async def walk(
 class _Needed:
     """Answers whether an object is needed. Objects of one task follow each other, so the last task is remembered."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, page: Sequence[StoredObject]) -> None:
         self._core = core
+        self._repeated = _repeated(page)
         self._of: tuple[str, str] = ("", "")
         self._task: Task | None = None
-        self._named: set[str] | None = None
-        """Hashes of the names that are in its result, once somebody asked."""
+        self._named: dict[str, Artifact] | None = None
+        """The files that are in its result, by the hash of their names, once somebody asked."""
+        self._parts: dict[str, Sequence[str]] = {}
+        """What their parts hash to, of those of which it was asked."""
 
     async def has(self, key: keys.ArtifactKey) -> bool:
         if self._of != (key.tenant, key.task_id):
             [self._task] = await self._core.store.get_tasks(key.tenant, [key.task_id])
-            self._of, self._named = (key.tenant, key.task_id), None
+            self._of, self._named, self._parts = (key.tenant, key.task_id), None, {}
         task = self._task
         if task is None or task.lease_token != key.token:
             return False
@@ -139,14 +145,39 @@ class _Needed:
         if task.move not in _ENDED_BY_WORKER or not task.artifacts:
             return False
         if self._named is None:
-            self._named = await self._read_names(task)
-        return key.name_hash in self._named
+            self._named = await self._read_named(task)
+        artifact = self._named.get(key.name_hash)
+        return artifact is not None and await self._is_of(key, artifact)
 
-    async def _read_names(self, task: Task) -> set[str]:
+    async def _is_of(self, key: keys.ArtifactKey, artifact: Artifact) -> bool:
+        """Returns whether the object is of this file, not of another upload of its name."""
+        if key.offset is None or artifact.size <= ARTIFACT_PART_BYTES:
+            return key.sha256 == artifact.sha256
+        if key.offset >= artifact.size:
+            return False
+        if (key.task_id, key.token, key.name_hash) not in self._repeated:
+            return True  # most often, and without reading anything
+        if key.name_hash not in self._parts:
+            prefix = keys.upload_prefix(key.tenant, key.task_id, key.token, artifact.name)
+            try:
+                complete = await read_complete(storage_of(self._core), keys.complete(prefix, artifact.sha256))
+            except ObjectMissing:
+                return True  # nobody knows which parts are its own
+            self._parts[key.name_hash] = complete.parts
+        return self._parts[key.name_hash][key.offset // ARTIFACT_PART_BYTES] == key.sha256
+
+    async def _read_named(self, task: Task) -> dict[str, Artifact]:
         [record] = await self._core.store.get_records(task.tenant, [task.id])
         if record is None:
             raise StoreUnavailable(f"the result of task {task.id} cannot be read")
-        return {keys.name_hash(artifact.name) for artifact in record.artifacts}
+        return {keys.name_hash(artifact.name): artifact for artifact in record.artifacts}
+
+
+def _repeated(page: Sequence[StoredObject]) -> set[tuple[str, int, str]]:
+    """Returns the uploads of which two parts begin at one place: the name was uploaded more than once."""
+    parts = [key for each in page if (key := keys.parse(each.key)) is not None and key.offset is not None]
+    begins = Counter([(key.task_id, key.token, key.name_hash, key.offset) for key in parts])
+    return {begin[:3] for begin, number in begins.items() if number > 1}
 
 
 async def _delete(storage: ArtifactStorage, tenant: str, page: Sequence[StoredObject]) -> None:

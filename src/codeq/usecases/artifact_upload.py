@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import hashlib
 import mmap
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -37,12 +37,16 @@ class CompleteUpload(Struct, frozen=True):
     artifact: Artifact
     parts: list[str]
     """SHA-256 of each part."""
+    at_ms: int = 0
+    """When it ended."""
 
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(CompleteUpload).decode
 COMPLETE_BYTES_MAX = 1 << 20
 """More than the record of the largest artifact has."""
+MODIFIED_STEP_S = 1.0
+"""Buckets know in which second an object was stored. Which of them was the last is in the records."""
 
 
 def storage_of(core: Core) -> ArtifactStorage:
@@ -128,7 +132,7 @@ class Upload:
             if sha256 is not None and sha256 != artifact.sha256:
                 raise DigestMismatch(f"the SHA-256 of what arrived is {artifact.sha256}, not {sha256}")
             await self._check_held()
-            record = _encode(CompleteUpload(artifact, digests))
+            record = _encode(CompleteUpload(artifact, digests, self._core.now_ms()))
             await self._count(len(record))
             await self._storage.objects.put(keys.complete(self._prefix, artifact.sha256), record)
         except BaseException:
@@ -298,9 +302,17 @@ async def _progress_of(
     """Returns the progress that these objects show. Where two uploads wrote different bytes at one offset, that is
     where it ends: which of them is meant is not known."""
     complete = [each for each in objects if "/complete-" in each.key]
+    stored = {each.key for each in objects}
+    whole: list[CompleteUpload] = []
+    since_s = 0.0
     for each in sorted(complete, key=lambda each: each.modified_s, reverse=True):
+        if each.modified_s < since_s:
+            break
         with contextlib.suppress(ObjectMissing):
-            return UploadProgress(complete=(await read_complete(storage, each.key)).artifact)
+            whole.append(await read_whole(storage, each.key, stored))
+            since_s = max(since_s, each.modified_s - MODIFIED_STEP_S)
+    if whole:
+        return UploadProgress(complete=max(whole, key=lambda each: each.at_ms).artifact)
     parts: dict[int, list[str]] = {}
     for each in objects:
         parsed = keys.parse(each.key)
@@ -322,3 +334,13 @@ async def read_complete(storage: ArtifactStorage, key: str) -> CompleteUpload:
         return _decode(await storage.objects.read(key, 0, COMPLETE_BYTES_MAX))
     except msgspec.DecodeError as fault:
         raise ObjectMissing(f"{key}: {fault}") from None
+
+
+async def read_whole(storage: ArtifactStorage, key: str, stored: Container[str]) -> CompleteUpload:
+    """As `read_complete`, and counts an upload as missing of which a part is not stored: it was deleted while another
+    call had not ended."""
+    found, prefix = await read_complete(storage, key), key.rpartition("/")[0]
+    for number, digest in enumerate(found.parts):
+        if keys.part(prefix, number * ARTIFACT_PART_BYTES, digest) not in stored:
+            raise ObjectMissing(f"{key}: a part is missing")
+    return found

@@ -13,7 +13,7 @@ from codeq.store.objects import ObjectMissing
 from codeq.usecases import artifact_keys as keys
 from codeq.usecases import queries
 from codeq.usecases.artifact_storage import ArtifactStorage
-from codeq.usecases.artifact_upload import Upload, delivery_uploads, read_complete, storage_of
+from codeq.usecases.artifact_upload import Upload, delivery_uploads, read_complete, read_whole, storage_of
 from codeq.usecases.core import Core
 
 
@@ -37,6 +37,8 @@ async def store(core: Core, task: Task, inputs: Sequence[ArtifactInput]) -> list
     call of the same worker may have stored the same bytes.
     """
     found: list[Artifact] = []
+    if not core.store.is_local and any(_is_last_upload(each) for each in inputs):
+        await delivery_uploads(core, task, look_again=True)  # another process may have stored a later one
     for each in inputs:
         if each.url is not None:
             found.append(Artifact(each.name, artifact_checks.content_type(each.content_type), url=each.url))
@@ -51,12 +53,17 @@ async def store(core: Core, task: Task, inputs: Sequence[ArtifactInput]) -> list
     return found
 
 
+def _is_last_upload(wanted: ArtifactInput) -> bool:
+    return wanted.url is None and wanted.content is None and wanted.sha256 is None
+
+
 async def _uploaded(core: Core, task: Task, wanted: ArtifactInput) -> Artifact:
     storage = storage_of(core)
     if wanted.sha256 is not None:
         prefix = keys.upload_prefix(task.tenant, task.id, task.lease_token, wanted.name)
+        stored = {each.key async for page in storage.objects.list(prefix) for each in page}
         try:
-            return (await read_complete(storage, keys.complete(prefix, wanted.sha256))).artifact
+            return (await read_whole(storage, keys.complete(prefix, wanted.sha256), stored)).artifact
         except ObjectMissing:
             raise _not_uploaded(wanted.name) from None
     for look_again in (False, True):

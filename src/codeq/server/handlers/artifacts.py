@@ -205,8 +205,9 @@ def _range(request: HttpRequest, artifact: Artifact) -> tuple[int, int, int] | N
     """Returns first byte, end and status of what is asked for; None if there is no such range.
 
     As RFC 9110 allows, what is not one range of bytes is ignored, and so is one whose `If-Range` names something else.
+    As it demands, ranges are for GET alone.
     """
-    size, text = artifact.size, _header(request, "range", "")
+    size, text = artifact.size, _header(request, "range", "") if request.method == "GET" else ""
     match = _RANGE.fullmatch(text)
     condition = _header(request, "if-range", f'"{artifact.sha256}"')
     if match is None or condition != f'"{artifact.sha256}"' or b"range" in request.repeated:

@@ -1,7 +1,8 @@
 """Makes one attempt at a delivery, and records how it ended.
 
 breaker of the host ─▶ slot of the host ─▶ Sender.send ─▶ 2xx: delivered   410: dead   else: failed
-       └ open: handed back   └ none in time: handed back
+       └ open: handed back   └ none in time: handed back  └ no look-up in time: handed back
+         (for days: dead)
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from time import monotonic
 import msgspec
 
 from codeq.domain.errors import CodeqError, InvalidRequest, StoreBusy, StoreFull, StoreUnavailable
+from codeq.domain.limits import WEBHOOK_WAIT_MS_MAX
 from codeq.domain.requests import Delivery
 from codeq.domain.result_callbacks import ResultCallback
 from codeq.domain.task import Task
@@ -84,6 +86,8 @@ class Attempts:
             refusal = f"refused: {fault}"
             return lambda: self._dead(delivery, "", refusal)
         wait_s = self._breakers.wait_s(tenant, host)
+        if wait_s and self._has_waited_long(delivery.task):
+            return lambda: self._dead(delivery, callback.command, "given up: the host has failed for days")
         if wait_s:
             await asyncio.sleep(BREAKER_PAUSE_S)
             delay_ms = round(wait_s * 1000 * (1 + core.random() / 4))  # not all at once
@@ -92,8 +96,16 @@ class Attempts:
             async with self._hosts.slot(tenant, host, wait_s=HOST_WAIT_S):
                 return await self._send(delivery, callback, host)
         except TimeoutError:
-            self._breakers.trial_not_made(tenant, host)
-            return lambda: deliver.hand_back(core, delivery, delay_ms=round(RETRY_S * 1000))
+            return self._not_tried(delivery, host)
+
+    def _has_waited_long(self, task: Task) -> bool:
+        """One that was replayed has waited anew once as many trials have failed as it has attempts."""
+        age_ms = self._core.now_ms() - task.created_ms
+        return age_ms > WEBHOOK_WAIT_MS_MAX and task.deliveries > task.max_attempts
+
+    def _not_tried(self, delivery: Delivery, host: str) -> Record:
+        self._breakers.trial_not_made(delivery.task.tenant, host)
+        return lambda: deliver.hand_back(self._core, delivery, delay_ms=round(RETRY_S * 1000))
 
     async def _send(self, delivery: Delivery, callback: ResultCallback, host: str) -> Record:
         task = delivery.task
@@ -103,6 +115,8 @@ class Attempts:
             answer = await self._post(delivery, callback, host)
             reason = f"HTTP {answer.status}"
         except SendFailed as failed:
+            if not failed.is_tried:
+                return self._not_tried(delivery, host)
             reason = f"refused: {failed}" if failed.is_refused else str(failed)
         except Exception as fault:  # noqa: BLE001 - a receiver may send anything; what nobody thought of must end its delivery only
             log(logging.ERROR, "a delivery failed unexpectedly", exc_info=fault, delivery=task.id)

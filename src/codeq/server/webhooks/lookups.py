@@ -17,8 +17,16 @@ Resolve = Callable[[str, int], Sequence[str]]
 LookUp = Callable[[str, int, str], Awaitable[Sequence[str]]]
 
 
+WAIT_S = 5.0
+"""How long a look-up waits until there is room for it."""
+
+
 class LookUpFailed(Exception):
     """The name has no address, or nobody said so in time."""
+
+
+class LookUpsBusy(LookUpFailed):
+    """The name was not looked up, because others still are. Nothing is known of the receiver."""
 
 
 def system_resolve(host: str, port: int) -> Sequence[str]:
@@ -31,20 +39,27 @@ class LookUps:
     """Each look-up runs in a thread of its own, which cannot be interrupted: it counts until it has returned, also when
     its caller has given up. The threads are daemons, so that none of them delays the end of the process."""
 
-    def __init__(self, resolve: Resolve = system_resolve) -> None:
+    def __init__(self, resolve: Resolve = system_resolve, *, wait_s: float = WAIT_S) -> None:
         self._resolve = resolve
+        self._wait_s = wait_s
         self._running: Counter[str] = Counter()
+        self._total = 0
+        self._ended = asyncio.Event()
 
     async def look_up(self, host: str, port: int, tenant: str) -> Sequence[str]:
-        """Returns the host's addresses. Raises LookUpFailed, at once if too many look-ups are running already."""
-        if self._running[tenant] >= WEBHOOK_TENANT_LOOKUPS_MAX or self._running.total() >= WEBHOOK_LOOKUPS_MAX:
-            raise LookUpFailed("too many host names are being looked up")
+        """Returns the host's addresses. Raises LookUpFailed; LookUpsBusy if too many look-ups run for a while."""
+        if not self._has_room(tenant):
+            await self._wait_for_room(tenant)
         self._running[tenant] += 1
+        self._total += 1
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Sequence[str] | OSError] = loop.create_future()
 
         def ended(found: Sequence[str] | OSError) -> None:
             self._running -= Counter({tenant: 1})  # leaves out tenants without any
+            self._total -= 1
+            self._ended.set()  # all who wait look whether there is room for them
+            self._ended = asyncio.Event()
             if not answer.done():
                 answer.set_result(found)
 
@@ -65,3 +80,14 @@ class LookUps:
         if isinstance(found, OSError) or not found:
             raise LookUpFailed("the host name has no address")
         return found
+
+    def _has_room(self, tenant: str) -> bool:
+        return self._running[tenant] < WEBHOOK_TENANT_LOOKUPS_MAX and self._total < WEBHOOK_LOOKUPS_MAX
+
+    async def _wait_for_room(self, tenant: str) -> None:
+        try:
+            async with asyncio.timeout(self._wait_s):
+                while not self._has_room(tenant):
+                    await self._ended.wait()
+        except TimeoutError:
+            raise LookUpsBusy("too many host names are being looked up") from None

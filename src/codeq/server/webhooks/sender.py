@@ -25,7 +25,7 @@ from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import WEBHOOK_RETRY_AFTER_MS_MAX
 from codeq.domain.webhooks import WebhookRules, WebhookUrl
 from codeq.server.webhooks.connect import CheckedBackend, Network, ProxyBackend, ResponseTooLong
-from codeq.server.webhooks.lookups import LookUpFailed, LookUps
+from codeq.server.webhooks.lookups import WAIT_S, LookUpFailed, LookUps, LookUpsBusy
 from codeq.server.webhooks.secrets import Secrets
 from codeq.server.webhooks.streams import StreamsBackend
 from codeq.wire.webhooks import signed_headers
@@ -62,10 +62,12 @@ class Answer(Struct, frozen=True, gc=False):
 class SendFailed(Exception):
     """No answer. The text is for the tenant: it says nothing of the server's own network."""
 
-    def __init__(self, reason: str, *, is_refused: bool = False) -> None:
+    def __init__(self, reason: str, *, is_refused: bool = False, is_tried: bool = True) -> None:
         super().__init__(reason)
         self.is_refused = is_refused
         """Whether the rules did not allow it, so that nothing was sent."""
+        self.is_tried = is_tried
+        """Whether it says anything about the receiver: this server may have had no room to try."""
 
 
 class Sender:
@@ -86,7 +88,7 @@ class Sender:
         """With a proxy, host names are not looked up here: the proxy must not reach what tenants may not reach."""
         self.rules = rules
         self._secrets = secrets
-        self._lookups = lookups or LookUps()
+        self._lookups = lookups or LookUps(wait_s=min(WAIT_S, timeout_s / 3))
         self._proxy = read_proxy(proxy)
         self._timeout_s = timeout_s
         self._ssl_context = ssl_context or httpx.create_ssl_context(trust_env=False)
@@ -115,6 +117,8 @@ class Sender:
             raise SendFailed(f"no answer within {self._timeout_s:g} s") from None
         except InvalidRequest as refusal:  # of an address that the host resolved to
             raise SendFailed(str(refusal), is_refused=True) from None
+        except LookUpsBusy as busy:
+            raise SendFailed(str(busy), is_tried=False) from None
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError, LookUpFailed) as fault:
             raise SendFailed(_reason(fault)) from fault
         except httpcore.ProxyError as fault:

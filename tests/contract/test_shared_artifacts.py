@@ -1,16 +1,19 @@
-"""The limit on a tenant's bytes of artifacts holds over all processes that share a Redis."""
+"""Processes that share a Redis agree on the bytes of artifacts that a tenant has, and on which upload was the last."""
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from tests.contract.redis_engines import node_url, prefix_of
-from tests.contract.test_artifacts import held, storage
+from tests.contract.test_artifacts import complete, content, held, storage, upload
 from tests.contract.world import TENANT, World, Worlds
 
 from codeq.domain.artifacts import ArtifactInput, ArtifactLimits
 from codeq.domain.errors import QuotaExceeded
 from codeq.domain.task import Task
 from codeq.store.redis.artifact_bytes import RedisArtifactBytes
+from codeq.store.object_storage import DirectoryObjects
+from codeq.store.objects import StoredObject
 from codeq.usecases import artifact_sweep, artifacts
 
 
@@ -49,3 +52,24 @@ async def test_processes_that_share_a_redis_never_store_more_than_a_tenant_may_h
     finally:
         for usage in shared:
             await usage.close()
+
+
+class Bucket(DirectoryObjects):
+    async def list(self, prefix: str = "") -> AsyncIterator[Sequence[StoredObject]]:
+        async for page in super().list(prefix):
+            yield [each._replace(modified_s=0.0) for each in page]
+
+
+@pytest.mark.parametrize("engine", ["redis"], indirect=True)
+async def test_the_last_upload_counts_whichever_process_took_it(worlds: Worlds) -> None:
+    """Also within the second that is all that buckets tell of the time."""
+    first, second = worlds.open(), worlds.open()
+    for process in (first, second):
+        storage(process).objects = Bucket(worlds.folder / "bucket")
+    for takes_old, takes_new in ((first, second), (second, first)):
+        task = await held(first)
+        for process, text in ((takes_old, b"old"), (takes_new, b"new")):
+            await upload(process, task, "x", text)
+            worlds.clock.pass_ms(1)
+        await complete(first, task, ArtifactInput(name="x"))
+        assert await content(first, task, "x") == b"new"
