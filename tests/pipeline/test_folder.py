@@ -3,7 +3,9 @@
 import os
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, Schema
 
 from codeq.errors import InvalidRequest
 from codeq.pipeline.lake.folder import file_at, files_at, folder_of
@@ -19,6 +21,20 @@ def test_a_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert str(folder_of(f"./{name}")) == f"{tmp_path}/{name}" == str(folder_of(name))
     assert str(folder_of(f"file://{tmp_path}/a%20b")) == f"{tmp_path}/a b"
     assert str(folder_of("./s3:/lake")) == f"{tmp_path}/s3:/lake"
+
+
+@pytest.mark.parametrize("name", ["user%40example.org", "a\\b", "a\nb", "caf\udce9"])
+def test_a_folder_that_delta_takes_for_another_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="the folder of a lake cannot be"):
+        folder_of(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["100%", "a [b]{c}*?#&=+~:;|\"'", "café", "a b"])
+def test_a_table_is_where_its_folder_is(name: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / name)
+    DeltaTable.create(str(folder), Schema.from_arrow(pa.schema([("number", pa.int64())])))
+    assert folder.holds_table()
+    assert (Path(folder) / "_delta_log").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,14 @@ def test_a_table_tells_its_offsets_also_if_the_first_shard_has_none(lake: Lake) 
     assert Lake(lake.folder).bronze.offsets == {1: 5, 3: 9}
 
 
+def test_a_folder_whose_name_is_a_pattern_to_spark_is_read(
+    spark: SparkSession, history: History, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path / "a [prod]{x}*?#")
+    put(spark, lake, history.events)
+    assert counted(lake.bronze.read(spark)).total() == len(history.events)
+
+
 def test_a_column_that_a_version_adds_reaches_the_schema_of_the_table(
     spark: SparkSession, before: Lake, tmp_path: Path
 ) -> None:

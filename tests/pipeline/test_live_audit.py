@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.server.server_process import start_server
+from tests.server.server_process import Server, Tenant, start_server
 
 import codeq
 from codeq.pipeline import audit
 from codeq.pipeline.client import ServerOptions
-from codeq.pipeline.lake.run import ingest
+from codeq.pipeline.lake.run import LogMismatch, ingest
 from codeq.pipeline.lake.table import Lake
+from codeq.pipeline.lake_report import collect_lake
 from codeq.pipeline.live_audit import Listed, all_tasks, audit_live
 from codeq.server.dev import ALL_SCOPES
 
@@ -44,3 +45,18 @@ def test_a_busy_store_raises_no_false_alarm_and_a_lost_task_still_does(spark: Sp
             assert audit.is_clean(verdicts), audit.to_text(verdicts)
             [accounted] = [one for one in audit_live(spark, lake, options, list) if one.rule == "accounted"]
             assert accounted.violations == 3, "kept, called back, and its callback have not changed, and are not listed"
+
+
+def test_another_server_has_not_lost_the_tasks_of_this_lake(
+    spark: SparkSession, server: Server, tenant: Tenant, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path / "lake")
+    with start_server(tmp_path / "own") as own:
+        (tmp_path / "own-token").write_text(own.token("acme", "admin"))
+        own.tenant("acme").create()
+        ingest(spark, lake, ServerOptions(endpoint=own.base, token_file=str(tmp_path / "own-token")))
+    (tmp_path / "token").write_text(tenant.admin.token)
+    other = ServerOptions(endpoint=server.base, token_file=str(tmp_path / "token"))
+    with pytest.raises(LogMismatch, match="this is another server"):
+        audit_live(spark, Lake(lake.folder), other, list)
+    assert collect_lake(spark, Lake(lake.folder), other, days=1).freshness.events_behind is None

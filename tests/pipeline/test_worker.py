@@ -112,6 +112,33 @@ def test_one_bad_task_does_not_harm_the_others(spark: SparkSession, tenant: Tena
     assert any(reason.startswith("the result is not JSON") for reason in reasons)
 
 
+def test_odd_results_end_no_task_but_their_own(spark: SparkSession, tenant: Tenant, who: Who) -> None:
+    enqueue(tenant, 7)
+
+    def odd(tasks: Any) -> Any:
+        import numpy as np  # noqa: PLC0415
+        import pandas as pd  # type: ignore[import-untyped]  # noqa: PLC0415
+
+        if (tasks["payload"] == "6").any():
+            raise OSError("cannot open 'caf\udce9.csv'")  # the name of a file that is not UTF-8
+        chosen = {
+            "0": np.array([1.5, 2.5]), "1": pd.NA, "2": np.float32(0.5), "3": "x", "4": "x" * (40 << 20), "5": 7,
+        }  # fmt: skip
+        status = ["FAILED" if payload == "3" else float("nan") for payload in tasks["payload"]]
+        results = [chosen[payload] if payload != "3" else None for payload in tasks["payload"]]
+        results = [f'"{result}"' if isinstance(result, str) else result for result in results]
+        return tasks.assign(result=pd.Series(results, dtype=object), status=status, error="half a character: \udce9")
+
+    done = work(spark, "work", odd, rounds_max=1, **who(tenant.worker, parallelism=1))
+    assert (done.completed, done.failed, done.returned) == (4, 1, 2)
+    assert results(tenant) == sorted(([1.5, 2.5], None, 0.5, 7), key=str)
+    reasons = {event["move"]: event["error"] for event in log_of(tenant.admin) if event["error"]}
+    assert reasons["fail"] == "half a character: \\udce9"
+    nacked = sorted(event["error"] for event in log_of(tenant.admin) if event["move"] == "nack")
+    assert nacked[0] == "OSError: cannot open 'caf\\udce9.csv'"
+    assert nacked[1].startswith("the result has 41943042 bytes as JSON")
+
+
 def test_a_function_of_dataframes_uses_all_of_spark(spark: SparkSession, tenant: Tenant, who: Who) -> None:
     enqueue(tenant, 25)
 

@@ -10,6 +10,7 @@ from pyspark.sql import functions as f
 from codeq.domain.queue import SYSTEM_PREFIX
 from codeq.pipeline.client import TRANSIENT, PipelineClient, ServerOptions
 from codeq.pipeline.lake.data_file import CLOSED, DAYS, EVENTS, OPEN, DataFile
+from codeq.pipeline.lake.run import LogMismatch, check_log
 from codeq.pipeline.lake.run_history import last_runs, size_by_layer
 from codeq.pipeline.lake.table import Lake
 from codeq.pipeline.lake.verdicts import verdicts_of
@@ -74,13 +75,16 @@ def _freshness(lake: Lake, server: ServerOptions | None) -> Freshness:
 
 
 def _events_behind(lake: Lake, server: ServerOptions | None) -> int | None:
-    """Returns how many events the server's log has past the end of the lake; None if it does not answer."""
+    """Returns how many events the server's log has past the end of the lake; None if it does not answer, or has another
+    log.
+    """
     if server is None:
         return None
     try:
         with closing(PipelineClient(server)) as client:
             bounds = client.log_bounds()
-    except TRANSIENT:
+        check_log(lake, bounds[0])
+    except (*TRANSIENT, LogMismatch):
         return None
     offsets = lake.bronze.offsets
     return sum(max(0, one.end - offsets.get(shard, one.first)) for shard, one in bounds.items())

@@ -15,7 +15,8 @@ from codeq.domain.queue import WEBHOOKS
 from codeq.errors import Forbidden
 from codeq.pipeline import audit
 from codeq.pipeline.audit import Verdict
-from codeq.pipeline.client import PipelineClient, ServerOptions
+from codeq.pipeline.client import LogBounds, PipelineClient, ServerOptions
+from codeq.pipeline.lake.run import check_log
 from codeq.pipeline.lake.table import Lake
 from codeq.pipeline.lake.verdicts import SCOPE
 from codeq.sdk.client import Client
@@ -36,11 +37,16 @@ def audit_lake(spark: SparkSession, lake: Lake) -> list[Verdict]:
 def audit_live(
     spark: SparkSession, lake: Lake, server: ServerOptions, list_tasks: Callable[[], Sequence[Listed]]
 ) -> list[Verdict]:
-    """Checks every rule over the lake, and whether the store has the tasks of these tenants as their events have."""
+    """Checks every rule over the lake, and whether the store has the tasks of these tenants as their events have.
+    Raises LogMismatch if the server is not the one whose events the lake has: all of its tasks would be lost there.
+    """
+    with closing(PipelineClient(server)) as client:
+        bounds = client.log_bounds()[0]
+    check_log(lake, bounds)
     events, settled = lake.bronze.read(spark), lake.bronze.offsets
     verdicts = audit_lake(spark, lake)
     listing = list_tasks()
-    tenants = sorted({tenant for tenant, _, _ in listing} | _own_tenant(server))
+    tenants = sorted({tenant for tenant, _, _ in listing} | _own_tenant(bounds))
     rows = spark.createDataFrame(list(listing), "tenant string, task_id string, status string")
     known = events.unionByName(_events_after(spark, server, settled))
     of_tenants = audit.audit(known.where(known.tenant.isin(tenants)), rows, settled=settled)
@@ -74,7 +80,6 @@ def _events_after(spark: SparkSession, server: ServerOptions, offsets: dict[int,
     return spark.read.format("codeq-events").options(**options).load()
 
 
-def _own_tenant(server: ServerOptions) -> set[str]:
+def _own_tenant(bounds: LogBounds) -> set[str]:
     """Returns the tenant of the token, whose listing may be empty; none if the token is for all tenants."""
-    with closing(PipelineClient(server)) as client:
-        return set(parse_qs(client.log_bounds()[0].scope).get("tenant", []))
+    return set(parse_qs(bounds.scope).get("tenant", []))

@@ -32,6 +32,9 @@ ENVIRONMENT = {
 """The schemes of an address, and how the names of the variables begin that its store is reached with."""
 _ALIASES = {"s3a": "s3", "abfs": "abfss"}
 _MISSPELT = re.compile(rf"(?i)(?:{'|'.join([*ENVIRONMENT, *_ALIASES, 'file'])}):|[a-z][a-z0-9+.-]+:/")
+_UNFIT = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\ud800-\udfff]")
+"""What delta-rs takes for something else in the path of a folder."""
+_PATTERN = re.compile(r"[*?\[\]{}]")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _STACK = re.compile(r"\n\s*0: ")
 _NAMED_MAX = 3
@@ -77,6 +80,13 @@ class Folder(Struct, frozen=True):
     @property
     def is_local(self) -> bool:
         return "://" not in self.address
+
+    @property
+    def is_for_spark(self) -> bool:
+        """Whether Spark's own reader finds its files: it needs a connector for stores, and takes some characters of a
+        path for a pattern.
+        """
+        return self.is_local and not _PATTERN.search(self.address)
 
     def relative(self, path: str) -> str:
         """Returns the path of a file of the folder as Delta's log has it."""
@@ -132,7 +142,13 @@ def _local_folder(text: str) -> Folder:
             f"the address of a lake at a store has two slashes, {parts.scheme}://bucket/path, not {parts.scheme}:/; "
             f"write ./{parts.scheme}: for a folder of that name"
         )
-    return Folder(str(Path(text).absolute()))
+    folder = str(Path(text).absolute())
+    if _UNFIT.search(folder):
+        raise InvalidRequest(
+            f"the folder of a lake cannot be {folder!r}: delta-rs, which commits to it, takes a percent sign with two "
+            "digits, a backslash or a control character for something else"
+        )
+    return Folder(folder)
 
 
 def files_at(addresses: Sequence[str]) -> tuple[fs.FileSystem, list[str]]:

@@ -103,7 +103,8 @@ def ingest(
     server_log = _log_bounds(server, tenant)
     known = lake.bronze.offsets
     starts = {shard: known.get(shard) or bounds.first for shard, bounds in server_log.items()}
-    _check_same_log(lake, server_log[0])
+    check_log(lake, server_log[0])
+    _check_scope(lake, server_log[0])
     _check_continues(starts, server_log)
     events_per_shard = max(1, events_max // len(server_log))
     ends = {shard: min(bounds.end, starts[shard] + events_per_shard) for shard, bounds in server_log.items()}
@@ -129,14 +130,19 @@ def _reader(server: ServerOptions, tenant: str | None, bounds: LogBounds) -> "Ca
     return partial(events.read_range, log_id=bounds.log_id, scope=bounds.scope)
 
 
-def _check_same_log(lake: Lake, bounds: LogBounds) -> None:
-    """Raises an error unless the lake has events of this log, and the caller gets those of the same tenants."""
-    properties = lake.bronze.properties
-    if properties.get(LOG_ID, bounds.log_id) != bounds.log_id:
+def check_log(lake: Lake, bounds: LogBounds) -> None:
+    """Raises LogMismatch unless the lake was made from this log."""
+    log_id = lake.bronze.properties.get(LOG_ID, bounds.log_id)
+    if log_id != bounds.log_id:
         raise LogMismatch(
-            f"the lake was made from log {properties[LOG_ID]}, and the server has log {bounds.log_id}: this is another "
+            f"the lake was made from log {log_id}, and the server has log {bounds.log_id}: this is another "
             "server, or one restored from a backup; begin a new lake"
         )
+
+
+def _check_scope(lake: Lake, bounds: LogBounds) -> None:
+    """Raises ScopeMismatch unless the caller gets the events of the tenants that the lake has."""
+    properties = lake.bronze.properties
     if properties.get(SCOPE, bounds.scope) != bounds.scope:
         raise ScopeMismatch(
             f"the lake has {_scope_text(properties[SCOPE])}, and this call gets {_scope_text(bounds.scope)}: with "

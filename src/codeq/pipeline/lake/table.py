@@ -149,12 +149,12 @@ class LakeTable:
         chosen = self.files() if files is None else files
         if not chosen:
             return spark.createDataFrame([], self.schema)
-        if self.folder.is_local:
+        if self.folder.is_for_spark:
             return spark.read.schema(self.schema).parquet(*map(self.path, chosen))
         return self._read_by_arrow(spark, chosen)
 
     def _read_by_arrow(self, spark: SparkSession, files: Sequence[DataFile]) -> DataFrame:
-        """Reads from an object store with pyarrow, which needs no connector of Spark's."""
+        """Reads with pyarrow, which needs no connector of Spark's for an object store."""
         pieces = [self.parquet_files(some) for some in packed(files, 2 * parallelism_of(spark))]
 
         def work(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -14,14 +14,16 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import msgspec
+import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 from msgspec import Struct
 
-from codeq.domain.limits import BATCH_TASKS_MAX, ERROR_CHARS_MAX, WORKER_CHARS_MAX
+from codeq.domain.limits import BATCH_TASKS_MAX, RESULT_BYTES_MAX, WORKER_CHARS_MAX
 from codeq.domain.requests import Claim, LeaseExtension, Outcome
 from codeq.domain.task import Holder, Status
 from codeq.errors import CodeqError, InvalidRequest, NotFound, Refused
 from codeq.pipeline.client import TRANSIENT, PipelineClient, ServerOptions, log_line
+from codeq.sdk.arguments import reason_text
 from codeq.sdk.blocking import run_blocking
 from codeq.sdk.jobs import Job
 from codeq.sdk.worker_info import claimer_info
@@ -165,7 +167,7 @@ class FunctionRunner:
             rows = self._call(task_batch(jobs, FUNCTION_INPUT))
         except Exception as fault:  # noqa: BLE001 - a user's function may raise anything
             if len(jobs) == 1:
-                return {}, {jobs[0].id: f"{type(fault).__name__}: {fault}"[:ERROR_CHARS_MAX]}
+                return {}, {jobs[0].id: f"{type(fault).__name__}: {fault}"}
             middle = len(jobs) // 2
             (results, errors), (more_results, more_errors) = self.run(jobs[:middle]), self.run(jobs[middle:])
             return {**results, **more_results}, {**errors, **more_errors}
@@ -231,7 +233,7 @@ def submit(
 def nack(client: PipelineClient, job: Job, reason: str) -> str:
     """Reports a failed attempt. Returns the verdict: `returned`, or `refused` if the lease was lost."""
     try:
-        run_blocking(client.backend.nack(job, None, reason))
+        run_blocking(client.backend.nack(job, None, reason_text(reason)))
     except TRANSIENT:
         raise
     except CodeqError:
@@ -257,24 +259,35 @@ def _parse_rows(rows: list[dict[str, Any]], known: set[str]) -> tuple[dict[str, 
 
 def _parse_row(row: dict[str, Any]) -> Result:
     status, error = row.get("status"), row.get("error")
-    if status not in (None, "COMPLETED", "FAILED"):
+    if _is_missing(status) or status == "COMPLETED":
+        return Status.COMPLETED, _json(row.get("result")), None
+    if status != "FAILED":
         raise InvalidRequest(f"status is COMPLETED or FAILED, not {status!r}")
-    if status == "FAILED":
-        return Status.FAILED, _json(row.get("result")), (error if isinstance(error, str) else None) or "failed"
-    return Status.COMPLETED, _json(row.get("result")), None
+    return Status.FAILED, _json(row.get("result")), reason_text(error if isinstance(error, str) else "") or "failed"
 
 
 def _json(value: Any) -> bytes | None:
-    """Text must be JSON, any other value is encoded as JSON, and missing values of pandas become null."""
-    if value is None or value != value:  # noqa: PLR0124 - NaN alone differs from itself
+    """Text must be JSON, any other value is encoded as JSON, and missing values of pandas become null. A result that is
+    too large is refused here: the server would refuse all results of its call.
+    """
+    if _is_missing(value):
         return b"null"
     try:
         if isinstance(value, str):
             msgspec.json.decode(value)
-            return value.encode()
-        return msgspec.json.encode(value.item() if hasattr(value, "item") else value)
+            encoded = value.encode()
+        else:
+            encoded = msgspec.json.encode(value.tolist() if hasattr(value, "tolist") else value)
     except (TypeError, ValueError, OverflowError, RecursionError) as fault:
         raise InvalidRequest(f"the result is not JSON: {fault}") from None
+    if len(encoded) > RESULT_BYTES_MAX:
+        raise InvalidRequest(f"the result has {len(encoded)} bytes as JSON, and {RESULT_BYTES_MAX} are allowed")
+    return encoded
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether it is None, NaN, NaT or NA. Of an array pandas answers for each element."""
+    return pd.isna(value) is True
 
 
 def _chunks(jobs: Sequence[Job], results: dict[str, Result]) -> Iterator[list[Job]]:
