@@ -55,7 +55,7 @@ class EventsQuery(Struct, frozen=True, kw_only=True):
 async def read_events(state: AppState, request: HttpRequest) -> HttpResponse:
     query = _query(state, request)
     if query.at_ms is not None:
-        span, found = await events.first_at(state.core, query.shard, query.at_ms)
+        span, found = await events.first_at(state.core, query.shard, query.at_ms, tenant=request.tenant)
         return request.respond(200, _page(state, query, span, [], next_offset=found))
     wants_arrow = wire.ARROW.encode() in request.headers.get(b"accept", b"")
     if wants_arrow:
