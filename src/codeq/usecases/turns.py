@@ -139,7 +139,7 @@ class TenantsLock:
             raise
 
     def _pass_on(self, tenant: str) -> None:
-        """Wakes the next call, for which the lock stays held; releases it if nobody waits. `tenant` has had its turn."""
+        """Wakes the next call, for which the lock stays held; releases it if nobody waits. `tenant` has had it."""
         if tenant in self._waiting:
             self._waiting.move_to_end(tenant)
         while self._waiting:
