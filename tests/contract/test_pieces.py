@@ -1,6 +1,7 @@
 """Large batches are stored, claimed and moved in pieces, between which other calls run. Callers see no difference."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable
 from time import perf_counter
 
@@ -13,6 +14,7 @@ from codeq.domain.limits import (
     BATCH_PIECE_MAX,
     BATCH_TASKS_MAX,
     CLAIM_COMMANDS_MAX,
+    LOOP_SHARED_HOLD_MS,
     PIECE_BYTES_MAX,
     SHORT_BATCH_MAX,
     WORKERS_MAX,
@@ -22,7 +24,7 @@ from codeq.domain.requests import Claim, Delivery, NewTask
 from codeq.domain.workers import WorkerStatus
 from codeq.store.interface import ClaimRequest, Registration
 from codeq.usecases import claim as claiming
-from codeq.usecases import queries
+from codeq.usecases import events, queries
 from codeq.usecases.enqueue import Enqueued
 from codeq.usecases.worker_registry import KIND
 
@@ -37,6 +39,63 @@ async def test_other_calls_run_while_a_large_batch_is_stored(world: World) -> No
     await world.enqueue("small")
     assert not storing.done()
     assert len(await storing) == BATCH_TASKS_MAX
+
+
+async def test_a_tenant_with_many_reads_of_events_reads_no_faster_than_one_with_a_single_read(world: World) -> None:
+    """(13.21)"""
+    await world.enqueue_many(60)
+    pieces: list[str] = []
+
+    async def scan(tenant: str) -> None:
+        async def note(found: events.Events) -> int:
+            pieces.append(tenant)
+            return len(found.records)
+
+        await events.scan(world.core, 0, 1, 60, each=note, tenant=tenant, piece=4)
+
+    async with asyncio.TaskGroup() as readers:
+        for _ in range(8):
+            readers.create_task(scan("greedy"))
+        readers.create_task(scan("modest"))
+    read = pieces.count("modest")
+    assert read > 2
+    last = len(pieces) - pieces[::-1].index("modest")
+    assert last <= 2 * read + 8, "the greedy tenant had more than every other piece, after the first looks"
+
+
+async def test_a_cancelled_read_of_events_lets_the_next_one_read(world: World) -> None:
+    async with asyncio.TaskGroup() as readers, world.core.event_reads.held("first"):
+        waiting = [readers.create_task(world.core.event_reads.held("second").__aenter__()) for _ in range(2)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+    async with asyncio.timeout(5):
+        await waiting[1]
+
+
+async def test_many_who_look_for_events_do_so_one_after_the_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(13.16)"""
+    await world.enqueue_many(20)
+    world.core.turns.note_short_call("other", perf_counter() + 60)  # so that pieces are short
+    looks: Counter[int] = Counter()
+    iteration = 0
+    look = world.core.store.events
+
+    async def note(*wanted: int) -> events.Events:
+        looks[iteration] += 1
+        until_s = perf_counter() + LOOP_SHARED_HOLD_MS / 1000
+        while perf_counter() < until_s:  # a look at a long log takes about as long
+            pass
+        return await look(*wanted)
+
+    monkeypatch.setattr(type(world.core.store), "events", lambda _, *wanted: note(*wanted))
+    calls = [asyncio.create_task(events.first_at(world.core, 0, 1 << 60, tenant="greedy")) for _ in range(8)]
+    calls += [asyncio.create_task(events.read(world.core, 0, 1, 20, tenant="greedy")) for _ in range(8)]  # type: ignore[arg-type]
+    while not all(call.done() for call in calls):
+        iteration += 1
+        await asyncio.sleep(0)
+    assert max(looks.values()) == 1
 
 
 async def test_the_answers_to_a_large_batch_are_in_its_order(world: World) -> None:

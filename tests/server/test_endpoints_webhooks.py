@@ -1,5 +1,6 @@
 """Routes of deliveries: each answer that they may give. What is sent and retried is tested in tests/webhooks."""
 
+import msgspec
 from tests.server.server_process import Tenant, answered, at, refused
 
 from codeq.wire import paths
@@ -17,6 +18,15 @@ def test_a_delivery_is_listed_shown_and_replayed(tenant: Tenant) -> None:
     refused(tenant.admin.get(at(paths.DELIVERY, task["id"])), 404, "not-found")
     done = answered(tenant.admin.post(paths.DELIVERIES_REPLAY, {"all": True}), 200)
     assert done["matched"] == 0
+
+
+def test_in_messagepack_what_is_sent_is_a_byte_string_that_holds_json(tenant: Tenant) -> None:
+    tenant.ended(webhook=NOWHERE)
+    [listed] = answered(tenant.admin.get(paths.DELIVERIES), 200)["deliveries"]
+    place = at(paths.DELIVERY, listed["id"])
+    packed = tenant.admin.request("GET", place, headers={"Accept": "application/msgpack"})
+    shown = msgspec.msgpack.decode(packed.content)
+    assert msgspec.json.decode(shown["body"]) == answered(tenant.admin.get(place), 200)["body"]
 
 
 def test_a_delivery_does_not_exist_for_workers(tenant: Tenant) -> None:

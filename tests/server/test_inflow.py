@@ -1,5 +1,5 @@
-"""Connections that send much, or pipeline many requests, go on in turn: many bring no more into one iteration of the
-event loop."""
+"""Connections that send much, pipeline many requests, or are many go on in turn: they bring no more into one iteration
+of the event loop."""
 
 import asyncio
 import socket
@@ -10,6 +10,8 @@ import pytest
 import uvloop
 from tests.server.in_process_server import InProcessServer, until
 
+from codeq.server import admission
+from codeq.server.admission import CROWD, FEW
 from codeq.server.connection import Connection
 from codeq.server.connection_bounds import FEW_STEPS_MAX, STEPS_MAX
 from codeq.server.inflow import PIECE_BYTES
@@ -18,6 +20,7 @@ from codeq.wire import paths
 CONNECTIONS = 16
 BODY_BYTES = 4 << 20
 PIPELINED = 300
+STRANGERS = 90
 PIECES_MAX = 4
 """In one iteration: the one whose turn it is, and what others had not received of theirs."""
 
@@ -45,6 +48,19 @@ def test_what_is_begun_in_one_iteration_grows_little_with_the_connections_that_p
     assert max(steps.by_iteration.values()) <= STEPS_MAX + CONNECTIONS * FEW_STEPS_MAX
 
 
+def test_what_is_begun_in_one_iteration_does_not_grow_with_the_connections_if_another_tenant_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = Begun()
+    monkeypatch.setattr(Connection, "_begin", begun.noting(Connection._begin))
+    monkeypatch.setattr(admission, "SHARED_S", 60.0)  # a machine may be slow
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(call_beside_strangers(tmp_path, begun))
+    assert sum(begun.by_iteration.values()) >= STRANGERS
+    assert max(begun.by_iteration.values()) <= CROWD + FEW
+    assert begun.tenants.index("quiet") < STRANGERS, "it has waited for all of them"
+
+
 class ByIteration:
     """Counts in each iteration of the event loop."""
 
@@ -65,6 +81,23 @@ class Steps(ByIteration):
             has_stepped: bool = step(connection)  # type: ignore[operator]
             self.by_iteration[self._iteration] += has_stepped
             return has_stepped
+
+        return noted
+
+
+class Begun(ByIteration):
+    """Counts requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tenants: list[str] = []
+        """Of each request, in order."""
+
+    def noting(self, begin: object) -> object:
+        def noted(connection: Connection, request: object) -> None:
+            self.by_iteration[self._iteration] += 1
+            self.tenants.append(connection.tenant)
+            begin(connection, request)  # type: ignore[operator]
 
         return noted
 
@@ -108,3 +141,20 @@ async def pipeline_all(folder: Path, steps: Steps) -> None:
             stranger.socket.sendall(b"GET /healthz HTTP/1.1\r\nHost: codeq\r\n\r\n" * PIPELINED)
         for stranger in strangers:
             assert {(await stranger.answer()).status for _ in range(PIPELINED)} == {200}
+
+
+async def call_beside_strangers(folder: Path, begun: Begun) -> None:
+    server = InProcessServer(folder)
+    async with server.running():
+        [quiet] = await server.callers("quiet")
+        strangers = [server.stranger("") for _ in range(STRANGERS)]
+        await until(lambda: server.open_connections == STRANGERS + 1)
+        begun.tick()
+        quiet.create()
+        assert (await quiet.answer()).status == 202
+        begun.tenants.clear()
+        for stranger in strangers:
+            stranger.socket.sendall(b"GET /healthz HTTP/1.1\r\nHost: codeq\r\n\r\n")
+        quiet.create()
+        assert (await quiet.answer()).status == 202
+        assert {(await stranger.answer()).status for stranger in strangers} == {200}

@@ -19,14 +19,15 @@ import pytest
 import uvloop
 from tests.server.in_process_server import InProcessServer, until
 
-from codeq.domain.requests import Claim, NewTask, Outcome
+from codeq.domain.queue import WEBHOOKS
+from codeq.domain.requests import Claim, Filter, NewTask, Outcome
 from codeq.domain.task import Holder, Status
 from codeq.embedded import AsyncQueue, open_async
 from codeq.server.auth.claims import Claims
 from codeq.server.auth.principal import WORKER_SCOPES, Authenticator
 from codeq.server.connection_limit import raise_file_limit
 from codeq.server.routes import ROUTES
-from codeq.usecases import abandon, claim, enqueue, nack, submit
+from codeq.usecases import abandon, claim, enqueue, nack, queries, submit
 from codeq.usecases.core import Core
 from codeq.wire import paths
 
@@ -50,6 +51,11 @@ def dense(size: int) -> bytes:
 def ordinary(size: int) -> bytes:
     one = b'{"id":12345,"name":"abc def","tags":["a","b"],"x":1.5}'
     return b"[" + b",".join([one] * ((size - 1) // (len(one) + 1))) + b"]"
+
+
+def quotes(size: int) -> bytes:
+    """Text that takes twice as much as JSON."""
+    return b'"' + b'\\"' * ((size - 2) // 2) + b'"'
 
 
 def new_tasks(payload: bytes, number: int, command: str = "abuse") -> bytes:
@@ -97,6 +103,8 @@ def abuses(found: dict[str, Any]) -> dict[tuple[str, str], list[Abuse]]:
         msgspec.json.encode({"heartbeats": beats[:1] * 1000}))  # fmt: skip
     add("POST", paths.LEASES_WATCH, msgspec.json.encode({"leases": watched}))
     add("POST", paths.SUBSCRIPTIONS, *[b'{"callbackUrl":"https://example.invalid/"}'] * 3)
+    add("GET", paths.DELIVERY, target=at(paths.DELIVERY, {"{id}": found["delivery"]}))
+    add("GET", paths.DELIVERY, target=at(paths.DELIVERY, {"{id}": found["delivery"]}), accept="application/msgpack")
     for query in ("limit=1000", "state=dead&limit=1000"):
         add("GET", paths.DELIVERIES, target=f"{paths.DELIVERIES}?{query}")
     add("GET", paths.HISTORY, target=paths.HISTORY.replace("{id}", found["restless"]))
@@ -112,6 +120,7 @@ def abuses(found: dict[str, Any]) -> dict[tuple[str, str], list[Abuse]]:
     add("GET", paths.EVENTS, target=f"{paths.EVENTS}?limit=50000")
     add("GET", paths.EVENTS, target=f"{paths.EVENTS}?limit=50000", accept="application/vnd.apache.arrow.stream")
     add("GET", paths.EVENTS, target=f"{paths.EVENTS}?limit=50000&includePayload=true&offset={found['large_event']}")
+    add("GET", paths.EVENTS, target=f"{paths.EVENTS}?limit=50000&includePayload=true&offset={found['quoted_event']}")
     add("GET", paths.EVENTS, target=f"{paths.EVENTS}?at=2100-01-01T00:00:00Z")
     for route in ROUTES:
         if (route.method, route.path) in PLAIN:
@@ -171,13 +180,27 @@ async def build(folder: Path) -> dict[str, Any]:
         large_event = (await core.store.events(0, 1 << 62, 1)).next
         large = await store(core, [NewTask(command="large", payload=ordinary(MEGABYTE))] * 30)
         large += await store(core, [NewTask(command="large", payload=ordinary(MEGABYTE))] * 30)
+        quoted_event = (await core.store.events(0, 1 << 62, 1)).next
+        await store(core, [NewTask(command="quoted", payload=quotes(MEGABYTE))] * 16)
+        delivery = await delivered(core)
         names = {"dead": dead, "ended": ended, "leased": leased}
         found: dict[str, Any] = {name: [task_id for task_id, _ in tasks] for name, tasks in names.items()}
-        return {**found, "large": large[0], "restless": restless, "large_event": large_event}
+        found |= {"large_event": large_event, "quoted_event": quoted_event}
+        return {**found, "large": large[0], "restless": restless, "delivery": delivery}
 
 
-def outcome(task_id: str, holder: Holder) -> Outcome:
-    return Outcome(task_id=task_id, holder=holder, status=Status.COMPLETED, result=b"1")
+async def delivered(core: Core) -> str:
+    """Returns one of the deliveries of some large results, of which nobody is told yet."""
+    await store(core, [NewTask(command="told", webhook="https://example.invalid/")] * 8)
+    claimed = await claim.claim(core, TENANT, Claim(worker="token", commands=["told"], limit=8))
+    for each in claimed:
+        holder = Holder("token", each.task.lease_token)
+        await submit.submit(core, TENANT, [outcome(each.task.id, holder, dense(MEGABYTE))])
+    return (await queries.find(core, TENANT, Filter(command=WEBHOOKS))).tasks[0].id
+
+
+def outcome(task_id: str, holder: Holder, result: bytes = b"1") -> Outcome:
+    return Outcome(task_id=task_id, holder=holder, status=Status.COMPLETED, result=result)
 
 
 async def store(core: Core, tasks: list[NewTask]) -> list[str]:

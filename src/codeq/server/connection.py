@@ -29,6 +29,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from codeq.server import connection_bounds as bounds
+from codeq.server.admission import CROWD
 from codeq.server.connection_bounds import State
 from codeq.server.delivery import confirm
 from codeq.server.request import LARGE_BYTES, HttpRequest, HttpResponse
@@ -102,7 +103,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = str(name[0]) if name else ""
         if not self._context.limit.add(self.peer):
             self._refuse(TOO_MANY_CONNECTIONS)
-            self.advance()
+            self._advance(_STEPS)
         else:
             self._set_deadline(self._context.timeout_s(_HEAD))
 
@@ -231,8 +232,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def advance(self) -> None:
         """Parses while no request waits, begins what may begin, and reads as long as memory stays bounded."""
-        if not self._is_advancing:
-            self._advance(_FEW_STEPS if self._context.inflow.is_busy else _STEPS)
+        if self._is_advancing:
+            return
+        context = self._context
+        if self.current is None and len(context.connections) > CROWD and not context.admission.admits(self):
+            self._is_advancing = True  # nothing continues before its turn
+        else:
+            self._advance(_FEW_STEPS if context.inflow.is_busy else _STEPS)
 
     def _advance(self, steps: range) -> None:
         self._is_advancing = True

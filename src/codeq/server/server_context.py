@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from codeq.server.admission import Admission
 from codeq.server.connection_bounds import RECEIVE_BYTES
 from codeq.server.connection_limit import ConnectionLimit
 from codeq.server.inflow import Inflow
@@ -31,6 +32,8 @@ class ServerContext:
     """Ends the long polls of clients that leave: thousands may leave at once."""
     inflow: Inflow = field(default_factory=Inflow)
     """Which of them receives next, of those that send much."""
+    admission: Admission = field(default_factory=Admission)
+    """Which of them begins a request now, if they are many."""
     lost: Callable[[Any], None] = lambda _: None
     """Called when a connection is lost, with the connection."""
     read_buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(RECEIVE_BYTES)))

@@ -1,6 +1,5 @@
 """What every use case depends on, and the one rule they share: no verb returns before its changes are on disk."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -27,7 +26,7 @@ from codeq.store.interface import Listener, Store
 from codeq.usecases.artifact_storage import ArtifactStorage
 from codeq.usecases.result_callbacks import with_deliveries
 from codeq.usecases.traces import Spans
-from codeq.usecases.turns import Turns
+from codeq.usecases.turns import TenantsLock, Turns
 from codeq.usecases.waiters import Waiters
 from codeq.usecases.worker_registry import WorkerRegistry
 
@@ -77,8 +76,9 @@ class Core:
     """Where webhooks may go. What needs no look-up is checked when a task is enqueued."""
     turns: Turns = field(default_factory=Turns)
     """Of long calls: however many there are, other calls wait for one piece of one of them at most."""
-    event_reads: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held for one piece of an event log and the pause after it: all who read events share what one may read."""
+    event_reads: TenantsLock = field(default_factory=TenantsLock)
+    """Held for one piece of an event log and the pause after it: all who read events share what one may read, in
+    turn by tenant."""
     artifacts: ArtifactStorage | None = None
     """Where files of results are stored; None if there is no place for them."""
     effective: dict[QueueKey, EffectivePolicy] = field(default_factory=dict)

@@ -21,6 +21,7 @@ async def read(core: Core, shard: int, start: int, limit: int, *, tenant: str = 
     """Returns the events from `start` on. With `wait_ms`, waits until there is one or that time has passed."""
     validation.integer(shard, "shard", 0, core.shards - 1)
     validation.integer(limit, "limit", 1, EVENTS_READ_MAX)
+    await core.turns.wait(tenant)
     found = await core.store.events(shard, start, limit)
     if found.records or not wait_ms:
         return found
@@ -69,7 +70,7 @@ async def scan(
     found = await read(core, shard, start, min(limit, piece), tenant=tenant, wait_ms=wait_ms)
     at, left, since_moved = found.start, limit, EVENTS_POLITE_PIECES
     while found.records:
-        async with core.event_reads:
+        async with core.event_reads.held(tenant):
             await core.turns.wait(tenant)
             with core.waiters.next_event() as happened:
                 taken = await each(found)
@@ -84,21 +85,22 @@ async def scan(
 
 
 @durable
-async def first_at(core: Core, shard: int, at_ms: int) -> tuple[Events, int]:
+async def first_at(core: Core, shard: int, at_ms: int, *, tenant: str = "") -> tuple[Events, int]:
     """Returns the shard's range, and its first event not older than `at_ms`; one past the newest if all are older.
 
     A binary search by time: a clock that was set back between two starts may shift the result by that much.
     """
-    found = await read(core, shard, 1, 1)
+    budget = LoopBudget(core, tenant)
+    found = await read(core, shard, 1, 1, tenant=tenant)
     low, high = found.first, found.next
     while low < high:
+        await budget.yield_if_spent()
         middle = (low + high) // 2
         seen = (await core.store.events(shard, middle, 1)).events
         if seen and seen[0].updated_ms < at_ms:
             low = middle + 1
         else:
             high = middle
-        await asyncio.sleep(0)
     return found._replace(records=[]), low
 
 

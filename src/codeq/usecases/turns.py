@@ -10,6 +10,8 @@ read, stored, flushed and answered), and would else wait for a piece each time.
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from time import perf_counter
 
 from codeq.domain.limits import LOOP_HOLD_MS, LOOP_PAUSE_MS_MAX, LOOP_SHARED_HOLD_MS, LOOP_SHARED_PAUSES, SHORT_CALL_MS
@@ -107,3 +109,45 @@ class Turns:
             self._schedule()
         else:
             self._is_granting = False
+
+
+class TenantsLock:
+    """A lock that those who wait for it get tenants in turn, however many calls of one of them wait."""
+
+    def __init__(self) -> None:
+        self._is_held = False
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def held(self, tenant: str) -> AsyncIterator[None]:
+        if self._is_held:
+            await self._wait(tenant)
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._pass_on(tenant)
+
+    async def _wait(self, tenant: str) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it was this call's turn already
+                self._pass_on(tenant)
+            raise
+
+    def _pass_on(self, tenant: str) -> None:
+        """Wakes the next call, for which the lock stays held; releases it if nobody waits. `tenant` has had it."""
+        if tenant in self._waiting:
+            self._waiting.move_to_end(tenant)
+        while self._waiting:
+            following, calls = next(iter(self._waiting.items()))
+            turn = calls.popleft()
+            if not calls:
+                del self._waiting[following]
+            if not turn.done():  # else the call was cancelled
+                turn.set_result(None)
+                return
+        self._is_held = False

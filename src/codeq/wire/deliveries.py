@@ -28,7 +28,8 @@ class DeliveryView(Wire, frozen=True, kw_only=True, gc=False):
     ended_at: str | None = None
     last_error: str | None = None
     response: Any = None
-    """Of a delivered one: the status, and how long it took. Only where one delivery is asked for."""
+    """Of a delivered one: the status, and how long it took. Only where one delivery is asked for; in MessagePack a byte
+    string that holds JSON, as `body`."""
     body: Any = None
     """What is sent. Only where one delivery is asked for."""
 

@@ -28,6 +28,7 @@ from codeq.server.auth.principal import EVERY_COMMAND, Principal
 from codeq.server.request import HttpRequest, HttpResponse, whole_number
 from codeq.server.state import AppState
 from codeq.usecases import events
+from codeq.usecases.budget import LoopBudget, pieces
 from codeq.usecases.events import Events
 from codeq.wire import events as wire
 from codeq.wire import times
@@ -55,7 +56,7 @@ class EventsQuery(Struct, frozen=True, kw_only=True):
 async def read_events(state: AppState, request: HttpRequest) -> HttpResponse:
     query = _query(state, request)
     if query.at_ms is not None:
-        span, found = await events.first_at(state.core, query.shard, query.at_ms)
+        span, found = await events.first_at(state.core, query.shard, query.at_ms, tenant=request.tenant)
         return request.respond(200, _page(state, query, span, [], next_offset=found))
     wants_arrow = wire.ARROW.encode() in request.headers.get(b"accept", b"")
     if wants_arrow:
@@ -102,16 +103,16 @@ class EventsBuilder(ABC):
         """Adds a piece of the log. Returns how many events were added: fewer once the response has its full size."""
         tasks = found.events
         if self.is_plain:
-            self.put(tasks, None)
+            await self.put(tasks, None)
             return len(tasks)
         visible = [task if self._may_see(task) else None for task in tasks]
         fits = self._fitting(visible) if self.query.with_payload else len(tasks)
         shown = [task for task in visible[:fits] if task is not None]
-        self.put(shown, await self._payloads(shown) if self.query.with_payload else None)
+        await self.put(shown, await self._payloads(shown) if self.query.with_payload else None)
         return fits
 
     @abstractmethod
-    def put(self, tasks: list[Task], payloads: list[str | None] | None) -> None:
+    async def put(self, tasks: list[Task], payloads: list[str | None] | None) -> None:
         """Adds these events, with their payloads if requested."""
 
     @abstractmethod
@@ -159,7 +160,7 @@ class ArrowEventsBuilder(EventsBuilder):
             return len(found.records)
         return await super().add(found)
 
-    def put(self, tasks: list[Task], payloads: list[str | None] | None) -> None:
+    async def put(self, tasks: list[Task], payloads: list[str | None] | None) -> None:
         if tasks:
             self._batch(wire.arrow_fields(tasks), payloads)
 
@@ -188,12 +189,15 @@ class JsonEventsBuilder(EventsBuilder):
         self._encode = request.encoder
         self._events: list[bytes] = []
 
-    def put(self, tasks: list[Task], payloads: list[str | None] | None) -> None:
+    async def put(self, tasks: list[Task], payloads: list[str | None] | None) -> None:
         if payloads is None:
             self._events += [self._encode(wire.event(task)) for task in tasks]
-        else:
-            found = zip(tasks, payloads, strict=True)
-            self._events += [self._encode(wire.event(task, payload)) for task, payload in found]
+            return
+        budget = LoopBudget(self.state.core, self.request.tenant)
+        found = list(zip(tasks, payloads, strict=True))
+        for piece in pieces(found, [len(payload or "") for payload in payloads]):
+            await budget.yield_if_spent()
+            self._events += [self._encode(wire.event(task, payload)) for task, payload in piece]
 
     async def response(self, span: Events, next_offset: int) -> HttpResponse:
         return self.request.respond_encoded(

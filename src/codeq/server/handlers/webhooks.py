@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from codeq.domain import lifecycle
 from codeq.domain.errors import InvalidRequest, NotFound
@@ -23,6 +24,7 @@ from codeq.wire.webhooks import secret_of
 
 SELECTION = Parser(wire.SelectDeliveries)
 TEST = Parser(wire.WebhookTest)
+_pack = msgspec.msgpack.Encoder().encode
 
 
 async def list_deliveries(state: AppState, request: HttpRequest) -> HttpResponse:
@@ -44,7 +46,7 @@ async def get_delivery(state: AppState, request: HttpRequest) -> HttpResponse:
     record = await queries.get(state.core, request.tenant, request.params["id"])
     if record.task.command != WEBHOOKS:
         raise NotFound(f"there is no delivery {request.params['id'][:64]!r}")
-    return request.respond(200, _view(record, is_whole=True))
+    return request.respond(200, _whole_view(request, record))
 
 
 async def replay_deliveries(state: AppState, request: HttpRequest) -> HttpResponse:
@@ -72,7 +74,7 @@ async def replay_deliveries(state: AppState, request: HttpRequest) -> HttpRespon
 async def send_test(state: AppState, request: HttpRequest) -> HttpResponse:
     """Stores a delivery with a made-up result. It is sent as all are; its state tells how that went."""
     task = await deliver.enqueue_test(state.core, request.tenant, request.parse(TEST).url)
-    return request.respond(202, _view(await queries.get(state.core, request.tenant, task.id), is_whole=True))
+    return request.respond(202, _whole_view(request, await queries.get(state.core, request.tenant, task.id)))
 
 
 async def show_secret(state: AppState, request: HttpRequest) -> HttpResponse:
@@ -92,13 +94,29 @@ def _filter(state: str | None, error: str | None) -> Filter:
     return Filter(command=WEBHOOKS, index=Index(state), error=error)
 
 
-def _view(record: Record, *, is_whole: bool = False) -> wire.DeliveryView:
-    task = record.task
+def _whole_view(request: HttpRequest, record: Record) -> wire.DeliveryView:
+    """Adds what is sent and what was answered. Neither is decoded: a megabyte of brackets would take 0.1 s."""
+    callback = _callback(record)
+    return msgspec.structs.replace(
+        _view(record),
+        response=_as_it_is(request, record.result) if record.result else None,
+        body=_as_it_is(request, body_of(callback)) if callback else None,
+    )
+
+
+def _as_it_is(request: HttpRequest, json: bytes) -> Raw:
+    return Raw(_pack(json) if request.wants_packed else json)
+
+
+def _callback(record: Record) -> ResultCallback | None:
     try:
-        callback = msgspec.json.decode(record.body.payload, type=ResultCallback)
+        return msgspec.json.decode(record.body.payload, type=ResultCallback)
     except msgspec.MsgspecError:
-        callback = None
-    index = lifecycle.position(task)
+        return None
+
+
+def _view(record: Record) -> wire.DeliveryView:
+    task, callback, index = record.task, _callback(record), lifecycle.position(record.task)
     return wire.DeliveryView(
         id=task.id,
         task_id=callback.task_id if callback else "",
@@ -112,6 +130,4 @@ def _view(record: Record, *, is_whole: bool = False) -> wire.DeliveryView:
         next_attempt_at=times.text(task.visible_ms) if index is Index.DELAYED else None,
         ended_at=times.optional(task.ended_ms),
         last_error=task.last_error,
-        response=msgspec.json.decode(record.result) if is_whole and record.result else None,
-        body=msgspec.json.decode(body_of(callback)) if is_whole and callback else None,
     )
