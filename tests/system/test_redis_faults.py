@@ -256,6 +256,47 @@ def test_a_replica_that_was_promoted_after_a_write_cannot_confirm_it(tmp_path: P
         asyncio.run(story(f"redis://127.0.0.1:{address.port}/0", fail_over))
 
 
+def test_a_claim_whose_primary_is_gone_is_not_confirmed_by_the_next_one(tmp_path: Path) -> None:
+    """It may not have the lease: another worker would get the task as well."""
+
+    async def story(url: str, fail_over: Callable[[], None]) -> None:
+        waiters = Waiters()
+        store = open_redis(url, Wanted(replicas=1), process="a", listeners=[waiters])
+        core = make_core(store, waiters, QueuePolicy(), randomness=random.Random(1))
+        await enqueue.enqueue(core, "acme", [NewTask(command="work", payload=b"1")])
+        flush = store.flush
+
+        async def flush_late(*ids: Any, **since: Any) -> None:
+            fail_over()  # after the lease, before it is confirmed
+            await store.counts(None)  # connects to the new primary
+            with pytest.raises(StoreUnavailable, match="primary"):
+                await flush()  # another call finds out, and from now on the new primary is known
+            await flush(*ids, **since)
+
+        store.flush = flush_late  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailable, match="primary"):
+            await claim.claim(core, "acme", Claim(worker="ann", commands=("work",)))
+        store.flush = flush  # type: ignore[method-assign]
+        assert len(await claim.claim(core, "acme", Claim(worker="bob", commands=("work",)))) == 1
+        await store.close()
+
+    with (
+        start_pair(tmp_path / "redis") as (primary, replica),
+        start_node(tmp_path / "redis" / "third", repl_diskless_sync_delay=0) as third,
+        ReplyLosingProxy(primary.port) as address,
+    ):
+        third.command("REPLICAOF", "127.0.0.1", replica.port)
+        wait_until(lambda: in_step(replica), "the replica of the replica")
+
+        def fail_over() -> None:
+            primary.kill()
+            replica.command("REPLICAOF", "NO", "ONE")
+            address.server_port = replica.port
+            address.close_connections()
+
+        asyncio.run(story(f"redis://127.0.0.1:{address.port}/0", fail_over))
+
+
 # -- memory, and unsafe settings -------------------------------------------------------------------------------------
 
 
