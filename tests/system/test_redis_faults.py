@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -23,11 +24,12 @@ from tests.system.redis_load import LARGE, RedisLoad, serve
 from codeq import Client
 from codeq.domain.errors import CodeqError, StoreUnavailable
 from codeq.domain.queue import QueuePolicy
-from codeq.domain.requests import Claim, NewTask
-from codeq.domain.task import Move, Status
+from codeq.domain.requests import Claim, NewTask, Outcome
+from codeq.domain.task import Holder, Move, Status
 from codeq.sdk.tasks import record_of
+from codeq.store.redis.faults import OutOfMemory
 from codeq.store.redis.opening import Wanted, open_redis
-from codeq.usecases import claim, enqueue, sweep
+from codeq.usecases import claim, enqueue, submit, sweep
 from codeq.usecases.core import make_core
 from codeq.usecases.waiters import Waiters
 from codeq.wire import paths
@@ -254,6 +256,47 @@ def test_a_replica_that_was_promoted_after_a_write_cannot_confirm_it(tmp_path: P
         asyncio.run(story(f"redis://127.0.0.1:{address.port}/0", fail_over))
 
 
+def test_a_claim_whose_primary_is_gone_is_not_confirmed_by_the_next_one(tmp_path: Path) -> None:
+    """It may not have the lease: another worker would get the task as well."""
+
+    async def story(url: str, fail_over: Callable[[], None]) -> None:
+        waiters = Waiters()
+        store = open_redis(url, Wanted(replicas=1), process="a", listeners=[waiters])
+        core = make_core(store, waiters, QueuePolicy(), randomness=random.Random(1))
+        await enqueue.enqueue(core, "acme", [NewTask(command="work", payload=b"1")])
+        flush = store.flush
+
+        async def flush_late(*ids: Any, **since: Any) -> None:
+            fail_over()  # after the lease, before it is confirmed
+            await store.counts(None)  # connects to the new primary
+            with pytest.raises(StoreUnavailable, match="primary"):
+                await flush()  # another call finds out, and from now on the new primary is known
+            await flush(*ids, **since)
+
+        store.flush = flush_late  # type: ignore[method-assign]
+        with pytest.raises(StoreUnavailable, match="primary"):
+            await claim.claim(core, "acme", Claim(worker="ann", commands=("work",)))
+        store.flush = flush  # type: ignore[method-assign]
+        assert len(await claim.claim(core, "acme", Claim(worker="bob", commands=("work",)))) == 1
+        await store.close()
+
+    with (
+        start_pair(tmp_path / "redis") as (primary, replica),
+        start_node(tmp_path / "redis" / "third", repl_diskless_sync_delay=0) as third,
+        ReplyLosingProxy(primary.port) as address,
+    ):
+        third.command("REPLICAOF", "127.0.0.1", replica.port)
+        wait_until(lambda: in_step(replica), "the replica of the replica")
+
+        def fail_over() -> None:
+            primary.kill()
+            replica.command("REPLICAOF", "NO", "ONE")
+            address.server_port = replica.port
+            address.close_connections()
+
+        asyncio.run(story(f"redis://127.0.0.1:{address.port}/0", fail_over))
+
+
 # -- memory, and unsafe settings -------------------------------------------------------------------------------------
 
 
@@ -272,6 +315,51 @@ def test_redis_without_memory_refuses_clearly_and_writes_nothing_half(tmp_path: 
             assert [acme.claim()["id"] for _ in made] == made
             assert server.process.poll() is None
         assert faults_of(node.client()) == []
+
+
+def test_redis_without_memory_lets_tasks_end_and_be_deleted(tmp_path: Path) -> None:
+    """Else nothing would ever free any."""
+    with start_node(tmp_path / "redis", maxmemory_policy="noeviction") as node:
+        with serve(tmp_path, node.url) as server:
+            acme = server.tenant("acme")
+            made = [acme.create(maxAttempts=1)["id"] for _ in range(8)]
+            held = [acme.claim()["id"] for _ in range(3)]
+            node.command("CONFIG", "SET", "maxmemory", 1)
+            outcome = {"status": "COMPLETED", "result": 1}
+            answered(acme.worker.post(at(paths.HEARTBEAT, held[0]), {}), 200)
+            answered(acme.worker.post(at(paths.RESULT, held[0]), outcome), 200)
+            large = {"status": "COMPLETED", "result": LARGE}
+            refused(acme.worker.post(at(paths.RESULT, held[1]), large), 503, "store-unavailable")
+            answered(acme.worker.post(at(paths.NACK, held[2]), {}), 200)  # its last attempt
+            refused(acme.worker.post(at(paths.ABANDON, held[1]), {}), 503, "store-unavailable")
+            answered(acme.producer.post(at(paths.CANCEL, made[7])), 200)
+            assert answered(acme.admin.post(paths.DLQ_PURGE, {"ids": [held[2]]}), 200)["changed"] == 1
+            refused(acme.producer.post(paths.TASKS, {"command": "work", "payload": 1}), 503, "store-unavailable")
+            node.command("CONFIG", "SET", "maxmemory", 0)
+            answered(acme.worker.post(at(paths.RESULT, held[1]), large), 200)
+        assert faults_of(node.client()) == []
+
+
+def test_a_result_is_accepted_though_a_new_task_that_came_with_it_finds_no_memory(tmp_path: Path) -> None:
+    async def story(node: RedisNode) -> None:
+        waiters = Waiters()
+        store = open_redis(node.url, Wanted(), process="a", listeners=[waiters])
+        core = make_core(store, waiters, QueuePolicy(), randomness=random.Random(1))
+        await enqueue.enqueue(core, "acme", [NewTask(command="work", payload=b"1")] * 4)
+        held = await claim.claim(core, "acme", Claim(worker="ann", commands=("work",), limit=4))
+        node.command("CONFIG", "SET", "maxmemory", 1)
+        calls: list[Any] = []
+        for each in held:
+            calls.append(enqueue.enqueue(core, "acme", [NewTask(command="work", payload=b"1")]))
+            done = Outcome(task_id=each.task.id, holder=Holder("ann"), status=Status.COMPLETED, result=b"1")
+            calls.append(submit.submit(core, "acme", [done]))
+        answers: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [OutOfMemory, list] * 4
+        assert {answer[0].task.status for answer in answers[1::2]} == {Status.COMPLETED}
+        await store.close()
+
+    with start_node(tmp_path / "redis", maxmemory_policy="noeviction") as node:
+        asyncio.run(story(node))
 
 
 def test_unsafe_settings_are_a_warning_and_with_strict_a_refusal(tmp_path: Path) -> None:

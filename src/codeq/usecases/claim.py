@@ -20,7 +20,7 @@ from codeq.domain.limits import (
 from codeq.domain.queue import QueueKey
 from codeq.domain.requests import Claim, Delivery
 from codeq.domain.task import Change, Holder, Task
-from codeq.store.interface import ClaimRequest
+from codeq.store.interface import ClaimRequest, Primaries
 from codeq.usecases import sweep
 from codeq.usecases.budget import LoopBudget, is_short
 from codeq.usecases.core import Core
@@ -56,7 +56,7 @@ async def claim(core: Core, tenant: str, wanted: Claim) -> list[Delivery]:
             await attempt.register()
         if len(deliveries) < wanted.limit and attempt.has_filled(deliveries, _bytes(deliveries)):
             await attempt.take_more(deliveries)
-        await core.store.flush([delivery.task.id for delivery in deliveries])
+        await core.store.flush([delivery.task.id for delivery in deliveries], since=attempt.primaries)
     except (asyncio.CancelledError, StoreBusy, StoreUnavailable):
         await attempt.hand_back(deliveries)
         raise
@@ -73,6 +73,8 @@ class _ClaimAttempt:
         self._piece_max = BATCH_PIECE_MAX
         """Tasks that the last piece was limited to."""
         self._call = core.workers.begin()
+        self.primaries: Primaries = core.store.primaries
+        """Before the first piece was taken: another server that has taken over since may not have the leases."""
 
     @property
     def queues(self) -> Sequence[QueueKey]:
@@ -84,6 +86,8 @@ class _ClaimAttempt:
         A small one while other tenants make short calls, unless each piece is a round trip to another machine.
         """
         core, wanted = self._core, self._wanted
+        if not taken:
+            self.primaries = core.store.primaries
         is_small = wanted.limit > SHORT_BATCH_MAX and core.store.is_local and core.turns.is_shared(self._tenant)
         self._piece_max = SHORT_BATCH_MAX if is_small else BATCH_PIECE_MAX
         piece = await core.store.take(

@@ -2,7 +2,9 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from codeq.domain.errors import StoreError
 from codeq.domain.task import Change
+from codeq.store.redis.faults import OutOfMemory
 from codeq.store.redis.merging import TASKS_AT_ONCE, MergedCalls
 
 Answer = int | bytes
@@ -22,9 +24,20 @@ class CommitQueue:
         """Returns once nothing is under way."""
         await self._calls.drain()
 
-    async def _send_merged(self, commits: Sequence[Sequence[Change]]) -> list[list[Answer]]:
-        answers = iter(await self._send([change for changes in commits for change in changes]))
+    async def _send_merged(self, commits: Sequence[Sequence[Change]]) -> Sequence[list[Answer] | StoreError]:
+        try:
+            answers = iter(await self._send([change for changes in commits for change in changes]))
+        except OutOfMemory:
+            if len(commits) == 1:
+                raise
+            return [await self._send_alone(changes) for changes in commits]  # some of them may need none
         return [[next(answers) for _ in changes] for changes in commits]
+
+    async def _send_alone(self, changes: Sequence[Change]) -> list[Answer] | StoreError:
+        try:
+            return await self._send(changes)
+        except StoreError as fault:
+            return fault
 
 
 class _CommitGroup:

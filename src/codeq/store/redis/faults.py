@@ -24,6 +24,12 @@ _STRANGER = "Protocol error: unauthenticated"
 _KILLED = "Script killed by user"
 """Redis lets nobody kill a script that has written something."""
 _NUMBER_IS_LOST = "equal or smaller than the target stream top item"
+
+
+class OutOfMemory(StoreUnavailable):
+    """Redis has reached its `maxmemory`, and has changed nothing."""
+
+
 FAULTS = (
     redis_py.exceptions.RedisError, redis_py.exceptions.RedisClusterException, OSError, RuntimeError, AttributeError,
 )  # fmt: skip
@@ -41,7 +47,7 @@ def passing(fault: Exception) -> StoreError:
     text = _text_of(fault)
     word = _error_code(fault)
     if isinstance(fault, redis_py.exceptions.OutOfMemoryError) or word == "OOM" or "OOM command" in text:
-        return StoreUnavailable("the store has no memory left (maxmemory); nothing was changed")
+        return OutOfMemory("the store has no memory left (maxmemory); nothing was changed")
     if isinstance(fault, redis_py.exceptions.TimeoutError | TimeoutError):
         return StoreUnavailable(
             "the store did not answer in time, so whether the call took effect is unknown; repeat it"

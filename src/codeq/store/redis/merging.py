@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from codeq.domain.errors import StoreError
 from codeq.domain.limits import COMMITS_WAITING_MAX
 from codeq.store.redis.connection import busy
 
@@ -34,12 +35,13 @@ class Group(Protocol[Call_contra]):
 class MergedCalls(Generic[Call, Answer]):
     def __init__(
         self,
-        send: Callable[[Sequence[Call]], Awaitable[Sequence[Answer]]],
+        send: Callable[[Sequence[Call]], Awaitable[Sequence[Answer | StoreError]]],
         new_group: Callable[[], Group[Call]],
         *,
         in_order: bool,
     ) -> None:
-        """`in_order` for calls of which none may be sent before one that came earlier."""
+        """`send` answers each call, or raises for all; a StoreError among the answers is raised for its call alone.
+        `in_order` for calls of which none may be sent before one that came earlier."""
         self._send = send
         self._new_group = new_group
         self._in_order = in_order
@@ -88,7 +90,11 @@ class MergedCalls(Generic[Call, Answer]):
                     waiting.set_exception(fault)
             raise
         for (_, waiting), answer in zip(group, answers, strict=True):
-            if not waiting.done():
+            if waiting.done():
+                continue
+            if isinstance(answer, StoreError):
+                waiting.set_exception(answer)
+            else:
                 waiting.set_result(answer)
 
     def _next_group(self) -> list[tuple[Call, "asyncio.Future[Answer]"]]:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import islice
 from urllib.parse import unquote
 
 from codeq.domain.errors import StoreUnavailable
@@ -13,6 +14,8 @@ from codeq.store.redis.keys import ShardKeys, quoted
 REGISTER = LuaScript("register")
 _EXPIRED_MAX = 1000
 """Expired entries of a tenant that one run of the script deletes."""
+_TENANTS_AT_ONCE = 16
+"""Tenants whose entries are read together, where those of all are: up to a megabyte each."""
 
 
 class RedisRegistry:
@@ -61,20 +64,26 @@ class RedisRegistry:
     async def entries(self, kind: str, tenant: str | None = None) -> list[Registration]:
         self._check()
         if tenant is not None:
-            return await self._of_tenant(kind, tenant)
-        tenants = await self._connection.call("ZRANGE", self._keys.registered_tenants(kind), 0, -1)
-        return [entry for each in tenants for entry in await self._of_tenant(kind, unquote(each.decode()))]
+            return await self._of_tenants(kind, [tenant])
+        names = await self._connection.call("ZRANGE", self._keys.registered_tenants(kind), 0, -1)
+        tenants = iter([unquote(name.decode()) for name in names])
+        found: list[Registration] = []
+        while some := list(islice(tenants, _TENANTS_AT_ONCE)):
+            found += await self._of_tenants(kind, some)
+        return found
 
-    async def _of_tenant(self, kind: str, tenant: str) -> list[Registration]:
-        values, _, _ = self._keys.registry(kind, tenant)
-        raw = await self._connection.call("HGETALL", values)
-        pairs = raw.items() if isinstance(raw, dict) else zip(raw[::2], raw[1::2], strict=True)
-        stored = [_entry(kind, tenant, name.decode(), data) for name, data in pairs]
-        now_ms = self._clock()
-        alive = [entry for entry in stored if entry.expires_ms > now_ms]
-        for _ in range(len(alive), len(stored), _EXPIRED_MAX):
-            await self._repeated((kind, tenant), "remove", ())
-        return alive
+    async def _of_tenants(self, kind: str, tenants: Sequence[str]) -> list[Registration]:
+        reads = [("HGETALL", self._keys.registry(kind, tenant)[0]) for tenant in tenants]
+        found: list[Registration] = []
+        for tenant, raw in zip(tenants, await self._connection.call_all(reads), strict=True):
+            pairs = raw.items() if isinstance(raw, dict) else zip(raw[::2], raw[1::2], strict=True)
+            stored = [_entry(kind, tenant, name.decode(), data) for name, data in pairs]
+            now_ms = self._clock()
+            alive = [entry for entry in stored if entry.expires_ms > now_ms]
+            for _ in range(len(alive), len(stored), _EXPIRED_MAX):
+                await self._repeated((kind, tenant), "remove", ())
+            found += alive
+        return found
 
     async def _repeated(self, place: tuple[str, str], mode: str, arguments: Sequence[str | bytes | int]) -> list[int]:
         """Runs what does the same again: it is repeated if the outcome is unknown."""

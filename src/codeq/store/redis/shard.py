@@ -22,6 +22,7 @@ from codeq.store.redis.connection import PAUSES_S, LuaScript, RedisClient
 from codeq.store.redis.counting import Counting
 from codeq.store.redis.due import DueTasks
 from codeq.store.redis.eventlog import EventStream
+from codeq.store.redis.faults import OutOfMemory
 from codeq.store.redis.filters import Filters
 from codeq.store.redis.grace import RestartGrace
 from codeq.store.redis.heads import QueueHeads
@@ -122,6 +123,8 @@ class RedisShard:
         for attempt, pause_s in enumerate(PAUSES_S):
             try:
                 return await self._run(changes, is_repeated=attempt > 0)
+            except OutOfMemory:
+                raise  # nothing was changed
             except StoreUnavailable:
                 await asyncio.sleep(pause_s)  # a change that was applied answers the same again
         return await self._run(changes, is_repeated=True)

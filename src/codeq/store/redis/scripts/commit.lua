@@ -59,7 +59,7 @@ end
 
 -- Decides in order, and gathers what is written at the end. A second change of the same task in one call is refused.
 local first = tonumber(call('GET', KEYS[6]) or 0)
-local answers, answered, seen, version, applied, is_applied = {}, 0, {}, first, false, false
+local answers, answered, seen, version, applied, is_applied, needs_memory = {}, 0, {}, first, false, false, false
 local puts, news, outcomes, added_keys, named, unwanted = {}, {}, {}, {}, {}, {}
 local events, ended, dropped, pushes, removes, adds = {}, {}, {}, {}, {}, {}
 local place, put, read, ends, entered = 0, 0, 0, 0, {}
@@ -199,6 +199,7 @@ for _, run in ipairs(runs) do
         if content then
           contents[filled + 1], contents[filled + 2] = id, ARGV[at + content]
           filled = filled + 2
+          needs_memory = needs_memory or #ARGV[at + content] > 1024
         end
       end
     end
@@ -210,6 +211,7 @@ for _, run in ipairs(runs) do
   end
   if changes > 0 then
     applied = true
+    needs_memory = needs_memory or not (is_ended or drops or quiet)
     if class.enter then
       entered[class.enter] = math.min(entered[class.enter] or math.huge, tonumber(time))
     end
@@ -225,8 +227,15 @@ if not applied then
   return answers
 end
 
+-- Once its memory is full, Redis refuses the first write of a script unless that frees some, and none after it. So what ends or
+-- deletes tasks may go on, as every task does once; else they would be there for ever.
 local moves = version - first
-if moves > 0 then
+if moves == 0 then
+  call('DEL', KEYS[8])
+elseif type(redis.pcall('INCRBY', KEYS[6], moves)) == 'table' then
+  if not needs_memory then
+    call('DEL', KEYS[8])
+  end
   call('INCRBY', KEYS[6], moves)
 end
 each('HSET', records, puts)
