@@ -29,6 +29,8 @@ def test_dead_deliveries_are_listed_shown_and_replayed(cli: Cli, tenant: Tenant,
     listed = cli.ok("webhooks", "list", env={"COLUMNS": "1000"}).out
     assert dead["id"] in listed
     assert "HTTP 410" in listed
+    narrow = cli.ok("webhooks", "list", env={"COLUMNS": "90"}).out
+    assert f"{dead['id']}  dead  " in narrow, "nobody can do anything with half an id"
     shown = cli.ok("webhooks", "show", dead["id"]).out
     assert '"taskId"' in shown
     assert cli.ok("webhooks", "show", dead["id"], "--json").json["body"]["taskId"] == task["id"]

@@ -49,7 +49,7 @@ def list_(
     if out.is_json:
         out.document({"deliveries": [_fields(delivery) for delivery in found], "more": has_more})
     elif found:
-        out.rows(COLUMNS, [_row(delivery) for delivery in found], fold="error")
+        out.rows(COLUMNS, [_row(delivery) for delivery in found], fold=("url", "error"))
         if has_more:
             out.say(f"there are more than these {len(found)}; use --limit")
     else:
