@@ -1,6 +1,7 @@
 """Files of results on every engine: visible with the result and with nothing else, gone with the task."""
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncIterator
 
@@ -15,6 +16,7 @@ from codeq.domain.errors import (
     Cancelled,
     CodeqError,
     InvalidRequest,
+    NotFound,
     NotOwner,
     QuotaExceeded,
     StoreUnavailable,
@@ -178,6 +180,29 @@ async def test_files_are_deleted_with_their_task(world: World) -> None:
     storage(world).purged.clear()  # as after a crash
     assert (await artifact_sweep.walk(world.core)).deleted == 1
     assert await keys(world) == []
+
+
+async def test_a_download_of_what_is_deleted_meanwhile_ends_without_a_word_in_the_log(world: World) -> None:
+    unseen: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+    for reads_on in (True, False):
+        task = await held(world)
+        await upload(world, task, "x", os.urandom(PART + 1))
+        await complete(world, task, ArtifactInput(name="x"))
+        record = await world.get(task)
+        found = await artifacts.parts_of(world.core, record.task, artifacts.find(record, "x"))
+        pieces = found.read(0, found.artifact.size)
+        assert await anext(pieces)
+        await storage(world).objects.delete(await keys(world))
+        if reads_on:
+            with pytest.raises(NotFound):
+                while True:
+                    await anext(pieces)
+        await pieces.aclose()
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+            gc.collect()
+    assert unseen == []
 
 
 async def test_a_late_worker_cannot_touch_what_was_accepted(world: World) -> None:

@@ -46,6 +46,8 @@ def test_a_job_has_the_files_that_were_attached_to_it(queue: BlockingVerbs, tmp_
     (tmp_path / "folder").mkdir()
     assert queue.download_artifact(job.id, "file", tmp_path / "folder") == tmp_path / "folder" / "file"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "in.bin", "out"]
+    modes = [(tmp_path / name).stat().st_mode for name in ("out", "in.bin")]
+    assert modes[0] == modes[1], "whoever may read other files may read a downloaded one"
     details = queue.get(job.id)
     assert (details.result, details.task.artifacts) == ({"n": 1}, 3)
 

@@ -27,9 +27,12 @@ def list_(client: "Client", out: Output, task_id: TaskId) -> None:
     if out.is_json:
         out.document({"artifacts": [_fields(artifact) for artifact in found]})
     elif not found:
-        out.say("the task has no artifacts")
+        out.say("the task has no artifacts; those that are uploaded appear with its result")
     else:
-        rows = [(each.name, format_bytes(each.size), each.content_type, each.url or each.sha256) for each in found]
+        rows = [
+            (each.name, "-" if each.url else format_bytes(each.size), each.content_type, each.url or each.sha256)
+            for each in found
+        ]
         out.rows(COLUMNS, rows, fold="sha256 or url")
 
 

@@ -78,26 +78,32 @@ def console() -> "Console":
     return Quiet(width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or WIDE), emoji=False)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, fold: str = "") -> "Table":
-    """A plain table. `>` before a column aligns it right; `fold` names the column that may be truncated to fit."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, fold: str | Sequence[str] = ()) -> "Table":
+    """A plain table. `>` before a column aligns it right; `fold` names the columns that may be truncated to fit. The
+    others are not, whatever the width: half an id is that of nothing."""
     from rich.table import Table
     from rich.text import Text
 
     made = Table(
         box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_header=any(columns)
     )  # fmt: skip
-    for column in columns:
-        name = column.lstrip(">")
+    names = [column.lstrip(">") for column in columns]
+    folds = [name == fold if isinstance(fold, str) else name in fold for name in names]
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    for place, (column, name) in enumerate(zip(columns, names, strict=True)):
+        widest = max([len(name), *[len(row[place]) for row in cells]])
         made.add_column(
             name,
             justify="right" if column != name else "left",
-            no_wrap=True,
-            overflow="ellipsis" if name == fold else "fold",
-            min_width=None if name == fold else len(name),
+            no_wrap=not folds[place],  # only columns that may wrap are made narrower first
+            min_width=None if folds[place] else widest,
         )
-    for row in rows:
-        cells = [Text(printable(str(cell)), style=STYLES.get(str(cell).split(" ")[0], "")) for cell in row]
-        made.add_row(*cells)
+    for row in cells:
+        texts = [Text(cell, style=STYLES.get(cell.split(" ")[0], "")) for cell in row]
+        for text, is_folded in zip(texts, folds, strict=True):
+            if is_folded:
+                text.no_wrap, text.overflow = True, "ellipsis"
+        made.add_row(*texts)
     return made
 
 

@@ -49,7 +49,7 @@ def list_(
     if out.is_json:
         out.document({"deliveries": [_fields(delivery) for delivery in found], "more": has_more})
     elif found:
-        out.rows(COLUMNS, [_row(delivery) for delivery in found], fold="error")
+        out.rows(COLUMNS, [_row(delivery) for delivery in found], fold=("url", "error"))
         if has_more:
             out.say(f"there are more than these {len(found)}; use --limit")
     else:
@@ -65,7 +65,9 @@ def show(client: "Client", out: Output, delivery_id: DeliveryId) -> None:
     if out.is_json:
         out.document(fields)
         return
-    out.rows(("field", "value"), [(name, value) for name, value in fields.items() if name != "body"], fold="value")
+    shown = {**fields, "response": _response(fields)}
+    rows = [(name, value) for name, value in shown.items() if name != "body" and value is not None]
+    out.rows(("field", "value"), rows, fold="value")
     out.say(msgspec.json.format(msgspec.json.encode(fields["body"]), indent=2).decode())
 
 
@@ -114,9 +116,10 @@ def send_test(
     while delivery.state in ("pending", "in_progress") and time.monotonic() < until_s:
         time.sleep(POLL_S)
         delivery = client.webhooks.get(delivery.id)
-    texts = {"delivered": f"delivered: {_fields(delivery)['response']}", "pending": "not sent yet"}
+    fields = _fields(delivery)
+    texts = {"delivered": f"delivered, {_response(fields)}", "pending": "not sent yet"}
     text = texts.get(delivery.state, delivery.last_error or delivery.state)
-    out.answer(_fields(delivery), f"{delivery.id}: {text}")
+    out.answer(fields, f"{delivery.id}: {text}")
     if delivery.state != "delivered":
         raise typer.Exit(ExitCode.REFUSED)
 
@@ -167,6 +170,11 @@ def _fields(delivery: "DeliveryView") -> dict[str, Any]:
     import msgspec
 
     return msgspec.json.decode(msgspec.json.encode(delivery), type=dict[str, Any])
+
+
+def _response(fields: dict[str, Any]) -> str | None:
+    found = fields["response"]
+    return f"HTTP {found['status']} in {found['milliseconds']} ms" if found else None
 
 
 def _row(delivery: "DeliveryView") -> tuple[Any, ...]:

@@ -4,9 +4,9 @@ import hashlib
 import io
 import mimetypes
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import IO, TYPE_CHECKING, BinaryIO
 
 from msgspec import Struct
@@ -201,7 +201,8 @@ def _guessed(name: str) -> str:
 
 def _temporary(place: Path) -> IO[bytes]:
     try:
-        return NamedTemporaryFile(dir=place.parent, prefix=f".{place.name}.", suffix=".part", delete=False)
+        # Unlike `tempfile` does, for the result is a file like others: whoever may read those may read it.
+        return place.with_name(f".{place.name}.{secrets.token_hex(4)}.part").open("xb")
     except OSError as fault:
         raise InvalidRequest(f"cannot write to {place}: {fault}") from None
 

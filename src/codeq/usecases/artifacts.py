@@ -119,24 +119,28 @@ class ArtifactContent:
     async def read(self, start: int, end: int) -> AsyncGenerator[bytes, None]:
         """Iterates over the bytes from `start` to before `end`, a megabyte at a time, the next of which is read while
         one is used. Raises NotFound if the content is gone."""
-        storage, ahead = self._storage, None
+        storage = self._storage
+        ahead: asyncio.Future[bytes] | None = None
+        following: asyncio.Future[bytes] | None = None
         storage.counts.downloads += 1
         try:
             while start < end or ahead is not None:
-                following = None
                 if start < end:
                     stop = min(
                         end, start + ARTIFACT_READ_BYTES, start - start % ARTIFACT_PART_BYTES + ARTIFACT_PART_BYTES
                     )
                     following = asyncio.ensure_future(self._piece(start, stop))
                     start = stop
-                piece, ahead = await ahead if ahead is not None else b"", following
+                piece = await ahead if ahead is not None else b""
+                ahead, following = following, None
                 if piece:
                     storage.counts.downloaded_bytes += len(piece)
                     yield piece
         finally:
-            if ahead is not None:
-                ahead.cancel()
+            for reading in (ahead, following):
+                if reading is not None:
+                    reading.cancel()
+                    reading.add_done_callback(_ignore)
 
     async def _piece(self, start: int, stop: int) -> bytes:
         number, begin = divmod(start, ARTIFACT_PART_BYTES)
@@ -148,6 +152,12 @@ class ArtifactContent:
         if len(found) != stop - start:
             raise _lost(self.artifact)
         return found
+
+
+def _ignore(reading: "asyncio.Future[bytes]") -> None:
+    """Takes note of how a read ended that nobody waits for any more: it would else be logged as a fault."""
+    if not reading.cancelled():
+        reading.exception()
 
 
 def _lost(artifact: Artifact) -> NotFound:
