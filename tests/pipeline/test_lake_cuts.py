@@ -1,5 +1,6 @@
 """However the log is cut into batches, files and steps, the tables have the same rows."""
 
+import os
 import tarfile
 from collections import Counter
 from collections.abc import Sequence
@@ -12,13 +13,13 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import types as t
 from tests.pipeline.bronze import put
-from tests.pipeline.histories import History, Row, churn
+from tests.pipeline.histories import History, Row, arrow, churn
 from tests.pipeline.table_comparison import comparable, counted
 
-from codeq.pipeline.lake import gold, maintenance, run, tables, update
+from codeq.pipeline.lake import gold, maintenance, parquet, run, tables, update
 from codeq.pipeline.lake.maintenance import compact
 from codeq.pipeline.lake.run import rebuild, update_gold, update_silver
-from codeq.pipeline.lake.table import DAYS, Lake, LakeConflict, LakeDamaged, LakeTable
+from codeq.pipeline.lake.table import DAYS, EVENTS, Lake, LakeConflict, LakeDamaged, LakeTable
 from codeq.pipeline.lake.upgrade import upgrade
 
 pytestmark = pytest.mark.spark
@@ -174,6 +175,29 @@ def test_a_folder_whose_name_is_a_pattern_to_spark_is_read(
     lake = Lake(tmp_path / "a [prod]{x}*?#")
     put(spark, lake, history.events)
     assert counted(lake.bronze.read(spark)).total() == len(history.events)
+
+
+def test_what_a_commit_names_is_on_disk_before_anything_follows_it(
+    lake: Lake, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Power loss leaves empty files of what was not forced to disk, and an empty commit is none."""
+    forced, fsync = set[str](), os.fsync
+
+    def recorded(descriptor: int) -> None:
+        forced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    lake.bronze.set_properties({"codeq.logId": "x"})
+    target = lake.bronze.target(lake.bronze.new_folder(1), EVENTS)
+    rows = arrow(history.events)
+    files = [*parquet.write_rows(target, rows, rows_max=1000), *parquet.write_stream(target, rows.to_batches())]
+    for batch in range(1, 103):
+        lake.bronze.commit(files if batch == 1 else [], batch=batch)
+    lake.bronze.set_properties({"codeq.logId": "y"})
+    written = [path for path in Path(lake.folder).rglob("*") if path.is_file() and not path.name.startswith("_last")]
+    assert any(path.name.endswith(".checkpoint.parquet") for path in written)
+    assert {str(path) for path in written} <= forced
 
 
 def test_a_column_that_a_version_adds_reaches_the_schema_of_the_table(
