@@ -1,6 +1,7 @@
 """However the log is cut into batches, files and steps, the tables have the same rows."""
 
 import os
+import shutil
 import tarfile
 from collections import Counter
 from collections.abc import Sequence
@@ -161,6 +162,25 @@ def test_a_run_that_began_before_a_rebuild_cannot_commit_after_it(
     with pytest.raises(LakeConflict):
         update_gold(spark, stale)
     update_gold(spark, Lake(lake.folder))
+    assert_as_rebuilt_at_once(spark, Lake(lake.folder), history.events, tmp_path)
+
+
+def test_gold_does_not_follow_a_silver_table_that_was_made_anew_behind_it(
+    spark: SparkSession, lake: Lake, history: History, tmp_path: Path
+) -> None:
+    """It would take the batches of that table for those that it has, by their numbers."""
+    first, second, third = cut(history.events, [200, 150])
+    for batch in (first, second):
+        put(spark, lake, batch)
+        update_silver(spark, lake)
+        update_gold(spark, lake)
+    shutil.rmtree(lake.tasks.folder)
+    again = Lake(lake.folder)
+    put(spark, again, third)
+    update_silver(spark, again)
+    with pytest.raises(LakeDamaged, match="rebuild"):
+        update_gold(spark, again)
+    rebuild(spark, Lake(lake.folder))
     assert_as_rebuilt_at_once(spark, Lake(lake.folder), history.events, tmp_path)
 
 
