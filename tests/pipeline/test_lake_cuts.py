@@ -1,5 +1,7 @@
 """However the log is cut into batches, files and steps, the tables have the same rows."""
 
+import os
+import shutil
 import tarfile
 from collections import Counter
 from collections.abc import Sequence
@@ -12,13 +14,13 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import types as t
 from tests.pipeline.bronze import put
-from tests.pipeline.histories import History, Row, churn
+from tests.pipeline.histories import History, Row, arrow, churn
 from tests.pipeline.table_comparison import comparable, counted
 
-from codeq.pipeline.lake import gold, maintenance, run, tables, update
+from codeq.pipeline.lake import gold, maintenance, parquet, run, tables, update
 from codeq.pipeline.lake.maintenance import compact
 from codeq.pipeline.lake.run import rebuild, update_gold, update_silver
-from codeq.pipeline.lake.table import DAYS, Lake, LakeConflict, LakeDamaged, LakeTable
+from codeq.pipeline.lake.table import DAYS, EVENTS, Lake, LakeConflict, LakeDamaged, LakeTable
 from codeq.pipeline.lake.upgrade import upgrade
 
 pytestmark = pytest.mark.spark
@@ -163,6 +165,25 @@ def test_a_run_that_began_before_a_rebuild_cannot_commit_after_it(
     assert_as_rebuilt_at_once(spark, Lake(lake.folder), history.events, tmp_path)
 
 
+def test_gold_does_not_follow_a_silver_table_that_was_made_anew_behind_it(
+    spark: SparkSession, lake: Lake, history: History, tmp_path: Path
+) -> None:
+    """It would take the batches of that table for those that it has, by their numbers."""
+    first, second, third = cut(history.events, [200, 150])
+    for batch in (first, second):
+        put(spark, lake, batch)
+        update_silver(spark, lake)
+        update_gold(spark, lake)
+    shutil.rmtree(lake.tasks.folder)
+    again = Lake(lake.folder)
+    put(spark, again, third)
+    update_silver(spark, again)
+    with pytest.raises(LakeDamaged, match="rebuild"):
+        update_gold(spark, again)
+    rebuild(spark, Lake(lake.folder))
+    assert_as_rebuilt_at_once(spark, Lake(lake.folder), history.events, tmp_path)
+
+
 def test_a_table_tells_its_offsets_also_if_the_first_shard_has_none(lake: Lake) -> None:
     lake.bronze.commit([], batch=1, offsets={1: 5, 3: 9})
     assert Lake(lake.folder).bronze.offsets == {1: 5, 3: 9}
@@ -174,6 +195,29 @@ def test_a_folder_whose_name_is_a_pattern_to_spark_is_read(
     lake = Lake(tmp_path / "a [prod]{x}*?#")
     put(spark, lake, history.events)
     assert counted(lake.bronze.read(spark)).total() == len(history.events)
+
+
+def test_what_a_commit_names_is_on_disk_before_anything_follows_it(
+    lake: Lake, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Power loss leaves empty files of what was not forced to disk, and an empty commit is none."""
+    forced, fsync = set[str](), os.fsync
+
+    def recorded(descriptor: int) -> None:
+        forced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    lake.bronze.set_properties({"codeq.logId": "x"})
+    target = lake.bronze.target(lake.bronze.new_folder(1), EVENTS)
+    rows = arrow(history.events)
+    files = [*parquet.write_rows(target, rows, rows_max=1000), *parquet.write_stream(target, rows.to_batches())]
+    for batch in range(1, 103):
+        lake.bronze.commit(files if batch == 1 else [], batch=batch)
+    lake.bronze.set_properties({"codeq.logId": "y"})
+    written = [path for path in Path(lake.folder).rglob("*") if path.is_file() and not path.name.startswith("_last")]
+    assert any(path.name.endswith(".checkpoint.parquet") for path in written)
+    assert {str(path) for path in written} <= forced
 
 
 def test_a_column_that_a_version_adds_reaches_the_schema_of_the_table(

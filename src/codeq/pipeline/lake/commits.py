@@ -5,12 +5,13 @@ A commit is tried once: a retry would pass by what another run has committed.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from codeq.domain.errors import CodeqError
-from codeq.pipeline.lake.folder import Folder, LakeUnavailable, one_line
+from codeq.pipeline.lake.folder import Folder, LakeUnavailable, force_to_disk, one_line
 
 ONE_TRY = CommitProperties(max_commit_retries=0)
 
@@ -42,6 +43,18 @@ def no_other_commit(table: Folder, delta: DeltaTable) -> Iterator[None]:
     delta.update_incremental()
     if delta.version() != version + 1:
         raise _conflict(table, f"its version is {delta.version()}, and was {version}")
+    force_commit(table, version + 1)
+
+
+def force_commit(table: Folder, version: int) -> None:
+    """Returns once this commit survives power loss, as it does in a store anyway. Tables follow each other: if one lost
+    the commit that another has taken in, rows would be counted twice, or never.
+    """
+    if table.is_local:
+        for kind in ("json", "checkpoint.parquet"):
+            path = Path(table) / "_delta_log" / f"{version:020}.{kind}"
+            if path.exists():
+                force_to_disk(path)
 
 
 def _conflict(table: Folder, reason: str) -> LakeConflict:

@@ -166,6 +166,15 @@ def file_at(address: str) -> tuple[fs.FileSystem, str]:
     return system, path
 
 
+def force_to_disk(path: str | os.PathLike[str]) -> None:
+    """Returns once a file of this machine survives power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def storage_errors(addresses: Sequence[str]) -> Iterator[None]:
     """Raises LakeDamaged if one of these files is missing or no Parquet, and LakeUnavailable if the storage fails."""

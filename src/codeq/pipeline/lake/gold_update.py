@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from codeq.pipeline.lake import gold
 from codeq.pipeline.lake.data_file import CLOSED, DAYS, EVENTS, DataFile, NewFile, packed
+from codeq.pipeline.lake.folder import LakeDamaged
 from codeq.pipeline.lake.gold_step import BUCKET_BYTES, BUCKET_ROWS, GoldOutput, GoldStep, Piece, run_step
 from codeq.pipeline.lake.maintenance import Log
 from codeq.pipeline.lake.partitions import ParquetFiles
@@ -57,8 +58,20 @@ def update_gold(spark: SparkSession, lake: Lake, *, log: Log = lambda _: None) -
     for definition, table in lake.gold:
         by_position.setdefault(position_of(lake, table), []).append((definition, table))
     for position, pairs in by_position.items():
+        if _is_ahead(position, goal):
+            raise LakeDamaged(
+                f"{pairs[0][1].folder} has taken in rows that silver does not have: a table of silver was deleted, or "
+                "is older than the others. `codeq pipeline rebuild` makes both anew"
+            )
         if position != goal:
             _update(spark, lake, pairs, position, goal=goal, log=log)
+
+
+def _is_ahead(position: Position, goal: Position) -> bool:
+    """Whether it has closed rows or events that silver is yet to come to. By number they would be taken for known."""
+    ends = dict(goal.offsets)
+    has_more = any(offset > ends.get(shard, 0) for shard, offset in position.offsets)
+    return has_more or position.attempts > goal.attempts or position.tasks > goal.tasks
 
 
 def _update(

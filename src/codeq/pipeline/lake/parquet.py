@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from codeq.pipeline.lake.data_file import DAY, NewFile, Ranges, joined, ranges_of, stats_json
-from codeq.pipeline.lake.folder import Folder, LakeUnavailable, file_at, storage_errors
+from codeq.pipeline.lake.folder import Folder, LakeUnavailable, file_at, force_to_disk, storage_errors
 
 COMPRESSION = "zstd"
 HIGH_CARDINALITY = (
@@ -142,6 +142,8 @@ def _new_address(target: FileTarget) -> Iterator[str]:
 def _new_file(target: FileTarget, address: str, rows: int, ranges: Ranges) -> NewFile:
     system, path = file_at(address)
     size_bytes = system.get_file_info(path).size
+    if target.table.is_local:
+        force_to_disk(path)
     return NewFile(target.table.relative(address), rows, size_bytes, stats_json(rows, ranges))
 
 

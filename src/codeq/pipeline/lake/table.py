@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 from codeq.domain.limits import SHARDS_MAX
 from codeq.pipeline.lake import gold, parquet, tables
 from codeq.pipeline.lake.commit_check import check_commits
-from codeq.pipeline.lake.commits import ONE_TRY, LakeConflict, commit_errors, no_other_commit
+from codeq.pipeline.lake.commits import ONE_TRY, LakeConflict, commit_errors, force_commit, no_other_commit
 from codeq.pipeline.lake.data_file import (
     CLOSED,
     DAYS,
@@ -251,6 +251,7 @@ class LakeTable:
                         max_commit_retries=0,
                     ),
                 )
+                force_commit(self.folder, delta.version() + 1)
         finally:
             self._reload()
 
@@ -321,7 +322,7 @@ class LakeTable:
         try:
             if not self.folder.is_local:
                 check_commits(self.folder.parent)
-            return DeltaTable.create(
+            made = DeltaTable.create(
                 str(self.folder),
                 self._delta_schema(),
                 mode="error",
@@ -329,6 +330,8 @@ class LakeTable:
                 configuration=dict(properties or {}),
                 raise_if_key_not_exists=False,
             )
+            force_commit(self.folder, 0)
+            return made
         except (DeltaError, OSError) as fault:
             self._reload()
             if self._delta is None:
