@@ -64,7 +64,8 @@ import codeq, os, sys
 queue = codeq.open(sys.argv[1])
 batcher = queue.batcher()
 if os.fork() == 0:
-    for call in (lambda: queue.enqueue("a", 1), lambda: queue.for_tenant("b").queues(), lambda: batcher.enqueue("a", 1)):
+    view = queue.for_tenant("b")
+    for call in (lambda: queue.enqueue("a", 1), view.queues, lambda: batcher.enqueue("a", 1)):
         try:
             call()
         except codeq.CodeqError as fault:

@@ -25,7 +25,7 @@ def test_a_claimed_job_in_place_of_the_running_one_is_told_apart_when_the_worker
 
     worker = codeq.Worker(codeq_queue)
     worker.task("work")(work)
-    with pytest.raises(InvalidRequest, match="gets a codeq.RunningJob, not a codeq.Job: annotate job as that"):
+    with pytest.raises(InvalidRequest, match=r"gets a codeq.RunningJob, not a codeq.Job: annotate job as that"):
         codeq_queue.work(worker)
 
 

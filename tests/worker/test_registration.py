@@ -22,7 +22,6 @@ class Shop:
     def sell(self, payload: object) -> None: ...
 
 
-
 async def yields_async(payload: object) -> Any:
     yield payload
 
@@ -42,7 +41,10 @@ def test_a_function_that_cannot_be_a_handler_is_refused_where_it_is_declared(fun
         ({"concurrency": True}, "concurrency"),
         ({"prefetch": 3}, "prefetch"),
         ({"prefetch": 1001}, "prefetch"),
-        ({"threads": 2, "prefetch": 4}, r"prefetch \(at least as many as run at once\) must be a whole number from 16 "),
+        (
+            {"threads": 2, "prefetch": 4},
+            r"prefetch \(at least as many as run at once\) must be a whole number from 16 ",
+        ),
         ({"lease": 0.5}, "lease"),
         ({"lease": 13 * 3600}, "lease"),
         ({"lease": "soon"}, "a time is"),

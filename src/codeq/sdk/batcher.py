@@ -235,7 +235,9 @@ class Batcher(BatchSender[threading.Event]):
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():  # its threads are not here, so nothing would be sent
-            raise InvalidRequest("this batcher was made before the fork, by the parent process: make one after the fork")
+            raise InvalidRequest(
+                "this batcher was made before the fork, by the parent process: make one after the fork"
+            )
 
     def _close_batch(self) -> None:
         if self._filling is not None:

@@ -148,7 +148,8 @@ class TaskSignature:
             return get_type_hints(function, include_extras=True)
         except (NameError, TypeError, AttributeError) as fault:
             raise InvalidRequest(
-                f"the annotations of {self.name} cannot be read: {fault}; import what they name, not only if TYPE_CHECKING"
+                f"the annotations of {self.name} cannot be read: {fault}; import what they name,"
+                " not only if TYPE_CHECKING"
             ) from None
 
     @cached_property

@@ -65,8 +65,8 @@ async def run_handler_async(handler: Handler, running: RunningJob) -> JobOutcome
 
 
 def _end_if_forked(process: int, fault: BaseException | None = None) -> None:
-    """Ends a process that the handler has forked, as `sys.exit` or its error would. It must not report the job, which is
-    its parent's, nor go on as a second worker with the same connections."""
+    """Ends a process that the handler has forked, as `sys.exit` or its error would. It must not report the job, which
+    is its parent's, nor go on as a second worker with the same connections."""
     if os.getpid() == process:
         return
     code = 0

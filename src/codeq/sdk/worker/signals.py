@@ -17,7 +17,7 @@ _forking = threading.local()
 
 
 def give_forks(handlers: Mapping[int, Any]) -> None:
-    """Has processes that are forked from now on handle these signals so; with an empty mapping, as this process does."""
+    """Has processes that are forked from now on handle these signals so; if there are none, as this process does."""
     _before.clear()
     _before.update(handlers)
 
