@@ -1,5 +1,6 @@
 """How commands end: exit codes, error messages without stack traces, and a quick `--version`."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,19 @@ def test_a_server_that_is_not_there_is_unreachable_and_said_how_to_start(cli: Cl
     assert (told.returncode, told.stdout) == (4, "")
     error = msgspec.json.decode(told.stderr)
     assert (set(error), error["exitCode"]) == ({"error", "code", "exitCode"}, 4)
+
+
+def test_a_command_whose_outputs_are_closed_does_its_work(cli: Cli) -> None:
+    """As under a scheduler that closes them, or after `>&- 2>&-`."""
+    for command, code in (("queue list", 0), ("--version", 0), ("task show nothing", 3)):
+        line = shlex.join([*command_line(*command.split())])
+        done = subprocess.run(
+            ["sh", "-c", f"{line} >&-"], env=environment(cli.env), stderr=subprocess.PIPE, check=False
+        )
+        assert (done.returncode, b"Traceback" in done.stderr) == (code, False)
+        assert (
+            subprocess.run(["sh", "-c", f"{line} >&- 2>&-"], env=environment(cli.env), check=False).returncode == code
+        )
 
 
 def test_a_run_of_the_pipeline_is_once_or_every_so_often(cli: Cli) -> None:

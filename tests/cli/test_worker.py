@@ -31,6 +31,8 @@ async def greet(payload):
 def program(tmp_path: Path) -> Path:
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "broken.py").write_text("import a_library_that_is_not_there")
+    (tmp_path / "no_python.py").write_text("worker = (")
+    (tmp_path / "app.py").write_text("import a")
     return tmp_path
 
 
@@ -69,6 +71,7 @@ def test_functions_run_in_processes_if_the_command_line_says_so(cli: Cli, progra
         ("program", "MODULE:NAME"),
         (":worker", "MODULE:NAME"),
         ("nowhere:worker", "there is no module 'nowhere'"),
+        ("program.py:worker", "write program:worker"),
         ("program:nothing", "is not a codeq.Worker"),
         ("program:missing", "is not a codeq.Worker"),
     ],
@@ -81,12 +84,26 @@ def test_a_worker_that_is_not_there_is_said_to_be_missing(cli: Cli, program: Pat
     assert "Traceback" not in err
 
 
-def test_a_program_that_cannot_be_loaded_shows_where_it_broke(cli: Cli, program: Path) -> None:
-    with cli.start("worker", "run", "broken:worker", cwd=program) as running:
+@pytest.mark.parametrize(
+    ("module", "lines"),
+    [
+        ("broken", ["broken.py", "No module named 'a_library_that_is_not_there'"]),
+        ("app", ["app.py", "No module named 'a'"]),
+        ("no_python", ["no_python.py", "SyntaxError"]),
+    ],
+)
+def test_a_program_that_cannot_be_loaded_shows_where_it_broke(
+    cli: Cli, program: Path, module: str, lines: list[str]
+) -> None:
+    """And not what codeQ and Python did to load it."""
+    with cli.start("worker", "run", f"{module}:worker", cwd=program) as running:
         _, err = running.communicate(timeout=60)
     assert running.returncode == 1
-    assert "broken.py" in err
-    assert "a_library_that_is_not_there" in err
+    assert err.endswith(f"codeq: the module '{module}' cannot be imported, as above\n")
+    for line in lines:
+        assert line in err
+    assert len(err.splitlines()) < 10, err
+    assert "importlib" not in err
 
 
 def ended(cli: Cli, program: Path, *arguments: str) -> tuple[int, str]:

@@ -57,3 +57,36 @@ def test_a_program_that_leaves_its_queue_open_ends_as_it_wants_to(tmp_path: Path
         assert (ended.returncode, ended.stderr) == (7, "")
         with codeq.open(tmp_path) as queue:
             assert len(queue.list().tasks) == number
+
+
+IN_A_FORK = """
+import codeq, os, sys
+queue = codeq.open(sys.argv[1])
+batcher = queue.batcher()
+if os.fork() == 0:
+    view = queue.for_tenant("b")
+    for call in (lambda: queue.enqueue("a", 1), view.queues, lambda: batcher.enqueue("a", 1)):
+        try:
+            call()
+        except codeq.CodeqError as fault:
+            print(fault, flush=True)
+    batcher.close()
+    queue.close()
+    os._exit(0)
+status = os.wait()[1]
+batcher.enqueue("a", 2)
+batcher.close()
+print(status, len(queue.list().tasks))
+queue.close()
+"""
+
+
+def test_a_queue_that_was_opened_before_a_fork_says_so_instead_of_waiting_for_ever(tmp_path: Path) -> None:
+    """As under a web server that forks after it has loaded the application."""
+    run = [sys.executable, "-c", IN_A_FORK, str(tmp_path)]
+    ended = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True)
+    *refusals, last = ended.stdout.splitlines()
+    assert [text.partition(" before the fork")[0] for text in refusals] == [
+        "this queue was opened", "this queue was opened", "this batcher was made",
+    ]  # fmt: skip
+    assert last == "0 1"

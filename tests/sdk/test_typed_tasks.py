@@ -8,6 +8,8 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 import pytest
 from pydantic import BaseModel, Field
+from tests.sdk.clients import token_for
+from tests.server.server_process import Server
 
 import codeq
 from codeq.errors import EnqueueRefused, InvalidRequest, PayloadInvalid, ResultInvalid
@@ -222,6 +224,27 @@ def test_clients_of_every_kind_take_declared_tasks(queue: BlockingVerbs) -> None
     assert queue.wait(task.id, 10, of=declared) == Size(7)
     many = queue.enqueue_many([declared.new_task(Size(1)), codeq.new_task("typed", {"width": 2}, priority=4)])
     assert [each.priority for each in many] == [0, 4]
+
+
+def test_waits_on_the_event_loop_leave_its_threads_to_others(server: Server) -> None:
+    """An event loop has a handful of threads, in which names are looked up too."""
+
+    async def main(queue: codeq.Client, declared: Any) -> Any:
+        task = await declared.enqueue_async(Size(1))
+        waits = [asyncio.create_task(declared.wait_async(task, 10)) for _ in range(50)]
+        await asyncio.sleep(0)
+        other = await declared.enqueue_async(Size(2))
+        for job in queue.claim("awaited", limit=2):
+            queue.complete(job, Size(3))
+        return await declared.wait_async(other), await asyncio.gather(*waits)
+
+    with codeq.Client(server.base, token_for(server, "awaited")) as queue:
+        declared = codeq.task("awaited")(by_dataclass)
+        codeq.set_default_queue(queue)
+        try:
+            assert asyncio.run(main(queue, declared)) == (Size(3), [Size(3)] * 50)
+        finally:
+            codeq.set_default_queue(None)
 
 
 def test_a_batch_with_a_refused_task_raises_and_has_every_answer(queue: BlockingVerbs) -> None:

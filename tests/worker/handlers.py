@@ -6,6 +6,7 @@ on when the file beside it is there (`go`).
 
 import asyncio
 import ctypes
+import multiprocessing
 import os
 import resource
 import signal
@@ -205,6 +206,35 @@ def fork_and_hold_up(path: str) -> str:
         time.sleep(WAIT_S_MAX)
         os._exit(0)
     return hold_up(path)
+
+
+def fork(how: str) -> Any:
+    """Forks a process that ends in the way that is asked for, and returns its exit code."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if how == "exits":
+        sys.exit(3)
+    if how == "fails":
+        raise ValueError("in the fork")
+    return "of the fork"
+
+
+async def fork_async(how: str) -> Any:
+    return fork(how)
+
+
+def end_fork(seconds: float) -> Any:
+    """Ends a process of its own with SIGTERM, as a pool of multiprocessing does, and returns how that has ended."""
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(seconds,))
+    child.start()
+    child.terminate()
+    child.join()
+    return child.exitcode
+
+
+async def end_fork_async(seconds: float) -> Any:
+    return end_fork(seconds)
 
 
 def mark(payload: list[Any]) -> int:

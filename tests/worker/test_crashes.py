@@ -65,6 +65,30 @@ def test_the_last_try_of_a_crashing_task_ends_it_in_the_dead_letter_queue(embedd
     assert queue.get(task.id).task.is_dead
 
 
+@pytest.mark.filterwarnings("ignore:.*fork")
+@pytest.mark.parametrize(("how", "code"), [("exits", 3), ("fails", 1), ("returns", 0)])
+@pytest.mark.parametrize(("command", "process"), [("fork", False), ("fork", True), ("fork_async", None)])
+def test_a_process_that_a_handler_forks_ends_with_its_copy_of_the_handler(
+    embedded: codeq.Queue, command: str, process: bool | None, how: str, code: int
+) -> None:
+    """It would report its parent's job, and go on as a second worker."""
+    queue = embedded.for_tenant(f"{command}-{process}-{how}")
+    tasks = [queue.enqueue(command, how, max_attempts=1) for _ in range(3)]
+    make_worker({command: {"process": process}}, concurrency=1).run(queue, until_idle=True)
+    assert [queue.wait(task, 0) for task in tasks] == [code] * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+@pytest.mark.parametrize(("command", "process"), [("end_fork", False), ("end_fork", True), ("end_fork_async", None)])
+def test_a_signal_to_a_process_of_a_handler_ends_that_and_not_the_worker(
+    embedded: codeq.Queue, command: str, process: bool | None
+) -> None:
+    queue = embedded.for_tenant(f"{command}-{process}")
+    tasks = [queue.enqueue(command, 20, max_attempts=1) for _ in range(20)]
+    make_worker({command: {"process": process}}, concurrency=1).run(queue, until_idle=True)
+    assert [queue.wait(task, 0) for task in tasks] == [-signal.SIGTERM] * 20
+
+
 class Unreadable:
     """Can be pickled, and nobody can read it again."""
 

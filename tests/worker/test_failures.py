@@ -167,9 +167,10 @@ def test_rules_that_make_no_sense_are_refused() -> None:
         {"retry_on": "often"},
         {"fail_on": 5},
         {"retry_on": {ValueError: "soon"}},
+        {"retry_on": ValueError()},
         {"fail_on": [ValueError()]},
     ):
-        with pytest.raises((codeq.errors.InvalidRequest, TypeError)):
+        with pytest.raises(codeq.errors.InvalidRequest):
             codeq.Worker().task("work", **options)(raises)
 
 
@@ -208,6 +209,56 @@ def test_hooks_are_called_with_what_failed(codeq_queue: QueueForTests, caplog: p
     said = "ValueError: above"
     assert sorted(told) == [("death", 2, True, said), ("failure", 1, False, said), ("failure", 2, False, said)]
     assert "RuntimeError: hook of work" in caplog.text
+
+
+@pytest.mark.parametrize("fault", [SystemExit(3), KeyboardInterrupt()])
+def test_a_hook_that_wants_to_exit_does_not_end_the_worker(
+    codeq_queue: QueueForTests, caplog: pytest.LogCaptureFixture, fault: BaseException
+) -> None:
+    worker = codeq.Worker(codeq_queue)
+    worker.task("work", backoff=codeq.fixed(0))(fails_deep)
+
+    @worker.on_failure
+    def leaves(_: codeq.Failure) -> None:
+        raise fault
+
+    @worker.on_failure
+    async def leaves_async(_: codeq.Failure) -> None:
+        raise fault
+
+    task = codeq_queue.enqueue("work", 1, max_attempts=3)
+    codeq_queue.work(worker)
+    assert codeq_queue.get(task).task.is_dead
+    assert caplog.text.count("a hook for failures of work has failed itself") == 6
+
+
+HANGING_HOOK = """
+    import sys, time
+    import codeq
+    from codeq.sdk.worker import hooks
+
+    hooks.HOOKS_S_MAX = 0.1
+    worker = codeq.Worker()
+
+    @worker.task("work")
+    def work(payload: int) -> None:
+        raise ValueError("broken")
+
+    @worker.on_failure
+    def hangs(failure: codeq.Failure) -> None:
+        time.sleep(3600)
+
+    with codeq.open(sys.argv[1]) as queue:
+        queue.enqueue("work", 1, max_attempts=1)
+        worker.run(queue, until_idle=True)
+"""
+
+
+def test_a_hook_that_hangs_does_not_keep_the_program_from_ending(tmp_path: Path) -> None:
+    program = tmp_path / "app.py"
+    program.write_text(textwrap.dedent(HANGING_HOOK))
+    variables = environment({"PYTHONPATH": os.pathsep.join(sys.path)})
+    subprocess.run([sys.executable, program, tmp_path / "data"], timeout=30, check=True, env=variables)
 
 
 def test_a_handler_that_allows_more_attempts_than_the_task_says_so_once(

@@ -18,11 +18,15 @@ def yields(payload: object) -> Any:
     yield payload
 
 
+class Shop:
+    def sell(self, payload: object) -> None: ...
+
+
 async def yields_async(payload: object) -> Any:
     yield payload
 
 
-@pytest.mark.parametrize("function", [gathers, gathers_names, yields, yields_async, print, 5])
+@pytest.mark.parametrize("function", [gathers, gathers_names, yields, yields_async, print, 5, Shop.sell])
 def test_a_function_that_cannot_be_a_handler_is_refused_where_it_is_declared(function: Callable[..., Any]) -> None:
     with pytest.raises(InvalidRequest, match="a handler"):
         codeq.Worker().task("work")(function)
@@ -37,6 +41,10 @@ def test_a_function_that_cannot_be_a_handler_is_refused_where_it_is_declared(fun
         ({"concurrency": True}, "concurrency"),
         ({"prefetch": 3}, "prefetch"),
         ({"prefetch": 1001}, "prefetch"),
+        (
+            {"threads": 2, "prefetch": 4},
+            r"prefetch \(at least as many as run at once\) must be a whole number from 16 ",
+        ),
         ({"lease": 0.5}, "lease"),
         ({"lease": 13 * 3600}, "lease"),
         ({"lease": "soon"}, "a time is"),
@@ -176,7 +184,10 @@ def test_a_worker_that_may_not_claim_says_so_and_ends(server: Any) -> None:
 
 def test_a_decorator_without_parentheses_says_that_they_are_missing() -> None:
     undecorated: Any = handlers.echo
-    for decorate, name in ((codeq.task, "codeq.task"), (codeq.Worker().task, "worker.task")):
+    worker: Any = codeq.Worker()
+    for decorate, name in (
+        (codeq.task, "codeq.task"), (worker.task, "worker.task"), (worker.batch, "worker.batch"),
+    ):  # fmt: skip
         with pytest.raises(InvalidRequest, match=rf"write @{name}\(\) with parentheses"):
             decorate(undecorated)
 

@@ -102,6 +102,9 @@ class RootGroup(TyperGroup):
         self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any
     ) -> Any:
         arguments = list(sys.argv[1:] if args is None else args)
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:  # closed by who started this process, as by `>&-`
+                setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         if arguments == ["--version"]:  # answered before a hundred options are built
             _print_version()
             sys.exit(ExitCode.OK)

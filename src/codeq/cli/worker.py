@@ -4,8 +4,10 @@ import importlib
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +15,7 @@ import typer
 from codeq.cli.connect import RETRY_S, ServerFlags, with_server_flags
 from codeq.cli.errors import UsageError
 from codeq.cli.parameters import duration
+from codeq.domain.errors import CodeqError
 
 if TYPE_CHECKING:
     from codeq import Worker
@@ -92,10 +95,13 @@ def load(where: str) -> "Worker":
     sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as fault:
-        if fault.name is None or not module.startswith(fault.name):
-            raise  # the module exists, and one that it imports does not
-        raise UsageError(f"there is no module {module!r} here ({os.getcwd()})") from None
+    except Exception as fault:  # noqa: BLE001 - whatever the program raises
+        # If another module is missing, this one exists, and imports it.
+        if isinstance(fault, ModuleNotFoundError) and f"{module}.".startswith(f"{fault.name}."):
+            hint = f"; write {module[:-3]}:{name}" if module.endswith(".py") else ""
+            raise UsageError(f"there is no module {module!r} here ({os.getcwd()}){hint}") from None
+        print(_traceback(fault), file=sys.stderr, end="")
+        raise ImportFailed(f"the module {module!r} cannot be imported, as above") from None
     there = [each for each, value in vars(found).items() if isinstance(value, Worker)]
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -103,6 +109,24 @@ def load(where: str) -> "Worker":
         known = f"it has {', '.join(f'{module}:{each}' for each in there)}" if there else "it has none"
         raise UsageError(f"{where} is not a codeq.Worker of the module {module!r}: {known}")
     return found
+
+
+class ImportFailed(CodeqError):
+    """The program of the worker has an error, which is printed before."""
+
+    code = "import-failed"
+
+
+def _traceback(fault: Exception) -> str:
+    """As Python prints it, without the steps of the import itself."""
+    step = fault.__traceback__
+    while step is not None and (step.tb_frame.f_code.co_filename == __file__ or _is_import(step.tb_frame)):
+        step = step.tb_next
+    return "".join(traceback.format_exception(type(fault), fault, step))
+
+
+def _is_import(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "importlib"
 
 
 def _keep(worker: "Worker", wanted: Sequence[str]) -> None:

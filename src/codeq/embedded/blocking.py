@@ -70,6 +70,7 @@ class Queue(BlockingVerbs):
         self._loop = loop
         self._thread = thread
         self._is_open = True
+        self._pid = os.getpid()
         self._at_exit = partial(_close_at_exit, weakref.ref(self), os.getpid())
         if thread is not None:
             atexit.register(self._at_exit)
@@ -78,7 +79,9 @@ class Queue(BlockingVerbs):
 
     def for_tenant(self, tenant: str) -> "Queue":
         """The same store as another tenant. Only closing the queue that was opened closes the store."""
-        return Queue(self._inner.for_tenant(tenant), self._loop, None)
+        view = Queue(self._inner.for_tenant(tenant), self._loop, None)
+        view._pid = self._pid
+        return view
 
     def as_async(self) -> Verbs:
         """Returns `aio`: the same queue with coroutines, for any event loop."""
@@ -90,7 +93,7 @@ class Queue(BlockingVerbs):
 
     def close(self) -> None:
         """Waits until all changes are on disk, and releases the directory. May be called twice."""
-        if self._is_open and self._thread is not None:
+        if self._is_open and self._thread is not None and self._pid == os.getpid():
             self._is_open = False
             atexit.unregister(self._at_exit)
             try:
@@ -107,6 +110,10 @@ class Queue(BlockingVerbs):
             raise
 
     def _submit(self, call: Coroutine[Any, Any, T]) -> "Future[T]":
+        if self._pid != os.getpid():  # the event loop has no thread here, so the call would wait for ever
+            call.close()
+            raise StoreClosed("this queue was opened before the fork, by the parent process: open it after the fork, "
+                              "in one process only; several processes need a server")  # fmt: skip
         if not self._is_open or self._loop.is_closed():
             call.close()
             raise StoreClosed("this queue was closed")

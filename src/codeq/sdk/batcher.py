@@ -1,6 +1,7 @@
 """Batches of enqueues: tasks that a program enqueues one by one are sent together, and each gets its own answer."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Generator, Sequence
 from time import monotonic
@@ -168,6 +169,7 @@ class Batcher(BatchSender[threading.Event]):
     ):
         super().__init__(size=size, linger_s=linger_s)
         self._prepare = prepare
+        self._pid = os.getpid()
         self._changed = threading.Condition()
         self._full: list[PendingBatch[threading.Event]] = []
         self._sending: list[PendingBatch[threading.Event]] = []
@@ -187,6 +189,7 @@ class Batcher(BatchSender[threading.Event]):
         return self.put(_new_task(command, *args, **kwargs))
 
     def put(self, task: NewTask) -> Ticket:
+        self._check_process()
         with self._changed:
             while len(self._full) >= BATCHES_WAITING_MAX and not self._is_closed:
                 self._changed.wait()
@@ -202,6 +205,7 @@ class Batcher(BatchSender[threading.Event]):
 
     def flush(self) -> None:
         """Sends what is waiting, and returns when everything that was put so far has been answered."""
+        self._check_process()
         with self._changed:
             self._close_batch()
             waiting = [*self._sending, *self._full]
@@ -210,6 +214,8 @@ class Batcher(BatchSender[threading.Event]):
                 pass
 
     def close(self) -> None:
+        if self._pid != os.getpid():
+            return  # what waits here is sent by the parent
         try:
             self.flush()
         finally:  # Ctrl-C meanwhile: its threads end all the same, when they have sent what is left
@@ -226,6 +232,12 @@ class Batcher(BatchSender[threading.Event]):
         self.close()
         if kind is None:
             self._raise_refusal()
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():  # its threads are not here, so nothing would be sent
+            raise InvalidRequest(
+                "this batcher was made before the fork, by the parent process: make one after the fork"
+            )
 
     def _close_batch(self) -> None:
         if self._filling is not None:

@@ -97,7 +97,10 @@ def _options(
 
 def _dev_token(url: str) -> str | None:
     """What a development server accepts; others refuse it. It is offered to this machine only."""
-    return DEV_TOKEN if is_loopback(urlsplit(url).hostname or "") else None
+    try:
+        return DEV_TOKEN if is_loopback(urlsplit(url).hostname or "") else None
+    except ValueError:
+        return None  # not an address, as is said next
 
 
 def _backend(transport: Transport, address: Address, options: ClientOptions) -> HttpBackend:

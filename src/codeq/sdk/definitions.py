@@ -104,16 +104,20 @@ class TaskDefinition(Generic[P, R]):
 
     async def wait_async(self, task: Task | str, timeout: Seconds = 60) -> R:  # noqa: ASYNC109 - the server waits
         """As `wait`, without blocking the event loop."""
-        result: R = await self._await(lambda queue: queue.wait(task, timeout, of=self))
+        result: R = await self._await(lambda queue: queue.wait(task, timeout, of=self), is_long=True)
         return result
 
-    async def _await(self, call: Callable[[Any], Any]) -> Any:
+    async def _await(self, call: Callable[[Any], Any], *, is_long: bool = False) -> Any:
         queue = self._queue()
         if not _is_async(queue) and queue.backend.client_options is None:
             queue = queue.as_async()
         if _is_async(queue):
             return await call(queue)
-        # In a thread, because connections of an async client belong to one event loop, and this object to none.
+        # Connections of an async client belong to one event loop, and this object to none. So a long call has one of
+        # its own, and others are made in a thread: an event loop has few of them, which the program needs too.
+        if is_long:
+            async with queue.as_async() as waiting:
+                return await call(waiting)
         return await asyncio.to_thread(call, queue)
 
     def _queue(self) -> Any:
@@ -161,7 +165,8 @@ def task(command: str | None = None, **options: "Unpack[HandlerOptions]") -> Dec
     with every task.
 
     The payload has the arguments, decoded and checked by the annotations: JSON types, dataclasses, TypedDicts,
-    msgspec.Structs and pydantic models. A parameter that is called `job`, or annotated as RunningJob, gets the job.
+    msgspec.Structs and pydantic models. A parameter that is annotated as RunningJob, or called `job` without an
+    annotation, gets the job.
     """
 
     check_decorator(command, "codeq.task")

@@ -3,7 +3,7 @@
 A function without parameters has no payload. One parameter that may be a JSON object (a dataclass, a TypedDict, a
 msgspec.Struct, a pydantic model, a dict, or not annotated) is the payload. Otherwise the payload is an object with the
 arguments by name; a payload that is no object is the first argument. The job is no argument: it is the parameter that
-is called `job`, or that is annotated as RunningJob.
+is annotated as RunningJob, or that is called `job` and has no annotation.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from codeq.domain.errors import InvalidRequest
-from codeq.sdk.jobs import PayloadInvalid, ResultInvalid
+from codeq.sdk.jobs import Job, PayloadInvalid, ResultInvalid
 from codeq.sdk.json_encoding import encode_json, make_decoder
 from codeq.sdk.new_tasks import ENQUEUE_OPTIONS
 
@@ -49,6 +49,11 @@ class TaskSignature:
             raise InvalidRequest(
                 f"a handler is a function whose parameters can be read; {self.name} is not: {fault}"
             ) from None
+        if next(iter(self._signature.parameters), "") == "self":
+            raise InvalidRequest(
+                f"a handler is called without `self`; {self.name} is a method: register that of an object,"
+                " as worker.task()(shop.resize)"
+            )
         for parameter in self._signature.parameters.values():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise InvalidRequest(
@@ -65,6 +70,8 @@ class TaskSignature:
             is_job = hint is None and name == JOB and parameter.annotation is parameter.empty
             if is_job or hint is job_type or job_type in get_args(hint):
                 return name
+            if hint is Job or Job in get_args(hint):
+                raise InvalidRequest(f"{self.name} gets a codeq.RunningJob, not a codeq.Job: annotate {name} as that")
         return None
 
     @cached_property
@@ -131,15 +138,18 @@ class TaskSignature:
     @cached_property
     def _hints(self) -> dict[str, Any]:
         function = self._function
-        while isinstance(function, partial):
-            function = function.func
-        if not isinstance(function, (types.FunctionType, types.MethodType, type)):
-            function = type(function).__call__
+        while not isinstance(function, (types.FunctionType, types.MethodType, type)):
+            # What wraps a function (a partial, functools.cache, a static method) has no annotations of its own.
+            inner = function.func if isinstance(function, partial) else getattr(function, "__wrapped__", None)
+            function = type(function).__call__ if inner is None else inner
+            if inner is None:
+                break
         try:
             return get_type_hints(function, include_extras=True)
         except (NameError, TypeError, AttributeError) as fault:
             raise InvalidRequest(
-                f"the annotations of {self.name} cannot be read: {fault}; import what they name"
+                f"the annotations of {self.name} cannot be read: {fault}; import what they name,"
+                " not only if TYPE_CHECKING"
             ) from None
 
     @cached_property
@@ -208,7 +218,10 @@ class TaskSignature:
     def _bound(self, arguments: dict[str, Any]) -> Bound:
         if not self._positional:
             return (), arguments
-        args = [arguments.pop(name) for name in self._positional if name in arguments]
+        given = max((place for place, name in enumerate(self._positional, 1) if name in arguments), default=0)
+        parameters = self._signature.parameters
+        # One that was left out before others has its default.
+        args = [arguments.pop(name, parameters[name].default) for name in self._positional[:given]]
         return args, arguments
 
     def __reduce__(self) -> tuple[type, tuple[Callable[..., Any]]]:

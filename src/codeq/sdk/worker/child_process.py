@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import multiprocessing
 import pickle
 import signal
 import sys
@@ -23,6 +24,7 @@ from codeq.sdk.worker.handler import Handler
 from codeq.sdk.worker.outcomes import DROPPED, Interrupted, JobOutcome
 from codeq.sdk.worker.parent_death import die_with_parent
 from codeq.sdk.worker.running_job import AttachedFile, RunningJob, name_tasks_in_logs
+from codeq.sdk.worker.signals import give_forks
 from codeq.sdk.worker.task_logs import forward_logs
 from codeq.wire.errors import error_of
 
@@ -75,8 +77,8 @@ def run_jobs(pipe: Connection, pickled_handlers: bytes, parent: int, levels: dic
     """The main function of a child: receives a job, runs its handler, sends the outcome, and so on."""
     # The parent decides when to stop, also if the whole process group gets the signal. A handler that does nothing is,
     # unlike SIG_IGN, not inherited by programs that are started from here.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
+    give_forks({number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)})
+    multiprocessing.current_process().daemon = False  # or its handlers could not use multiprocessing
     die_with_parent(parent)
     name_tasks_in_logs()
     lock = threading.Lock()

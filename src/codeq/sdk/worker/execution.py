@@ -1,7 +1,10 @@
 """Calls the handler of a job and turns what it returns or raises into an outcome: the same in every pool."""
 
+import contextlib
 import inspect
+import os
 import random
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,24 +36,50 @@ _OWN_FILES = ("codeq/sdk/worker/execution.py", "codeq/sdk/signature.py")
 
 def run_handler(handler: Handler, running: RunningJob) -> JobOutcome:
     """Calls the handler and waits for it. Interrupted passes through; every other error is an outcome of the job."""
+    process = os.getpid()
     try:
         with as_current(running), job_span(running.job):
-            return outcome_of_value(handler, running.job, _call(handler, running)())
+            value = _call(handler, running)()
+            _end_if_forked(process)
+            return outcome_of_value(handler, running.job, value)
     except Interrupted:
         raise
     except BaseException as fault:  # noqa: BLE001 - the top of every handler: no error of its may end the worker
+        _end_if_forked(process, fault)
         return outcome_of_error(handler, running.job, fault)
 
 
 async def run_handler_async(handler: Handler, running: RunningJob) -> JobOutcome:
     """As `run_handler`, for a coroutine function. The CancelledError of an interrupted job passes through."""
+    process = os.getpid()
     try:
         with as_current(running), job_span(running.job):
-            return outcome_of_value(handler, running.job, await _call(handler, running)())
+            value = await _call(handler, running)()
+            _end_if_forked(process)
+            return outcome_of_value(handler, running.job, value)
     except BaseException as fault:
+        _end_if_forked(process, fault)
         if running.is_cancelled or isinstance(fault, GeneratorExit):
             raise
         return outcome_of_error(handler, running.job, fault)
+
+
+def _end_if_forked(process: int, fault: BaseException | None = None) -> None:
+    """Ends a process that the handler has forked, as `sys.exit` or its error would. It must not report the job, which
+    is its parent's, nor go on as a second worker with the same connections."""
+    if os.getpid() == process:
+        return
+    code = 0
+    if isinstance(fault, SystemExit) and (fault.code is None or isinstance(fault.code, int)):
+        code = fault.code or 0
+    elif fault is not None:
+        code = 1
+        with contextlib.suppress(Exception):
+            traceback.print_exception(fault)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError, OSError):
+            stream.flush()
+    os._exit(code & 0xFF)
 
 
 def outcome_of_error(handler: Handler, job: Job, fault: BaseException) -> JobOutcome:

@@ -1,6 +1,6 @@
 """The options of a handler: what `@worker.task` and `@codeq.task` take, and which errors are tried again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from msgspec import Struct
@@ -85,7 +85,7 @@ def error_rules(retry_on: RetryOn | None, fail_on: Errors) -> ErrorRules:
 
 
 def _kinds(errors: Any, what: str) -> Sequence[type[BaseException]]:
-    kinds = (errors,) if isinstance(errors, type | str) else tuple(errors)
+    kinds = tuple(errors) if isinstance(errors, Iterable) and not isinstance(errors, type | str) else (errors,)
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             raise InvalidRequest(f"{what} has classes of errors, not {kind!r:.80}")

@@ -31,6 +31,7 @@ from codeq.sdk.worker.outcomes import ABANDONED, DROPPED, TimedOut
 from codeq.sdk.worker.pool import InFlightJob, InFlightJobs, Pool
 from codeq.sdk.worker.processes import ProcessPool
 from codeq.sdk.worker.running_job import AttachedFile, RunningJob, as_current, name_tasks_in_logs
+from codeq.sdk.worker.signals import give_forks
 from codeq.sdk.worker.threads import ThreadPool
 from codeq.sdk.worker_info import worker_info
 
@@ -302,11 +303,13 @@ class Runner:
             yield  # only the main thread can handle signals; other threads are stopped by a cancellation
             return
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        give_forks(before)
         for number in before:
             self._loop.add_signal_handler(number, self._signalled)
         try:
             yield
         finally:
+            give_forks({})
             for number, handler in before.items():
                 self._loop.remove_signal_handler(number)
                 if handler is not None:

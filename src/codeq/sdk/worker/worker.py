@@ -83,7 +83,8 @@ class Worker:
         names = {PoolKind.THREAD: "threads", PoolKind.PROCESS: "child_processes", PoolKind.LOOP: "coroutines"}
         self._slots = {kind: _slots(number, names[kind]) for kind, number in given.items() if number is not None}
         if prefetch is not None:
-            validation.integer(prefetch, "prefetch", max([concurrency, *self._slots.values()]), BATCH_TASKS_MAX)
+            least = max([concurrency, *self._slots.values()])
+            validation.integer(prefetch, "prefetch (at least as many as run at once)", least, BATCH_TASKS_MAX)
         self.queue = _source(queue)
         self.processes = processes
         self.lease_s = _lease_ms(lease) / 1000
@@ -116,8 +117,9 @@ class Worker:
     ) -> "Callable[[Callable[P, Any]], TaskDefinition[P, R]]": ...
     def task(self, command: Any = None, **options: Unpack[HandlerOptions]) -> Any:
         """Registers the function for tasks of this command, by default of its own name. The payload has its arguments,
-        checked by their annotations; a parameter that is called `job`, or annotated as RunningJob, gets the job. It
-        returns the result. It may raise or return `Retry`, `Fail`, `Bury` or `Snooze`; any other error is a failed try.
+        checked by their annotations; a parameter that is annotated as RunningJob, or called `job` without an
+        annotation, gets the job. It returns the result. It may raise or return `Retry`, `Fail`, `Bury` or `Snooze`; any
+        other error is a failed try.
 
         `command` may be a declared task, whose implementation the function is. The decorated function has `enqueue`.
 
@@ -158,6 +160,7 @@ class Worker:
         """Registers a function that takes the payloads of up to `size` tasks as a list, once there are so many or the
         first has waited for `wait`. It returns None, or a list with the result of each, in which `Retry`, `Fail`,
         `Bury` and `Snooze` decide for one task. An error that it raises is a failed try of all of them."""
+        check_decorator(command, "worker.batch")
         batching = Batching(validation.integer(size, "size", 1, BATCH_TASKS_MAX), _seconds(wait, "wait"))
         if options.get("process"):
             raise InvalidRequest("a handler of batches runs in a thread or on the event loop, not in a process")
