@@ -3,7 +3,9 @@
 Also the set-up of every test process.
 """
 
+import re
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,11 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 TESTS = Path(__file__).parent
+_ENGINE = re.compile(
+    r"tests/(?:contract/.*\[(?:.*-)?(r(?:ocksdb|edis)(?:-3-shards|-cluster|-full-filters)?)(?:-.*)?\]"
+    r"|lockstep/.*::TestLockstepOn(\w+))"
+)
+"""The engine that is named in the id of a contract test, or in that of a lockstep test."""
 LONGEST_FIRST = ("pipeline", "system", "worker", "server", "sdk")
 """Started first, so that no process is left with a long file at the end."""
 
@@ -43,6 +50,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONGEST_FIRST.index(folder) if (folder := _folder(item)) in LONGEST_FIRST else 9)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Says on which engines the contract and the lockstep tests have run."""
+    ran: Counter[str] = Counter()
+    for report in [*terminalreporter.stats.get("passed", ()), *terminalreporter.stats.get("failed", ())]:
+        if found := _ENGINE.match(report.nodeid):
+            ran[found[1] or found[2]] += 1
+    if ran:
+        named = ", ".join(f"{engine} {number}" for engine, number in sorted(ran.items()))
+        terminalreporter.write_line(f"contract and lockstep tests by engine: {named}")
 
 
 def _folder(item: pytest.Item) -> str:

@@ -82,13 +82,13 @@ windows = st.sampled_from([(1024, 65_536, 16 << 20), (1, 1, 0), (2, 3, 2), (3, 7
 
 
 class Lockstep(RuleBasedStateMachine):
-    @initialize(
-        name=st.sampled_from(sorted(ENGINES)), limits=windows, first=st.lists(new_tasks, min_size=3, max_size=9)
-    )
-    def begin(self, name: str, limits: tuple[int, int, int], first: list[NewTask]) -> None:
+    engines: Sequence[str] = ()
+
+    @initialize(number=numbers, limits=windows, first=st.lists(new_tasks, min_size=3, max_size=9))
+    def begin(self, number: int, limits: tuple[int, int, int], first: list[NewTask]) -> None:
         self.model = Model()
         self.clock = FakeClock()
-        self.engine = ENGINES[name]
+        self.engine = ENGINES[self.engines[number % len(self.engines)]]
         self.folder = Path(tempfile.mkdtemp(prefix="codeq-lockstep-"))
         self.path = self.folder / "0"
         self.patch = pytest.MonkeyPatch()
@@ -581,13 +581,31 @@ def _stop(*_: object) -> None:
     raise TimeoutError(f"still busy after {CALL_S_MAX} s")
 
 
-examples, steps = (1_500, 120) if os.environ.get("CODEQ_LOCKSTEP") == "nightly" else (80, 50)
+class LockstepOnRocksDB(Lockstep):
+    engines = ("rocksdb", "rocksdb-3-shards")
 
-TestLockstep = Lockstep.TestCase
-TestLockstep.settings = settings(
-    max_examples=examples,
-    stateful_step_count=steps,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
+
+class LockstepOnRedis(Lockstep):
+    engines = ("redis", "redis-3-shards", "redis-full-filters")
+
+
+class LockstepOnRedisCluster(Lockstep):
+    engines = ("redis-cluster",)
+
+
+def _test_case(machine: type[Lockstep], examples: int) -> type[Any]:
+    is_nightly = os.environ.get("CODEQ_LOCKSTEP") == "nightly"
+    case: type[Any] = machine.TestCase
+    case.settings = settings(
+        max_examples=20 * examples if is_nightly else examples,
+        stateful_step_count=120 if is_nightly else 50,
+        deadline=None,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    return case
+
+
+TestLockstepOnRocksDB = _test_case(LockstepOnRocksDB, 30)
+TestLockstepOnRedis = _test_case(LockstepOnRedis, 40)
+TestLockstepOnRedisCluster = _test_case(LockstepOnRedisCluster, 15)
