@@ -196,8 +196,7 @@ async def test_a_download_of_what_is_deleted_meanwhile_ends_without_a_word_in_th
         await storage(world).objects.delete(await keys(world))
         if reads_on:
             with pytest.raises(NotFound):
-                while True:
-                    await anext(pieces)
+                b"".join([piece async for piece in pieces])
         await pieces.aclose()
         for _ in range(10):
             await asyncio.sleep(0.01)

@@ -11,9 +11,9 @@ from tests.contract.world import TENANT, World, Worlds
 from codeq.domain.artifacts import ArtifactInput, ArtifactLimits
 from codeq.domain.errors import QuotaExceeded
 from codeq.domain.task import Task
-from codeq.store.redis.artifact_bytes import RedisArtifactBytes
 from codeq.store.object_storage import DirectoryObjects
 from codeq.store.objects import StoredObject
+from codeq.store.redis.artifact_bytes import RedisArtifactBytes
 from codeq.usecases import artifact_sweep, artifacts
 
 

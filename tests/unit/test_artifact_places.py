@@ -16,7 +16,9 @@ def test_a_directory_is_named_from_the_root(url: str, tmp_path: Path) -> None:
     assert opened._root == tmp_path / "a b"
 
 
-@pytest.mark.parametrize("url", ["file://data/files", "file://./files", "file://~/files", "file://", "file:///", "files"])
+@pytest.mark.parametrize(
+    "url", ["file://data/files", "file://./files", "file://~/files", "file://", "file:///", "files"]
+)
 def test_what_names_another_place_than_it_seems_to_is_refused(url: str) -> None:
     """`file://data/files` is /files to every parser."""
     with pytest.raises(InvalidRequest, match=r"artifacts\.url"):

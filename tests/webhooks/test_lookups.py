@@ -68,7 +68,7 @@ def test_a_tenant_with_many_hosts_waits_for_room_instead_of_failing() -> None:
     running, most = 0, 0
     lock = threading.Lock()
 
-    def slow(host: str, port: int) -> Sequence[str]:  # noqa: ARG001
+    def slow(host: str, port: int) -> Sequence[str]:
         nonlocal running, most
         with lock:
             running += 1

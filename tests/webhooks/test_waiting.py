@@ -20,7 +20,6 @@ URL = "https://hooks.example.com/"
 
 
 class StoppedClock:
-
     now_s = 0.0
 
     def __call__(self) -> float:

@@ -140,9 +140,7 @@ def new_secret(out: Output) -> None:
     out.answer({"secret": made}, made)
 
 
-def _replayed(
-    client: "Client", ids: list[str] | None, error: str | None, *, expected: int
-) -> "Iterator[BulkResult]":
+def _replayed(client: "Client", ids: list[str] | None, error: str | None, *, expected: int) -> "Iterator[BulkResult]":
     """Stops after as many as were expected: one that is dead again at once must not be matched for ever."""
     if ids:
         yield client.webhooks.replay(ids)

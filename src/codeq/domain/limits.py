@@ -153,7 +153,7 @@ WEBHOOK_BREAKERS_MAX = 10_000
 """Hosts whose failures in a row are counted; the least recent ones are forgotten first."""
 
 WEBHOOK_WAIT_MS_MAX = 3 * 86_400_000
-"""How long a delivery waits for a host that fails every trial: over a weekend. It is dead then, and not kept for ever."""
+"""How long a delivery waits for a host that fails every trial: over a weekend. Then it is dead, not kept for ever."""
 
 WEBHOOK_ADDRESSES_MAX = 4
 """Addresses of one host that are tried: further ones would not be reached within the time of a delivery."""
