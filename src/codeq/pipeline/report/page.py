@@ -1,8 +1,10 @@
 """Renders the report as one HTML page that needs no other file and no network, and shows everything without scripts."""
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from html import escape
 from importlib.resources import files
+from math import gcd
 
 from codeq.pipeline.report import formatting
 from codeq.pipeline.report.charts import Series, bar, columns, figure, range_plot, stacked_bar, table, time_plot
@@ -130,13 +132,13 @@ def _latency(data: ReportData) -> str:
     if not known:
         return _nothing("Nothing has ended yet.")
     parts = []
-    times = [of for of in data.latency_over_time if of.at]
-    moments = [of.at for of in times if of.at]
+    by_time = {of.at: of.end_to_end for of in data.latency_over_time if of.at}
+    moments = _evenly(list(by_time))
     if len(moments) > 1:
+        shown = {"p50": "blue", "p95": "amber", "p99": "red"}
         series = [
-            Series("p50", [of.end_to_end.p50 for of in times], "blue"),
-            Series("p95", [of.end_to_end.p95 for of in times], "amber"),
-            Series("p99", [of.end_to_end.p99 for of in times], "red"),
+            Series(name, [getattr(by_time[at], name) if at in by_time else None for at in moments], colour)
+            for name, colour in shown.items()
         ]
         parts.append(time_plot("From enqueue to end, over time", moments, series, show=duration, is_log=True))
     cards = []
@@ -146,6 +148,13 @@ def _latency(data: ReportData) -> str:
             cards.append(figure(title, range_plot(rows), behind=_percentile_table(known, measure)))
     note = "Each bar reaches from p50 (first dot) over p90 and p95 to p99 (last dot), on a logarithmic scale."
     return "".join(parts) + f'<div class="grid">{"".join(cards)}</div>{_note(note)}'
+
+
+def _evenly(times: Sequence[datetime]) -> Sequence[datetime]:
+    """Returns all steps of time from the first to the last: those in which nothing ended are gaps in a plot."""
+    step_s = gcd(*(round((at - times[0]).total_seconds()) for at in times))
+    steps = range(round((times[-1] - times[0]).total_seconds()) // step_s + 1) if step_s else ()
+    return [times[0] + timedelta(seconds=step_s * step) for step in steps] or times
 
 
 def _marks(of: Percentiles) -> list[tuple[str, float]]:

@@ -58,7 +58,8 @@ def collect(
         steps = {"minute_s": _step_s(first, last), "hour_s": _latency_step_s(first, last)}
         fine_flow, fine_latency = (partials(table, new, **steps) for table in (gold.THROUGHPUT, gold.LATENCY))
     step_s = _step_s(first, last, least=60 if fine_flow is flow else 1)
-    timeline, backlog = _timeline(fine_flow.where(~f.col("command").startswith(SYSTEM_PREFIX)), step_s, live)
+    is_own = ~f.col("command").startswith(SYSTEM_PREFIX)
+    timeline, backlog = _timeline(fine_flow.where(is_own), step_s, live)
     return data.ReportData(
         title=title,
         made_at=made_at,
@@ -69,7 +70,7 @@ def collect(
         audit=[data.RuleResult(**asdict(verdict), label=verdict.label) for verdict in verdicts],
         freshness=freshness or data.Freshness(),
         timeline=timeline,
-        latency_over_time=_latency_over_time(fine_latency, first, last),
+        latency_over_time=_latency_over_time(fine_latency.where(is_own), first, last),
         latency=_latency_by_command(latency),
         outcomes=sorted((_outcomes(row) for row in commands), key=lambda of: -of.enqueued),
         dead_letters=_dead_letters(rows[gold.DEAD_LETTERS.table.name]),
