@@ -6,10 +6,10 @@ import pytest
 from tests.contract.world import KEEP_MS, TENANT, World
 
 from codeq.domain.errors import CodeqError, QuotaExceeded
-from codeq.domain.queue import QueueKey, QueuePolicy
+from codeq.domain.queue import WEBHOOKS, QueueKey, QueuePolicy
 from codeq.domain.requests import NewTask
 from codeq.domain.tenants import TenantLimits
-from codeq.usecases import policies
+from codeq.usecases import deliver, policies
 from codeq.usecases.enqueue import Enqueued, enqueue
 
 Answers = list[Enqueued | CodeqError]
@@ -45,6 +45,16 @@ async def test_delayed_and_running_tasks_count_and_ended_ones_do_not(world: Worl
     assert await put(world, limits, work()) == ["tasks"]
     await world.complete(held)
     assert await put(world, limits, work(), work()) == ["", "tasks"]
+
+
+async def test_a_test_of_a_webhook_counts_as_a_task(world: World) -> None:
+    """(13.21)"""
+    limited = replace(world.core, tenant_limits=TenantLimits(tasks=2))
+    for _ in range(2):
+        await deliver.enqueue_test(limited, TENANT, "https://example.com/")
+    with pytest.raises(QuotaExceeded):
+        await deliver.enqueue_test(limited, TENANT, "https://example.com/")
+    assert await world.counts(WEBHOOKS) == (2, 0, 0, 0)
 
 
 async def test_a_repeated_key_is_never_refused(world: World) -> None:

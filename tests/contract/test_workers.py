@@ -158,6 +158,13 @@ async def test_a_worker_with_long_leases_may_be_silent_for_as_long(world: World)
     assert [each.holds for each in await listed(world)] == [1]
 
 
+async def test_what_cannot_be_the_name_of_a_worker_is_not_remembered(world: World) -> None:
+    """A path may have thousands of characters, and ten thousand names are remembered. (13.20)"""
+    for number in range(100):
+        assert not await workers.leave(world.core, TENANT, "worker", f"{number}" + "n" * 10_000)
+    assert not any(place[1] for place in world.core.workers._left)
+
+
 async def test_a_worker_that_is_gone_is_listed_while_it_holds_tasks(world: World) -> None:
     task = await world.enqueue("resize")
     await claim(world)

@@ -151,11 +151,15 @@ def worker(value: str) -> str:
     return text(value, "worker", limits.WORKER_CHARS_MAX, least=1)
 
 
+def is_worker_name(value: str) -> bool:
+    return _WORKER_NAME.fullmatch(value) is not None
+
+
 @lru_cache(maxsize=1024)
 def worker_info(value: WorkerInfo) -> WorkerInfo:
     """Checks what a worker tells about itself: only its size and its characters, as nothing depends on it. Each claim
     of a worker tells the same, in at most 5 KB."""
-    if not isinstance(value.name, str) or not _WORKER_NAME.fullmatch(value.name):
+    if not isinstance(value.name, str) or not is_worker_name(value.name):
         raise InvalidRequest("a worker's name is 1 to 100 letters, digits and '_.:@+-', such as host:pid")
     text(value.host, "host of the worker", limits.WORKER_TEXT_CHARS_MAX)
     text(value.version, "version of the worker", limits.WORKER_TEXT_CHARS_MAX)

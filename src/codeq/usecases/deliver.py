@@ -21,6 +21,7 @@ from codeq.store.interface import ClaimRequest, Listener
 from codeq.usecases import abandon, claim, nack, submit
 from codeq.usecases.budget import LoopBudget
 from codeq.usecases.core import Core, durable
+from codeq.usecases.tenant_limits import all_fit, refusals
 
 TEST_COMMAND = "codeq.test"
 """What a test delivery has as the command of its task."""
@@ -148,7 +149,8 @@ async def hand_back(core: Core, delivery: Delivery, *, delay_ms: int = 0) -> Tas
 
 @durable
 async def enqueue_test(core: Core, tenant: str, url: str) -> Task:
-    """Stores a delivery of no task, to see whether a receiver gets it and can verify it."""
+    """Stores a delivery of no task, to see whether a receiver gets it and can verify it. It counts as a task of the
+    tenant, and is refused past its limits; those of tasks that end are not, as each of them was a task before."""
     core.webhook_rules.check(url, "url")
     now_ms = core.now_ms()
     [delivery_id] = core.ids.generate(now_ms, core.shards, [None])
@@ -157,6 +159,9 @@ async def enqueue_test(core: Core, tenant: str, url: str) -> Task:
         attempts=0, created_ms=now_ms, ended_ms=now_ms, result=msgspec.Raw(b'{"test":true}'),
     )  # fmt: skip
     new = NewTask(command=WEBHOOKS, payload=msgspec.json.encode(callback))
+    if not await all_fit(core, tenant, 1, len(new.payload)):
+        for refusal in (await refusals(core, tenant, [new])).values():
+            raise refusal
     policy = core.policy(tenant, WEBHOOKS)
     [task] = await core.commit([lifecycle.enqueue(new, delivery_id, tenant, now_ms=now_ms, policy=policy)])
     assert task is not None  # noqa: S101 - a new id is not taken

@@ -42,7 +42,12 @@ async def list_workers(core: Core, tenant: str) -> WorkerList:
 
 
 async def leave(core: Core, tenant: str, subject: str, name: str) -> bool:
-    """Removes a worker that stops from the list, so that nobody counts on it. Returns whether it was there."""
+    """Removes a worker that stops from the list, so that nobody counts on it. Returns whether it was there.
+
+    What cannot be a name is not remembered as that of a worker that has left: a path may have thousands of characters.
+    """
+    if name and not validation.is_worker_name(name):
+        return False
     return await core.workers.leaves(tenant, subject, name)
 
 
