@@ -1,11 +1,15 @@
 """Heartbeats from the event loop: what is sent, and when."""
 
 import asyncio
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
 import httpx
+import msgspec
 import pytest
 from tests.server.server_process import Server
 from tests.worker.workers import Tenant
@@ -19,7 +23,9 @@ from codeq.sdk.durations import unix_ms
 from codeq.sdk.jobs import Job
 from codeq.sdk.tasks import record_of
 from codeq.sdk.worker.heartbeat import LoopHeartbeater
+from codeq.sdk.worker.heartbeat_process import HeartbeatCommand
 from codeq.wire import paths
+from codeq.wire.errors import Unreachable
 
 LEASE_MS = 40_000
 
@@ -48,6 +54,45 @@ def test_progress_is_sent_at_once_and_then_at_most_once_a_second() -> None:
         return recorder.sent
 
     assert asyncio.run(story()) == ["10%"]
+
+
+def test_an_outage_is_told_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    class Away(Recorder):
+        async def heartbeat(self, _job: Job, _extend_ms: int | None, progress: str | None = None) -> int:
+            self.sent.append(progress)
+            if len(self.sent) <= 4:
+                raise Unreachable("nobody is there")
+            return 0
+
+    async def story() -> None:
+        away = Away()
+        heartbeater = LoopHeartbeater(cast("Backend", cast("Any", away)), {"work": 1_000}, lambda *_: None)
+        heartbeater.hold([Job("id", "work", b"null", Holder("ann", 1))], at_once=True)
+        async with asyncio.timeout(30):
+            while len(away.sent) < 6:
+                await asyncio.sleep(0.01)
+        await heartbeater.close()
+
+    asyncio.run(story())
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "heartbeats fail, and are repeated: nobody is there", "heartbeats are answered again",
+    ]  # fmt: skip
+
+
+def test_the_heartbeat_process_logs_as_the_worker_does() -> None:
+    line = [sys.executable, "-m", "codeq.sdk.worker.heartbeat_process", str(os.getpid())]
+    client = {"url": "http://127.0.0.1:1", "token": "any", "timeout": 1, "retry_for": 0}
+    command = HeartbeatCommand(hold=[("id", "work", 1)], client=client, leases_ms={"work": 1_000})
+    with subprocess.Popen(line, stdin=-1, stdout=-1, stderr=-1) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(msgspec.json.encode(command) + b"\n")
+        process.stdin.flush()
+        said = process.stderr.readline().decode()
+        process.kill()
+    assert re.match(
+        r"\d{4}-\d\d-\d\d \S+ WARNING codeq.worker: heartbeats fail, and are repeated: cannot reach", said
+    ), said
 
 
 def test_a_heartbeat_that_may_succeed_when_repeated_loses_no_lease() -> None:

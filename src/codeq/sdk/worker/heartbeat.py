@@ -89,6 +89,8 @@ class LoopHeartbeater:
         self._beating: set[str] = set()
         self._calls: set[asyncio.Task[None]] = set()
         self._one_by_one = False
+        self._is_silent = False
+        """Whether the last call failed, which is told once."""
         self._loop = asyncio.get_running_loop()
         self._watch = LeaseWatch(backend, self._held, self._refused)
         self._watching = self._loop.create_task(self._watch.run())
@@ -160,11 +162,15 @@ class LoopHeartbeater:
         try:
             async with asyncio.timeout(max(ANSWER_S_MIN, lease_s / BEATS_PER_LEASE)):
                 answers = await (self._send_one(*leases.values()) if len(beats) == 1 else self._send_many(beats))
+            if self._is_silent:
+                self._is_silent = False
+                log.warning("heartbeats are answered again")
         except Unauthenticated as refusal:
             log.warning("a heartbeat was refused: %s", refusal)
             self._lost("", refusal.code)
         except (CodeqError, TimeoutError) as fault:
-            log.warning("a heartbeat failed: %s", str(fault) or "no answer")
+            level, self._is_silent = logging.DEBUG if self._is_silent else logging.WARNING, True
+            log.log(level, "heartbeats fail, and are repeated: %s", str(fault) or "no answer")
         finally:
             self._beating -= leases.keys()
             faults = [each for each in answers if isinstance(each, CodeqError) and not isinstance(each, _LOST)]

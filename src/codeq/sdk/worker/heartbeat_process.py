@@ -24,6 +24,7 @@ from codeq.sdk.durations import milliseconds
 from codeq.sdk.jobs import Job
 from codeq.sdk.worker.heartbeat import LoopHeartbeater, Lost
 from codeq.sdk.worker.parent_death import die_with_parent
+from codeq.sdk.worker.task_logs import logging_without_setup
 from codeq.wire.errors import Unauthenticated
 
 log = logging.getLogger("codeq.worker")
@@ -243,5 +244,5 @@ if __name__ == "__main__":
         signal.signal(number, signal.SIG_IGN)
     # The end of the pipe is not enough: a handler may have forked, and its child holds the other end open.
     die_with_parent(int(sys.argv[1]))
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(BrokenPipeError), logging_without_setup():
         asyncio.run(serve())

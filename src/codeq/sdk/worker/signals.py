@@ -11,12 +11,12 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-_before: dict[int, Any] = {}
+_before: dict[signal.Signals, Any] = {}
 """How signals were handled before this process became a worker; empty in other processes."""
 _forking = threading.local()
 
 
-def give_forks(handlers: Mapping[int, Any]) -> None:
+def give_forks(handlers: Mapping[signal.Signals, Any]) -> None:
     """Has processes that are forked from now on handle these signals so; if there are none, as this process does."""
     _before.clear()
     _before.update(handlers)
