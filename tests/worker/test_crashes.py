@@ -2,10 +2,12 @@
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from tests.server.server_process import eventually
+from tests.server.server_process import environment, eventually
 from tests.worker.handlers import lines, may_go_on
 from tests.worker.workers import AT_ONCE, NEVER, at_work, make_worker, moves
 
@@ -87,6 +89,33 @@ def test_a_signal_to_a_process_of_a_handler_ends_that_and_not_the_worker(
     tasks = [queue.enqueue(command, 20, max_attempts=1) for _ in range(20)]
     make_worker({command: {"process": process}}, concurrency=1).run(queue, until_idle=True)
     assert [queue.wait(task, 0) for task in tasks] == [-signal.SIGTERM] * 20
+
+
+IN_ANOTHER_THREAD = """
+import sys, threading
+import codeq
+
+worker = codeq.Worker(processes=True, concurrency=1)
+
+@worker.task("work")
+def work(payload: int) -> int:
+    return payload
+
+if __name__ == "__main__":
+    queue = codeq.open(sys.argv[1])
+    threading.Thread(target=worker.run, args=(queue,), daemon=True).start()
+    print(queue.wait(queue.enqueue("work", 7), 60))
+"""
+
+
+def test_a_program_with_a_worker_in_another_thread_ends_when_it_wants_to(tmp_path: Path) -> None:
+    """Its child processes ignore the signal with which Python ends them, and then waits for them."""
+    (tmp_path / "program.py").write_text(IN_ANOTHER_THREAD)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "program.py", tmp_path / "data"], timeout=80, check=True, stdout=subprocess.PIPE,
+        env=environment({"PYTHONPATH": os.pathsep.join(sys.path)}),
+    )  # fmt: skip
+    assert done.stdout == b"7\n"
 
 
 class Unreadable:

@@ -1,6 +1,7 @@
 """Executes handlers in child processes: one that crashes, hangs or uses up memory costs its task one try, no more."""
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import multiprocessing
@@ -73,6 +74,9 @@ class ProcessPool:
         self.failed_starts = 0
         self.failed_start = ""
         self.is_closing = False
+        self._pid = os.getpid()
+        # Before multiprocessing waits for them: they ignore its signal, and a worker in another thread still runs then.
+        atexit.register(self._kill_at_exit)
         self._loop = asyncio.get_running_loop()
         self._watching = self._loop.call_later(MEMORY_EVERY_S, self._watch) if limits.megabytes else None
 
@@ -97,16 +101,26 @@ class ProcessPool:
     def fault(self) -> str | None:
         if self.failed_starts < STARTS_MAX:
             return None
-        return f"the processes for the handlers end before they are ready: {self.failed_start}"
+        return (
+            f"the processes for the handlers end before they are ready: {self.failed_start}; each of them imports"
+            ' the program, so that what starts the worker belongs under `if __name__ == "__main__":`'
+        )
 
     def close(self) -> None:
         self.is_closing = True
+        atexit.unregister(self._kill_at_exit)
         if self._watching is not None:
             self._watching.cancel()
         for child in self._children:
             child.kill()
         for child in self._children:
             child.join()
+
+    def _kill_at_exit(self) -> None:
+        if self._pid == os.getpid():
+            self.is_closing = True
+            for child in self._children:
+                child.kill()
 
     def start_waiting(self) -> None:
         """Gives the waiting jobs to free children, and starts as many more children as the rest of them needs."""
