@@ -35,13 +35,13 @@ SAME_IDEA = {
 
 # Where every exception may be caught, and why.
 BROAD = {
+    "cli/worker.py": "the import of a user's program: what it raises is shown, without the steps of the import",
     "store/rocksdb/database.py": "rocksdict raises bare Exceptions; they are translated here",
     "store/rocksdb/group_commit.py": "a failed write stops the store, whatever it raised",
     "store/rocksdb/shard.py": "half of a change may be in the write buffer: the store stops, whatever was raised",
     "pipeline/worker/claim_loop.py": "a user's function may raise anything; its tasks are nacked with the reason",
     "embedded/aio.py": "the top of the sweepers: whatever ended them, the store is closed and says so",
     "sdk/worker/execution.py": "the top of every handler: what it raises is its task's, never the worker's",
-    "sdk/worker/hooks.py": "the top of every hook: what a program's own function raises is logged",
     "server/app.py": "the top of every request: an unexpected error is logged and hidden",
     "server/webhooks/attempts.py": "the top of every delivery: what a receiver provokes ends its own delivery only",
     "sdk/batcher.py": "the top of a sender: the calls that wait for the batch get the error, and the next one is sent",
