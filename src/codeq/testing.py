@@ -11,6 +11,7 @@ With pytest, the fixture `codeq_queue` is such a queue.
 """
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 import threading
@@ -21,6 +22,7 @@ from typing import Any, Self
 
 import msgspec
 
+from codeq.domain.errors import InvalidRequest
 from codeq.domain.task import Status
 from codeq.embedded import AsyncQueue, Queue, open_async
 from codeq.embedded.blocking import start
@@ -62,7 +64,13 @@ class QueueForTests(Queue):
         self.clock.now_ms += round((timedelta(**time_units).total_seconds() + seconds) * 1000)
 
     def work(self, worker: Worker) -> None:
-        """Runs the worker until no task is ready any more."""
+        """Runs the worker until no task is ready any more. In a test that is `async`, which has an event loop already:
+        `await worker.run_async(codeq_queue, until_idle=True)`."""
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
+            raise InvalidRequest(
+                "an event loop is running here: await worker.run_async(queue, until_idle=True) instead"
+            )
         asyncio.run(worker.run_async(self, until_idle=True))
 
     def work_off(self, worker: Worker) -> None:

@@ -1,5 +1,7 @@
 """The helpers for other people's test suites, used as those people would."""
 
+import asyncio
+
 import pytest
 
 import codeq
@@ -107,3 +109,39 @@ def test_two_queues_do_not_know_each_other() -> None:
         one.enqueue("mail", 1)
         other.assert_not_enqueued("mail")
         assert other.tenant == "acme"
+
+
+def test_tasks_of_a_worker_without_a_queue_go_to_the_queue_of_each_test() -> None:
+    """And not to that of the last run, which is closed."""
+    worker = codeq.Worker()
+
+    @worker.task("mail")
+    def mail(to: str) -> str:
+        return to
+
+    for name in ("ada", "bob"):
+        with testing.open() as queue:
+            codeq.set_default_queue(queue)
+            try:
+                task = mail.enqueue(name)
+                queue.work(worker)
+                assert mail.wait(task, 0) == name
+            finally:
+                codeq.set_default_queue(None)
+
+
+def test_a_test_with_an_event_loop_is_told_how_to_work(codeq_queue: QueueForTests) -> None:
+    worker = codeq.Worker()
+
+    @worker.task("mail")
+    async def mail(to: str) -> str:
+        return to
+
+    async def main() -> str:
+        task = codeq_queue.enqueue(mail, "ada")
+        with pytest.raises(codeq.errors.InvalidRequest, match=r"await worker.run_async"):
+            codeq_queue.work(worker)
+        await worker.run_async(codeq_queue, until_idle=True)
+        return codeq_queue.wait(task, 0)
+
+    assert asyncio.run(main()) == "ada"

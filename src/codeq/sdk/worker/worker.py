@@ -247,6 +247,7 @@ class Worker:
         try:
             await Runner(self, verbs.backend, until_idle=until_idle).run(signals=signals)
         finally:
+            self._run_source = None  # which may be closed next
             if verbs is not source:
                 await verbs.close()
 
