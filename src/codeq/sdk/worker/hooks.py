@@ -6,6 +6,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from typing import Any
 
 from msgspec import Struct
@@ -91,7 +92,7 @@ async def _in_thread(hook: Hook, failure: Failure) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has ended, and the worker with it
             loop.call_soon_threadsafe(has_ended.set)
 
-    threading.Thread(target=call, name="codeq-hook", daemon=True).start()
+    threading.Thread(target=copy_context().run, args=(call,), name="codeq-hook", daemon=True).start()
     await has_ended.wait()
 
 
