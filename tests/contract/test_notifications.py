@@ -1,6 +1,7 @@
 """Who is notified when a queue becomes non-empty: once per time that it does, by mode and interval, on every engine."""
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from typing import Any
@@ -435,6 +436,55 @@ async def test_looks_at_the_same_time_announce_once(worlds: Worlds) -> None:
         assert len(await processes[1].claim("work")) == 1
         for process, ready in looks:
             assert await told(process, ready) == []
+
+
+@pytest.mark.parametrize("engine", ["redis"], indirect=True)
+async def test_a_task_that_another_process_has_announced_is_not_again_once_the_queue_was_emptied(
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow process looks at the queue, and what others do meanwhile happens between each two steps of it in turn."""
+    slow, quick = worlds.open(), worlds.open()
+    await subscribe(slow)
+    looks, of_quick = await listening(slow), await listening(quick)
+    registry_get, get_tasks, counts = slow.store.registry.get, slow.store.get_tasks, slow.store.counts
+
+    for step in range(6):
+        steps = itertools.count()
+        announced: list[str] = []
+
+        async def others(step: int = step, steps: Any = steps, announced: list[str] = announced) -> None:
+            if next(steps) == step:
+                announced += await told(quick, of_quick)
+                assert len(await quick.claim("work")) == 1
+                announced += await told(quick, of_quick)
+
+        async def get(*args: Any, others: Any = others) -> Any:
+            await others()
+            return await registry_get(*args)
+
+        async def tasks(*args: Any, others: Any = others) -> Any:
+            await others()
+            return await get_tasks(*args)
+
+        async def counted(*args: Any, others: Any = others) -> Any:
+            await others()
+            return await counts(*args)
+
+        await quick.enqueue()
+        assert len(await told(quick, of_quick)) == 1
+        assert len(await quick.claim("work")) == 1  # it has not told anybody yet that the queue was emptied
+        await slow.enqueue()
+        with monkeypatch.context() as patched:
+            patched.setattr(slow.store.registry, "get", get)
+            patched.setattr(slow.store, "get_tasks", tasks)
+            patched.setattr(slow.store, "counts", counted)
+            announced += await told(slow, looks)
+        if next(steps) <= step:  # it has taken fewer
+            announced += await told(quick, of_quick)
+            assert len(await quick.claim("work")) == 1
+        assert len(announced) == 1, f"announced {len(announced)} times if others act before step {step}"
+        await told(quick, of_quick)
+        await told(slow, looks)
 
 
 async def test_a_cancelled_delayed_task_does_not_hide_that_the_queue_was_emptied(world: World) -> None:

@@ -21,6 +21,7 @@ from codeq.domain.webhooks import WebhookRules, read_allow_list
 from codeq.server.webhooks.lookups import LookUps, Resolve
 from codeq.server.webhooks.secrets import Secrets
 from codeq.server.webhooks.sender import Answer, Sender, SendFailed, Webhook
+from codeq.server.webhooks.settings import WebhookSettings
 from codeq.wire.webhooks import secret_of
 
 SECRET, OLD = secret_of(b"s" * 32), secret_of(b"o" * 32)
@@ -105,6 +106,14 @@ def test_check_64_each_tenant_has_a_secret_of_its_own() -> None:
     assert Secrets(shared=SECRET).keys("a") == (b"s" * 32,)
     assert not Secrets().keys("a")
     assert SECRET not in repr(secrets)
+
+
+def test_a_list_of_secrets_is_no_secret() -> None:
+    """As a text it would be one, which nobody has."""
+    [fault] = WebhookSettings(tenants={"acme": [SECRET, OLD]}).faults()
+    assert "separated by a space" in fault
+    assert SECRET not in fault
+    assert not list(WebhookSettings(tenants={"acme": f"{SECRET} {OLD}"}).faults())
 
 
 def test_without_a_secret_there_is_no_signature() -> None:

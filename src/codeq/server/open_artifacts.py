@@ -44,7 +44,7 @@ def _owner(settings: Settings) -> Callable[[], Awaitable[str]]:
     if settings.store.url:
         from codeq.store.redis.artifact_owner import agree_on_owner  # noqa: PLC0415 - needs the extra `redis`
 
-        return partial(agree_on_owner, settings.store.url, settings.store.prefix)
+        return partial(agree_on_owner, settings.store.url, settings.store.prefix, lambda: uuid4().hex)
     return partial(_owner_of, Path(settings.store.path))
 
 

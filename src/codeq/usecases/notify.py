@@ -168,6 +168,8 @@ async def _look_by_versions(core: Core, queue: QueueKey, happened: Activity) -> 
     if happened.emptied:
         emptied = _versioned(core, EMPTIED, queue, happened.emptied)
         await registry.advance([emptied], over=[emptied.value])
+    # Before the queue is looked at: that it was emptied after a task was seen in it is no reason to announce that task.
+    [known] = await registry.get(EMPTIED, queue.tenant, [queue.command])
     depth = await _depth(core, queue)
     if core.policy(*queue).paused:
         await registry.remove(ANNOUNCED, queue.tenant, [queue.command])
@@ -175,7 +177,6 @@ async def _look_by_versions(core: Core, queue: QueueKey, happened: Activity) -> 
     task = await _claimable(core, queue, happened) if depth else None
     if task is None:
         return Look(depth)
-    [known] = await registry.get(EMPTIED, queue.tenant, [queue.command])
     announcement = _announcement(core, queue, task)
     [is_news] = await registry.advance([announcement], over=[known.value if known is not None else b""])
     return Look(depth, task if is_news else None)

@@ -79,8 +79,10 @@ class WebhookSettings(Struct, frozen=True, kw_only=True):
         )
 
     def secrets(self) -> Secrets:
-        tenants = {tenant: str(secrets) for tenant, secrets in self.tenants.items()}
-        return Secrets(shared=self.secret, master=self.master_secret, tenants=tenants)
+        for tenant, secrets in self.tenants.items():
+            if not isinstance(secrets, str):  # a list would become a text, which is a secret that nobody has
+                raise InvalidRequest(f"the secrets of {tenant!r} are one text; two are separated by a space")
+        return Secrets(shared=self.secret, master=self.master_secret, tenants=self.tenants)
 
     def faults(self) -> Iterator[str]:
         """Yields what is wrong with the texts, without the secrets."""
