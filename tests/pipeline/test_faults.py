@@ -15,8 +15,9 @@ from codeq.cli import pipeline
 from codeq.cli.main import app
 from codeq.errors import QuotaExceeded, StoreBusy, Unavailable, Unreachable
 from codeq.pipeline.lake import gold
+from codeq.pipeline.lake.partitions import run_on_executors
 from codeq.pipeline.lake.table import OPEN, Lake, LakeConflict, LakeDamaged, LakeUnavailable
-from codeq.pipeline.spark_errors import SparkFailed, spark_errors
+from codeq.pipeline.spark_errors import ExecutorsLost, SparkFailed, spark_errors
 
 
 class Ended(Exception):
@@ -33,6 +34,7 @@ def test_a_run_with_an_interval_goes_on_after_faults_that_pass(
         QuotaExceeded("too many calls"),
         LakeConflict("another was faster"),
         LakeUnavailable("the disk is full"),
+        ExecutorsLost("they were killed"),
     ]
     coming: Iterator[Exception] = iter([*passing, Ended()])
 
@@ -62,6 +64,19 @@ def test_an_error_of_ours_inside_a_query_is_raised_as_it_was_and_others_in_one_l
         spark.range(1).mapInArrow(fail, "id long").collect()
     with pytest.raises(SparkFailed, match="nowhere") as error, spark_errors():
         spark.sql("select * from nowhere").collect()
+    assert "\n" not in str(error.value)
+
+
+def test_python_processes_that_are_killed_at_every_try_are_an_error_in_one_line(spark: SparkSession) -> None:
+    def die(_: int) -> list[str]:
+        import os  # noqa: PLC0415
+        import signal  # noqa: PLC0415
+
+        os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does where memory runs out
+        return []
+
+    with pytest.raises(ExecutorsLost, match="Python worker exited unexpectedly") as error, spark_errors():
+        run_on_executors(spark, die, [1])
     assert "\n" not in str(error.value)
 
 

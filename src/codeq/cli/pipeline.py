@@ -81,7 +81,7 @@ def _repeat(
     """Updates the lake at this interval, and maintains it once an hour, until Ctrl-C or a fault that does not pass."""
     from codeq.pipeline.client import TRANSIENT
     from codeq.pipeline.lake.table import Lake, LakeConflict, LakeUnavailable
-    from codeq.pipeline.spark_errors import spark_errors
+    from codeq.pipeline.spark_errors import ExecutorsLost, spark_errors
 
     maintained_s = time.monotonic()
     while True:
@@ -93,7 +93,12 @@ def _repeat(
                 if started_s - maintained_s > MAINTENANCE_EVERY_S:
                     maintained_s = started_s
                     maintain(tables)
-        except (*TRANSIENT, LakeConflict, LakeUnavailable) as fault:  # it passes, or another run was faster
+        except (
+            *TRANSIENT,
+            LakeConflict,
+            LakeUnavailable,
+            ExecutorsLost,
+        ) as fault:  # it passes, or another run was faster
             print(f"codeq: {fault}; trying again in {every_s:g} s", file=sys.stderr)
         time.sleep(max(0.0, every_s - (time.monotonic() - started_s)))
 
