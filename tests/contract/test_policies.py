@@ -1,6 +1,7 @@
 """A queue's policy takes effect at once, is stored, and applies to all shards together."""
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -101,6 +102,24 @@ async def test_every_change_of_a_policy_is_a_version(world: World) -> None:
         await policies.delete_policy(world.core, queue, if_match="3")
     await policies.delete_policy(world.core, queue, if_match="4")
     assert world.core.policy(*queue) == world.core.defaults
+
+
+async def test_a_pause_is_not_refused_because_another_server_changes_the_policy(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(13.26)"""
+    queue, kind = QueueKey(TENANT, "work"), type(world.store)
+    set_policy = kind.set_policy
+
+    async def beaten(store: Any, queue: QueueKey, policy: QueuePolicy, *, replacing: QueuePolicy | None) -> bool:
+        monkeypatch.undo()
+        await set_policy(store, queue, QueuePolicy(max_attempts=9, version=1), replacing=replacing)
+        return False
+
+    monkeypatch.setattr(kind, "set_policy", beaten)
+    await policies.set_paused(world.core, queue, paused=True)
+    assert world.core.policy(*queue).paused
+    assert world.core.policy(*queue).max_attempts == 9
 
 
 async def test_a_policy_that_was_deleted_and_made_again_is_another_one(world: World) -> None:

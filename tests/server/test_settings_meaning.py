@@ -86,6 +86,44 @@ def test_proxies_that_are_no_networks_are_refused(text: str) -> None:
         load(None, {"CODEQ_HTTP_TRUSTED_PROXIES": text})
 
 
+# What would mean something else
+
+
+@pytest.mark.parametrize("path", ["http.host", "store.path"])
+def test_an_empty_variable_is_no_address_and_no_directory(path: str) -> None:
+    """(13.14) They meant all addresses, and the current directory."""
+    with pytest.raises(InvalidRequest, match=path):
+        load(None, {variable(path): ""})
+
+
+def test_rocksdb_has_no_replicas() -> None:
+    """(13.14) It did not sync then, and said that it did."""
+    with pytest.raises(InvalidRequest, match=r"store\.durability.*store\.url"):
+        load(None, {"CODEQ_STORE_DURABILITY": "replicated"})
+    assert load(None, {"CODEQ_STORE_DURABILITY": "replicated", "CODEQ_STORE_URL": "redis://h"}).store.url
+
+
+@pytest.mark.parametrize(
+    "content", ["http: {port: 1}\nlog: {level: info}\nhttp: {host: h}\n", "http: {port: 1, port: 2}"]
+)
+def test_a_name_that_occurs_twice_in_a_file_is_refused(tmp_path: Path, content: str) -> None:
+    """(13.14) All that was below the first one was ignored."""
+    file = tmp_path / "codeq.yaml"
+    file.write_text(content)
+    with pytest.raises(InvalidRequest, match=r"given twice\n.*line"):
+        load(file, {})
+
+
+def test_a_file_may_refer_to_what_it_says_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "codeq.yaml"
+    file.write_text("log: &log {level: error, format: text}\nhttp: {port: 1}\n")
+    assert load(file, {}).log.level == "error"
+    file.write_text(
+        "rate_limit:\n  producer: &rate {requests_per_minute: 5, burst_size: 7}\n  worker: {<<: *rate, burst_size: 9}\n"
+    )
+    assert load(file, {}).rate_limit.worker.burst_size == 9
+
+
 # Providers
 
 

@@ -96,6 +96,18 @@ def test_a_producer_alone_can_go_on_once_space_is_freed(tmp_path: Path) -> None:
                 return
 
 
+def test_a_backup_on_a_full_disk_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+    """(13.27) It would flush RocksDB's memory, and the failure of that is the store's."""
+    with small_disk(tmp_path, 160) as disk, codeq.open(disk / "data", sweeping=False) as queue:
+        queue.enqueue_many(codeq.new_tasks("job", range(10)))
+        filler = fill(disk, 0)
+        with pytest.raises(StoreFull, match="free some space"):
+            queue.backup(tmp_path / "backup")
+        filler.unlink()
+        queue.complete(queue.claim("job")[0])
+        queue.backup(tmp_path / "backup")
+
+
 def _enqueue_until_full(queue: codeq.Queue) -> None:
     with suppress(StoreFull):
         for number in range(20_000):  # the store checks the free space at intervals

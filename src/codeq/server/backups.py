@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from time import perf_counter
 
-from codeq.domain.errors import CodeqError, StoreError
+from codeq.domain.errors import CodeqError, StoreError, StoreFull
 from codeq.server.logs import log
 from codeq.wire.errors import Conflict, NoRoute, Unavailable
 
@@ -43,6 +43,9 @@ class Backups:
         started_s = perf_counter()
         try:
             await self._back_up(target)
+        except StoreFull as fault:
+            log(logging.ERROR, str(fault), code=fault.code)
+            raise Unavailable("the disk of the data has too little space for a backup; free some first") from None
         except StoreError as fault:
             log(logging.ERROR, str(fault), code=fault.code)
             raise Unavailable("the backup could not be made; the server's log says why") from None

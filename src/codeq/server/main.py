@@ -247,7 +247,7 @@ def _open_rocksdb(settings: Settings, listeners: Sequence[Listener], *, open_fil
         Path(settings.store.path),
         clock=clock,
         shards=None if (Path(settings.store.path) / "codeq.json").exists() else settings.store.shards,
-        fsync=settings.store.durability == "fsync",
+        fsync=settings.store.durability != "process",
         grace_ms=round(settings.leases.grace_seconds * 1000),
         listeners=listeners,
         open_files_max=open_files_max,

@@ -51,10 +51,25 @@ def warnings(environ: Mapping[str, str]) -> list[str]:
     return unknown + unread_variables(environ)
 
 
+class _SettingsLoader(yaml.SafeLoader):
+    """Refuses a name that occurs twice: YAML's would drop the first one, with all settings below it."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else ""
+            if name in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{name!r} is given twice", key.start_mark)
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
 def _contents(settings: Settings) -> Iterator[str]:
     """Yields what is wrong with the texts of settings that have a form of their own."""
     if settings.retry.backoff_policy not in list(BackoffKind):
         yield f"retry.backoff_policy: {settings.retry.backoff_policy!r} is none of {', '.join(BackoffKind)}"
+    if settings.store.durability == "replicated" and not settings.store.url:
+        yield "store.durability: `replicated` is for Redis, and store.url is not set; RocksDB knows fsync and process"
     try:
         read_networks(settings.http.trusted_proxies)
     except ValueError as fault:
@@ -84,7 +99,7 @@ def _from_file(file: Path | None, faults: list[str]) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        raw = yaml.safe_load(file.read_text())
+        raw = yaml.load(file.read_text(), _SettingsLoader)  # noqa: S506 - a safe loader
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as fault:
         faults.append(f"{file}: {fault}")
         return {}

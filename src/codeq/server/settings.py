@@ -24,7 +24,7 @@ from codeq.usecases.core import Sweeping
 
 
 class HttpSettings(Struct, frozen=True, kw_only=True):
-    host: Annotated[str, described("Address to listen on. 0.0.0.0 for all.")] = "127.0.0.1"
+    host: Annotated[str, described("Address to listen on. 0.0.0.0 for all.", min_length=1)] = "127.0.0.1"
     port: Annotated[int, described("Port to listen on; 0 picks a free one.", ge=0, le=65_535)] = 8080
     connections_max: Annotated[
         int,
@@ -114,7 +114,7 @@ class FilterSettings(Struct, frozen=True, kw_only=True):
 
 
 class StoreSettings(Struct, frozen=True, kw_only=True):
-    path: Annotated[str, described("Data directory.")] = "./data"
+    path: Annotated[str, described("Data directory.", min_length=1)] = "./data"
     url: Annotated[
         str,
         described(

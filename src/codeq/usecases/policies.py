@@ -8,6 +8,8 @@ from codeq.domain.queue import EffectivePolicy, QueueKey, QueuePolicy
 from codeq.usecases.core import Core, durable
 from codeq.usecases.tenant_limits import check_policies
 
+_TRIES = 4
+
 
 def get_policy(core: Core, queue: QueueKey) -> QueuePolicy | None:
     """Returns the queue's own policy; None where the defaults apply."""
@@ -51,10 +53,17 @@ async def delete_policy(core: Core, queue: QueueKey, *, if_match: str | None = N
 
 @durable
 async def set_paused(core: Core, queue: QueueKey, *, paused: bool) -> None:
-    """Stops or resumes the delivery of the queue's tasks, and leaves its other rules as they are."""
-    if get_effective(core, queue).paused != paused:
+    """Stops or resumes the delivery of the queue's tasks, and leaves its other rules as they are, or as another server
+    has changed them meanwhile."""
+    for tries_left in reversed(range(_TRIES)):
+        if get_effective(core, queue).paused == paused:
+            return
         policy = get_policy(core, queue) or QueuePolicy()
-        await _put(core, queue, msgspec.structs.replace(policy, paused=paused))
+        try:
+            await _put(core, queue, msgspec.structs.replace(policy, paused=paused))
+        except PolicyChanged:
+            if not tries_left:
+                raise
 
 
 async def _put(

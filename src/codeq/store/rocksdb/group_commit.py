@@ -56,7 +56,13 @@ class GroupCommit:
             raise type(self._fault)(*self._fault.args)
         if len(self._next) >= COMMITS_WAITING_MAX:
             raise _busy()
-        if adds_tasks and self.is_full and self._is_space_low():
+        if adds_tasks and self.is_full:
+            self.check_space()
+
+    def check_space(self) -> None:
+        """Refuses what needs space beside that of running tasks. If a write fails for want of it, the store fails."""
+        self._space_checked_s = 0.0
+        if self._is_space_low():
             raise StoreFull(f"less than {DISK_RESERVE_BYTES >> 20} MB free at {self._database.path}; free some space")
 
     async def flush(self) -> None:

@@ -208,6 +208,7 @@ class RocksShard:
 
     async def checkpoint(self, target: Path) -> None:
         self._group_commit.check(adds_tasks=False)
+        self._group_commit.check_space()  # memory is flushed first
         self._buffer.write()
         target.mkdir(mode=0o700, parents=True)
         await asyncio.to_thread(self._database.checkpoint, target / "rocksdb")
