@@ -25,7 +25,7 @@ ARTIFACT_BYTES_MAX = 5 << 30
 TASK_ARTIFACT_BYTES_MAX = 20 << 30
 """A few of the largest."""
 
-TENANT_ARTIFACT_BYTES_MAX = 100 << 30
+TENANT_ARTIFACT_BYTES_MAX = TENANT_PAYLOAD_BYTES_MAX = 100 << 30
 """Most of a common disk, so that one tenant does not fill it."""
 
 TASK_ARTIFACTS_MAX = 64

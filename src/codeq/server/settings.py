@@ -12,6 +12,7 @@ from codeq.domain.limits import (
     INSPECT_TASKS_MAX,
     PROMOTE_TASKS_MAX,
     TENANT_ARTIFACT_BYTES_MAX,
+    TENANT_PAYLOAD_BYTES_MAX,
 )
 from codeq.domain.queue import OnExpiry, QueuePolicy
 from codeq.domain.tenants import TenantLimits
@@ -260,7 +261,7 @@ class TenantLimitSettings(Struct, frozen=True, kw_only=True):
     ] = 10_000_000
     payload_bytes_max: Annotated[
         int, described("Payload bytes of a tenant's tasks, until they are purged; 0 for no limit.", ge=0)
-    ] = 0
+    ] = TENANT_PAYLOAD_BYTES_MAX
     artifact_bytes_max: Annotated[
         int,
         described(
