@@ -53,6 +53,13 @@ def test_a_long_payload_is_cut_for_people_alone(cli: Cli) -> None:
     assert len(cli.ok("task", "show", task_id, "--json").json["payload"]) == 10_000
 
 
+def test_a_narrow_terminal_misses_no_column(cli: Cli) -> None:
+    task_id = cli.dead(reason="the disk is full")
+    for columns in ("40", "80", "200"):
+        [line] = [line for line in cli.ok("task", "list", env={"COLUMNS": columns}).out.splitlines() if task_id in line]
+        assert line.endswith("FAILED dead     0       1/1  the disk is full")
+
+
 def test_what_others_wrote_cannot_steer_the_terminal(cli: Cli) -> None:
     task_id = cli.dead("work", reason="\x1b[2Jgone\r\x07 and \u202e")
     for arguments in (

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 WIDE = 1000
 """Columns where the output is no terminal: wide enough that nothing is truncated."""
 
+PADDING = 2
+"""Blanks between the columns of a table."""
+FOLDED_CHARS = 30
+"""How much of a column that may be truncated is shown at least."""
+
 STYLES = {
     "PENDING": "cyan",
     "IN_PROGRESS": "yellow",
@@ -58,7 +63,10 @@ class Output:
     def show(self, *things: "RenderableType") -> None:
         """Prints tables and styled text."""
         screen = console()
+        terminal_width = screen.width
         for thing in things:
+            # A terminal wraps lines that are too long, where columns past its edge would be missing without a word.
+            screen.width = max(terminal_width, _least_width(thing))
             with screen.capture() as captured:
                 screen.print(thing, markup=False, highlight=False)
             for line in captured.get().splitlines():
@@ -85,7 +93,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, fold: str | 
     from rich.text import Text
 
     made = Table(
-        box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_header=any(columns)
+        box=None, pad_edge=False, header_style="bold", padding=(0, PADDING, 0, 0), show_header=any(columns)
     )  # fmt: skip
     names = [column.lstrip(">") for column in columns]
     folds = [name == fold if isinstance(fold, str) else name in fold for name in names]
@@ -105,6 +113,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, fold: str | 
                 text.no_wrap, text.overflow = True, "ellipsis"
         made.add_row(*texts)
     return made
+
+
+def _least_width(thing: "RenderableType") -> int:
+    """How wide a table is if its columns that may be truncated are; 0 for anything else."""
+    from rich.table import Table
+
+    if not isinstance(thing, Table):
+        return 0
+    return sum((column.min_width or FOLDED_CHARS) + PADDING for column in thing.columns)
 
 
 def printable(text: str) -> str:
