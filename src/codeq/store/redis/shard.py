@@ -98,9 +98,9 @@ class RedisShard:
             self._known.learn(filtered, raw)
         else:
             raw = await self._commits.commit(changes)
-        tasks = list(map(answered, changes, raw))
+        tasks = answered(changes, raw)
         self._leased.moved(changes, tasks)
-        owners = {place: keys.task_id(answer) for place, answer in enumerate(raw) if isinstance(answer, bytes)}
+        owners = {place: keys.task_id(answer) for place, answer in enumerate(raw) if type(answer) is bytes}
         if owners:
             for place, task in zip(owners, await self._tasks(list(owners.values())), strict=True):
                 # A task that was purged in between no longer has the key.
@@ -236,8 +236,11 @@ class RedisShard:
             ids = [id_bytes(tasks[place].id) for place in missing]
             for place, body in zip(missing, await self._connection.call("HMGET", self._keys.bodies, *ids), strict=True):
                 raw[place] = body
-        found = zip(tasks, map(self._body, tasks, raw), strict=True)
-        return [Delivery(task, body, is_repeat) for task, body in found if body is not None]
+        return [
+            Delivery(task, body, is_repeat)
+            for task, data in zip(tasks, raw, strict=True)
+            if (body := self._body(task, data)) is not None
+        ]
 
     def _body(self, task: Task, data: bytes | None) -> Body | None:
         try:
@@ -295,9 +298,8 @@ class RedisShard:
         for place, task_id in enumerate(known):
             task = self._task(task_id, parts[0][place])
             body = self._body(task, parts[1][place]) if task is not None and task.tenant == tenant else None
-            result = parts[2][place] if results else None
             if task is not None and body is not None:
-                found[task_id] = Record(task, body, result)
+                found[task_id] = Record(task, body, records.result_of(task, parts[2][place]) if results else None)
         return [found.get(task_id) for task_id in ids]
 
     async def due(self, index: Index, now_ms: int, limit: int, *, scope: Scope = ALL) -> list[Task]:
