@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from codeq.domain import lifecycle
-from codeq.domain.task import Status, Task
+from codeq.domain.task import Move, Task
 from codeq.store import codec
 from codeq.store.redis import keys
 
@@ -36,7 +36,7 @@ NULL = b"null"
 """The result of most tasks: those that are completed with it have none stored, and those without a result an empty one.
 """
 
-_COMPLETED = Status.COMPLETED
+_COMPLETE = Move.COMPLETE
 _LENGTH_BYTES, _VERSION_BYTES = 4, 8
 _length, _version = Layout(">I"), Layout(">Q")
 _pack_length, _length_at, _version_at = _length.pack, _length.unpack_from, _version.unpack_from
@@ -58,7 +58,7 @@ def claim_arguments(worker: str, at_ms: int, lease_ms: int, worker_name: str | N
 
 def result_of(task: Task, stored: bytes | None) -> bytes | None:
     """Returns the result of a task of which this is stored."""
-    if task.status is _COMPLETED:
+    if task.move is _COMPLETE:
         return NULL if stored is None else stored or None
     return stored
 
