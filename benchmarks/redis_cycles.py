@@ -174,7 +174,6 @@ class RawCycle:
         return [
             *self._each("HMGET", "t", [[task_id] for task_id in ids]),
             *self._each("HSET", "t", [[task_id, self._record] for task_id in ids]),
-            *self._each("HSET", "r", [[task_id, b"null"] for task_id in ids]),
             *self._each("ZREM", "l", [[task_id] for task_id in ids]),
             *self._each("ZADD", "x", [[1, task_id] for task_id in ids]),
             *self._count("r", -1),

@@ -1,5 +1,6 @@
 """A task is enqueued, delivered in order, and ends."""
 
+import pytest
 from tests.contract.world import KEEP_MS, LEASE_MS, TENANT, World, accepted, by_shard, ids
 
 from codeq.domain.errors import InvalidRequest
@@ -49,6 +50,19 @@ async def test_a_claim_delivers_the_payload_byte_for_byte(world: World) -> None:
         await world.enqueue(payload=payload)
     delivered = await claiming.claim(world.core, TENANT, Claim(worker="w", limit=10))
     assert sorted(delivery.body.payload for delivery in delivered) == sorted(payloads)
+
+
+@pytest.mark.parametrize("result", [None, b"null", b"0", b'""', b"[null]"])
+async def test_a_result_is_kept_byte_for_byte_and_none_differs_from_null(world: World, result: bytes | None) -> None:
+    done, failed = await world.enqueue_many(2)
+    for task in await world.claim(limit=2):
+        if task.id == done.id:
+            assert (await world.complete(task, result)).result == result
+            assert (await world.complete(task, result)).result == result  # sent again: the stored one
+        else:
+            await world.fail(task, "no such customer", result)
+    found = await world.store.get_records(TENANT, [done.id, failed.id])
+    assert [record is not None and record.result for record in found] == [result, result]
 
 
 async def test_a_failed_task_is_final_keeps_its_error_and_is_not_dead(world: World) -> None:

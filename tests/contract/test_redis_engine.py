@@ -49,6 +49,18 @@ async def test_claims_at_the_same_time_are_served_in_order_by_few_scripts(world:
 
 
 @on_node
+async def test_the_result_null_which_most_tasks_have_takes_no_place(world: World) -> None:
+    await world.enqueue_many(3)
+    first, second, third = await world.claim(limit=3)
+    await world.complete(first, b"null")
+    await world.complete(second, b"{}")
+    await world.complete(third)
+    with redis.Redis.from_url(node_url()) as client:
+        stored = client.hgetall(ShardKeys(prefix_of(world.path), shard_of(second.id)).results)
+    assert sorted(stored.values()) == [b"", b"{}"]
+
+
+@on_node
 async def test_entries_that_were_read_for_a_claim_that_takes_none_are_put_back_in_order(world: World) -> None:
     tasks = await world.enqueue_many(10)
     first = await world.claim("work", worker="again", limit=2, request_id="a request")

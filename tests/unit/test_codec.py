@@ -30,7 +30,8 @@ def test_a_task_is_a_plain_array_in_the_order_of_its_fields(task: Task) -> None:
 @given(tasks, st.integers(1, (1 << 63) - 1))
 def test_stamping_gives_the_version_and_changes_nothing_else(task: Task, version: int) -> None:
     before = msgspec.structs.replace(task)
-    data = codec.encode(codec.versioned(task, version))
+    codec.set_field(task, "version", version)
+    data = codec.encode(task)
     assert task == msgspec.structs.replace(before, version=version)
     assert codec.decode_task(data) == task
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from zlib import crc32
 
+_BYTES = [f"{byte:02x}" for byte in range(256)]
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 
@@ -32,17 +33,20 @@ class IdGenerator:
         """Returns one id per entry: for the shard it names, or for the next of `shards` in rotation if it is None."""
         tick = max(self._tick, now_ms << 12)
         noise = self._random_bytes(6).hex()  # once per call: within a process the tick alone makes ids distinct
-        tail = f"8{noise[:3]}-{noise[3:11]}"
-        head, head_ms = "", -1
+        tail = f"-8{noise[:3]}-{noise[3:11]}"
+        head, head_bits = "", -1
+        end, end_number = "", -1
         ids = []
         for wanted in shard_numbers:
             number = wanted
             if number is None:
                 number = self._last_shard = (self._last_shard + 1) % shards
             tick += 1
-            if tick >> 12 != head_ms:
-                head_ms = tick >> 12
-                head = f"{head_ms >> 16:08x}-{head_ms & 0xFFFF:04x}"
-            ids.append(f"{head}-7{tick & 0xFFF:03x}-{tail}{number:04x}")
+            if tick >> 8 != head_bits:  # numbers become text once for many ids: it is what an id costs
+                head_bits = tick >> 8
+                head = f"{tick >> 28:08x}-{tick >> 12 & 0xFFFF:04x}-7{head_bits & 0xF:x}"
+            if number != end_number:
+                end, end_number = f"{tail}{number:04x}", number
+            ids.append(head + _BYTES[tick & 0xFF] + end)
         self._tick = tick
         return ids

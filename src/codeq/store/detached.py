@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from codeq.domain.errors import CodeqError
@@ -20,14 +21,18 @@ class DetachedTakes:
 
     async def run(self, take: Coroutine[Any, Any, list[Delivery]], request: ClaimRequest) -> list[Delivery]:
         """Returns what was taken. If the caller is cancelled meanwhile, `request.hand_back` gets it."""
-        taking = asyncio.get_running_loop().create_task(take)
+        loop = asyncio.get_running_loop()
+        taking = loop.create_task(take)
+        ended: asyncio.Future[None] = loop.create_future()
+        taking.add_done_callback(partial(_end, ended))
         try:
-            return await asyncio.shield(taking)
+            await ended  # as `asyncio.shield` does, with a third of its calls
         except asyncio.CancelledError:
-            returning = asyncio.get_running_loop().create_task(self._hand_back(taking, request))
+            returning = loop.create_task(self._hand_back(taking, request))
             self._returning.add(returning)
             returning.add_done_callback(self._returning.discard)
             raise
+        return taking.result()
 
     async def end(self) -> None:
         """Returns once everything is handed back."""
@@ -41,3 +46,8 @@ class DetachedTakes:
                 await request.hand_back(deliveries)
         except CodeqError as fault:  # their leases end in time
             _log.warning("tasks whose caller has gone were not handed back: %s", fault)
+
+
+def _end(ended: "asyncio.Future[None]", _: object) -> None:
+    if not ended.done():  # else the caller was cancelled
+        ended.set_result(None)

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count
+from itertools import accumulate, count, groupby
 from typing import NamedTuple
 
 from codeq.domain.limits import CLAIM_COMMANDS_MAX, PRIORITY_MAX
@@ -24,6 +24,7 @@ _ID_BYTES, _ENTRY_BYTES = 16, 24
 _FIELDS_READ = 4 * CLAIM_COMMANDS_MAX
 _TENANTS_MAX = 1_000
 _SERVED_MAX = 10_000
+_RUN_ARGUMENTS = 6
 
 
 Argument = bytes | str | int
@@ -177,31 +178,46 @@ def take_arguments(
         ENTRIES_MAX, INLINE_BODY_BYTES_MAX, channels.moved, shard.to_bytes(2, "big"),
         "" if first.priority is None else first.priority, len(queues), "1" if with_times else "",
     ]  # fmt: skip
+    of_queues: list[Argument] = []
     for queue in queues:
         of_queue = keys.queue(queue)
         names += [*of_queue.pending, of_queue.delayed, of_queue.leased, of_queue.withdrawn]
-        arguments += [queue.command, of_queue.member, claims[0].rooms[queue]]
+        of_queues += [queue.command, of_queue.member, claims[0].rooms[queue]]
+    kinds: list[tuple[int, int, int, str, int]] = []
     terms: list[Argument] = []
     known: dict[tuple[str, str | None, int | None], int] = {}
-    """Where the terms of a claim begin, by what decides them: of claims that are merged, most have the same."""
-    first_terms = len(arguments) + 5 * len(claims) + 1
+    """Where the terms of a claim begin among all terms, by what decides them: of claims that are merged, most have the
+    same."""
     for claim in claims:
         request = claim.request
-        kind = (request.worker, request.worker_name, request.lease_ms)
-        if kind not in known:
-            known[kind] = first_terms + len(terms)
+        who = (request.worker, request.worker_name, request.lease_ms)
+        if who not in known:
+            known[who] = len(terms)
             for queue in queues:
                 lease_ms = request.lease_ms or request.policy_of(queue).lease_ms
                 terms += [
                     records.claim_arguments(request.worker, now_ms, lease_ms, request.worker_name), now_ms + lease_ms,
                 ]  # fmt: skip
-        remembered_as, remember_ms = keys.absent, 0
+        remember_ms = 0
         if request.request_id is not None:
-            remembered_as = keys.claim(request.tenant, request.worker, request.request_id)
+            names.append(keys.claim(request.tenant, request.worker, request.request_id))
             remember_ms = max(request.lease_ms or request.policy_of(queue).lease_ms for queue in queues)
-        names.append(remembered_as)
-        arguments += [request.limit, request.bytes_max, remember_ms, "1" if request.is_part else "", known[kind]]
+        kinds.append((request.limit, request.bytes_max, remember_ms, "1" if request.is_part else "", known[who]))
+    runs = [(len(list(alike)), kind) for kind, alike in groupby(kinds)]
+    arguments += [len(runs), *of_queues]
+    first_terms = len(arguments) + _RUN_ARGUMENTS * len(runs) + 1
+    for number, (limit, bytes_max, remember_ms, is_part, terms_at) in runs:
+        arguments += [number, limit, bytes_max, remember_ms, is_part, first_terms + terms_at]
     return names, arguments + terms
+
+
+def divided(sizes: Sequence[int], contents: list[bytes | None], *, has_run_out: bool) -> list[Taken]:
+    """Returns what each claim got, of what the take script answered for all of them."""
+    ends = accumulate(map(abs, sizes))
+    return [
+        Taken(size < 0, contents[2 * (end - abs(size)) : 2 * end], has_run_out)
+        for size, end in zip(sizes, ends, strict=True)
+    ]
 
 
 def _room(request: ClaimRequest, queue: QueueKey) -> int:

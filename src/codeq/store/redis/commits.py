@@ -1,6 +1,7 @@
 """Commits of one shard, merged into few scripts. Looks before commits (`known.py`) are merged in the same way."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import accumulate
 
 from codeq.domain.errors import StoreError
 from codeq.domain.task import Change
@@ -26,12 +27,13 @@ class CommitQueue:
 
     async def _send_merged(self, commits: Sequence[Sequence[Change]]) -> Sequence[list[Answer] | StoreError]:
         try:
-            answers = iter(await self._send([change for changes in commits for change in changes]))
+            answers = await self._send([change for changes in commits for change in changes])
         except OutOfMemory:
             if len(commits) == 1:
                 raise
             return [await self._send_alone(changes) for changes in commits]  # some of them may need none
-        return [[next(answers) for _ in changes] for changes in commits]
+        sizes = list(map(len, commits))
+        return [answers[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
     async def _send_alone(self, changes: Sequence[Change]) -> list[Answer] | StoreError:
         try:

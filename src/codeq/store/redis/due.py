@@ -54,7 +54,7 @@ class DueTasks:
             return False
         is_delayed = index is Index.DELAYED
         for command in scope.commands:
-            head = self._heads.get(QueueKey(scope.tenant, command))
+            head = self._heads.get((scope.tenant, command))
             if head is None or (head.next_delayed_ms if is_delayed else head.next_lease_ms) <= now_ms:
                 return False
         return True

@@ -34,10 +34,11 @@ class QueueHead:
 
 class QueueHeads:
     def __init__(self) -> None:
-        self._heads: OrderedDict[QueueKey, QueueHead] = OrderedDict()
+        self._heads: OrderedDict[tuple[str, str], QueueHead] = OrderedDict()
 
-    def get(self, queue: QueueKey) -> QueueHead | None:
-        """Returns what is known of the queue; None if that is nothing, or too old."""
+    def get(self, queue: tuple[str, str]) -> QueueHead | None:
+        """Returns what is known of the queue; None if that is nothing, or too old. Takes a plain tuple as well, which
+        equals the key and is faster to make."""
         head = self._heads.get(queue)
         if head is None or monotonic() - head.known_s > KNOWN_S:
             return None

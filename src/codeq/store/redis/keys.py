@@ -6,7 +6,7 @@ All keys of a shard begin with its hash tag, so that they are in one slot of a c
     n                            string  number of the last event
     t                            hash    task id -> record; see `records.py`
     b                            hash    task id -> body
-    r                            hash    task id -> result
+    r                            hash    task id -> result; of completed tasks, none for `null`, empty for no result
     f                            zset    bodies whose script has not run yet: task id by the time of writing
     k                            hash    task id -> field of `i`, for tasks with an idempotency key
     i                            hash    <tenant>:<idempotency key> -> task id
@@ -48,6 +48,7 @@ Channels have no slot; every process hears those it subscribes to:
 Tenants and idempotency keys are percent-encoded, and commands have no colon, so that no name can forge a key.
 """
 
+from binascii import unhexlify
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -173,7 +174,7 @@ def idempotency_field(tenant: str, key: str) -> str:
 
 
 def id_bytes(task_id: str) -> bytes:
-    return bytes.fromhex(task_id.replace("-", ""))
+    return unhexlify(task_id.replace("-", ""))
 
 
 def task_id(data: bytes) -> str:

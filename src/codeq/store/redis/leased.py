@@ -31,8 +31,7 @@ class LeasedTasks:
         """Notes what each change has made of its task; None for a refusal: then somebody else has moved it."""
         known = self._tasks
         for change, task in zip(changes, tasks, strict=True):
-            task_id = change.after.id
-            if task_id in known:
+            if change.before is not None and (task_id := change.after.id) in known:
                 if task is not None and lifecycle.position(task) is _IN_PROGRESS:
                     known[task_id] = task
                 else:

@@ -55,7 +55,11 @@ class RedisPeers:
         refresh: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._connection = connection
-        self._listeners = list(listeners)
+        self._listeners: list[Listener] = []
+        self._on_ready: list[Callable[[QueueKey, int], None]] = []
+        self._on_moved: list[Callable[[Sequence[Task]], None]] = []
+        for listener in listeners:
+            self.add_listener(listener)
         self._prefix = prefix
         self._channels = Channels(prefix)
         self._policies = policies
@@ -86,15 +90,22 @@ class RedisPeers:
         return self._policies.by_queue
 
     def add_listener(self, listener: Listener) -> None:
+        """Calls the listener from now on; for what happens with every call, only where it does something."""
+        kind = type(listener)
         self._listeners.append(listener)
+        if kind.ready is not Listener.ready:
+            self._on_ready.append(listener.ready)
+        if kind.moved is not Listener.moved:
+            self._on_moved.append(listener.moved)
 
     def report(self, ready: Mapping[QueueKey, int], moved: Sequence[Task]) -> None:
         self.start()
-        for listener in self._listeners:
+        for on_ready in self._on_ready:
             for queue, tasks in ready.items():
-                listener.ready(queue, tasks)
-            if moved:
-                listener.moved(moved)
+                on_ready(queue, tasks)
+        if moved:
+            for on_moved in self._on_moved:
+                on_moved(moved)
 
     def report_withdrawn(self, task: Task) -> None:
         for listener in self._listeners:

@@ -23,7 +23,7 @@ argument."""
 _CACHED_DESCRIPTIONS = 1024
 """Per shard: about two megabytes. Most commits have one or two classes, and the same ones again and again."""
 
-_CANCEL, _HEARTBEAT, _PURGE = Move.CANCEL, Move.HEARTBEAT, Move.PURGE
+_CANCEL, _COMPLETE, _HEARTBEAT, _PURGE = Move.CANCEL, Move.COMPLETE, Move.HEARTBEAT, Move.PURGE
 _GUARDED = frozenset({Move.EXPIRE, Move.ABANDON, _HEARTBEAT})
 """Moves that a heartbeat may contradict, which changes a lease and no version: they expect the lease as well."""
 Argument = bytes | str | int
@@ -133,14 +133,18 @@ def _created(after: Task, body: Body | None, bodies: list[tuple[bytes, bytes]]) 
 
 def _moved(change: Change, before: Task) -> list[Argument]:
     """Returns the arguments of a change of a stored task."""
-    after = change.after
+    after, move = change.after, change.move
     head = _head(id_bytes(after.id), after.payload_bytes, before.version)
-    if _was_withdrawn(change):
-        head += before.previous.to_bytes(8, "big")
     arguments: list[Argument] = [head, records.without_version(after)]
-    if change.move in _GUARDED:
+    if move is _COMPLETE:
+        if change.result != records.NULL:
+            arguments.append(change.result or b"")
+    elif move is _PURGE:
+        if before.move is _CANCEL:
+            arguments[0] = head + before.previous.to_bytes(8, "big")
+    elif move in _GUARDED:
         arguments.append(before.lease_until_ms)
-    if change.result:
+    elif change.result:
         arguments.append(change.result)
     return arguments
 
@@ -171,13 +175,18 @@ def _was_withdrawn(change: Change) -> bool:
     return change.move is _PURGE and change.before is not None and change.before.move is _CANCEL
 
 
-def answered(change: Change, version: int | bytes) -> Task | None:
-    """Returns the task after the change, with the version that the script has given it; None if it was refused, or if
-    another task has its key."""
-    if not version or isinstance(version, bytes):
-        return None
-    if change.move is not _HEARTBEAT:
-        codec.versioned(change.after, version)
-    if change.delivery is not None:
-        codec.versioned(change.delivery.after, version + 1)
-    return change.after
+def answered(changes: Sequence[Change], answers: Sequence[int | bytes]) -> list[Task | None]:
+    """Returns the tasks after these changes, each with the version that the script has given it; None for a change that
+    was refused, or if another task has its key."""
+    tasks: list[Task | None] = []
+    for change, version in zip(changes, answers, strict=True):
+        if type(version) is not int or not version:
+            tasks.append(None)
+            continue
+        after = change.after
+        if change.move is not _HEARTBEAT:
+            codec.set_field(after, "version", version)
+        if change.delivery is not None:
+            codec.set_field(change.delivery.after, "version", version + 1)
+        tasks.append(after)
+    return tasks

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from codeq.domain import lifecycle
-from codeq.domain.task import Task
+from codeq.domain.task import Move, Task
 from codeq.store import codec
 from codeq.store.redis import keys
 
@@ -32,6 +32,11 @@ class StoredClaim(Struct, frozen=True, array_like=True, gc=False):
     worker_name: str | None = None
 
 
+NULL = b"null"
+"""The result of most tasks: those that are completed with it have none stored, and those without a result an empty one.
+"""
+
+_COMPLETE = Move.COMPLETE
 _LENGTH_BYTES, _VERSION_BYTES = 4, 8
 _length, _version = Layout(">I"), Layout(">Q")
 _pack_length, _length_at, _version_at = _length.pack, _length.unpack_from, _version.unpack_from
@@ -51,6 +56,13 @@ def claim_arguments(worker: str, at_ms: int, lease_ms: int, worker_name: str | N
     return codec.encode(StoredClaim(CLAIM_RULE, worker, at_ms, lease_ms, worker_name))
 
 
+def result_of(task: Task, stored: bytes | None) -> bytes | None:
+    """Returns the result of a task of which this is stored."""
+    if task.move is _COMPLETE:
+        return NULL if stored is None else stored or None
+    return stored
+
+
 def decode(data: bytes) -> Task:
     """Returns the stored task. Raises one of `codec.UNREADABLE` for bytes that are not one."""
     version_at = len(data) - _VERSION_BYTES
@@ -63,11 +75,12 @@ def decode(data: bytes) -> Task:
         if version_at < claim_at:
             raise msgspec.DecodeError("the record has no version")
         claim = _decode_claim(data[claim_at:version_at])
-        codec.versioned(task, _version_at(data, end)[0])
+        codec.set_field(task, "version", _version_at(data, end)[0])
         task = lifecycle.claim(
             task, claim.worker, claim.at_ms, lease_ms=claim.lease_ms, worker_name=claim.worker_name
         ).after
-    return codec.versioned(task, _version_at(data, version_at)[0])
+    codec.set_field(task, "version", _version_at(data, version_at)[0])
+    return task
 
 
 def readable(

@@ -98,9 +98,9 @@ class RedisShard:
             self._known.learn(filtered, raw)
         else:
             raw = await self._commits.commit(changes)
-        tasks = list(map(answered, changes, raw))
+        tasks = answered(changes, raw)
         self._leased.moved(changes, tasks)
-        owners = {place: keys.task_id(answer) for place, answer in enumerate(raw) if isinstance(answer, bytes)}
+        owners = {place: keys.task_id(answer) for place, answer in enumerate(raw) if type(answer) is bytes}
         if owners:
             for place, task in zip(owners, await self._tasks(list(owners.values())), strict=True):
                 # A task that was purged in between no longer has the key.
@@ -201,19 +201,20 @@ class RedisShard:
             group, queues, now_ms=self.now_ms(), keys=self._keys, channels=self._channels, shard=self._number,
             with_times=with_times,
         )  # fmt: skip
-        answers, known, has_run_out = await self._connection.run(TAKE, names, arguments)
+        sizes, contents, known, has_run_out = await self._connection.run(TAKE, names, arguments)
+        taken = claims.divided(sizes, contents, has_run_out=bool(has_run_out))
         for queue, told in zip(queues, known, strict=True):
             if not told[0]:
-                self._report_emptied(queue, [answer[-2] for answer in answers if len(answer) > 1])  # the last of each
+                self._report_emptied(queue, [each.contents[-2] for each in taken if each.contents])  # the last of each
             if with_times:
                 self._heads.set(queue, told)
             else:
                 self._heads.set_priorities(queue, told[0])
-        return [claims.Taken(bool(answer[0]), answer[1:], bool(has_run_out)) for answer in answers]
+        return taken
 
-    def _report_emptied(self, queue: QueueKey, taken: Sequence[bytes]) -> None:
+    def _report_emptied(self, queue: QueueKey, taken: Sequence[bytes | None]) -> None:
         if taken:
-            self.peers.report_emptied(queue, max(map(records.version_of, taken)))
+            self.peers.report_emptied(queue, max(records.version_of(record or b"") for record in taken))
 
     async def repeated(self, request: ClaimRequest) -> list[Delivery]:
         self._check()
@@ -236,8 +237,8 @@ class RedisShard:
             ids = [id_bytes(tasks[place].id) for place in missing]
             for place, body in zip(missing, await self._connection.call("HMGET", self._keys.bodies, *ids), strict=True):
                 raw[place] = body
-        found = zip(tasks, map(self._body, tasks, raw), strict=True)
-        return [Delivery(task, body, is_repeat) for task, body in found if body is not None]
+        bodies = [self._body(task, data) for task, data in zip(tasks, raw, strict=True)]
+        return [Delivery(task, body, is_repeat) for task, body in zip(tasks, bodies, strict=True) if body is not None]
 
     def _body(self, task: Task, data: bytes | None) -> Body | None:
         try:
@@ -295,9 +296,8 @@ class RedisShard:
         for place, task_id in enumerate(known):
             task = self._task(task_id, parts[0][place])
             body = self._body(task, parts[1][place]) if task is not None and task.tenant == tenant else None
-            result = parts[2][place] if results else None
             if task is not None and body is not None:
-                found[task_id] = Record(task, body, result)
+                found[task_id] = Record(task, body, records.result_of(task, parts[2][place]) if results else None)
         return [found.get(task_id) for task_id in ids]
 
     async def due(self, index: Index, now_ms: int, limit: int, *, scope: Scope = ALL) -> list[Task]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from codeq.domain.errors import StoreError
 from codeq.domain.limits import EVENT_SEGMENT_MAX
 from codeq.domain.task import Task
-from codeq.store.codec import encode, joined, versioned
+from codeq.store.codec import encode, joined, set_field
 from codeq.store.rocksdb import keys
 from codeq.store.rocksdb.database import Database, batch
 
@@ -43,7 +43,8 @@ class WriteBuffer:
         """Numbers the task's move, and returns the encoded task."""
         version = self.next_version
         self.next_version = version + 1
-        data = encode(versioned(task, version))
+        set_field(task, "version", version)
+        data = encode(task)
         self._events.append(data)
         return data
 

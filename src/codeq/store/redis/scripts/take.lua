@@ -3,14 +3,15 @@
 -- reader applies the claim itself.
 --
 -- KEYS    1 records, 2 bodies, 3 number, 4 events, 5 counts, 6 ready, 7 heads of leases, 8 one that is never there;
---         for each queue thirteen: its pending lists 0 to 9, delayed, leased, withdrawn; then for each claim that of its request id
+--         for each queue thirteen: its pending lists 0 to 9, delayed, leased, withdrawn; then for each claim with a request id its key
 -- ARGV    1 entries read at most, 2 bytes of a body that is returned at most, 3 channel of moves, 4 shard (2 bytes), 5 the only
---         priority, or '', 6 number of queues, 7 '1' to be told when the next task of each queue is due;
+--         priority, or '', 6 number of queues, 7 '1' to be told when the next task of each queue is due, 8 number of runs;
 --         for each queue three: command | its name in the heads | tasks it may have in progress, or -1
---         for each claim five: tasks at most | payload bytes at most | milliseconds to remember the request id, or 0 | '1' if it
---         is a further part of a claim, whose id is remembered beside the other parts and not looked up | where its terms begin:
---         for each queue two: arguments of the claim (MessagePack) | end of the lease. Claims may have the same terms.
--- Returns per claim: 1 if these tasks were leased before, else 0; then record and body, or false, of each task;
+--         for each run of claims that are alike six: how many | tasks at most | payload bytes at most | milliseconds to remember
+--         the request id, or 0 | '1' if they are further parts of claims, whose ids are remembered beside the other parts and not
+--         looked up | where their terms begin:
+--         for each queue two: arguments of the claim (MessagePack) | end of the lease. Runs may have the same terms.
+-- Returns per claim: how many tasks, negative if they were leased before; record and body, or false, of all tasks;
 --         per queue: its priorities, and if asked: next delayed, next lease; and 1 if the entries that may be read ran out.
 --         A request id whose tasks are still leased to it returns them again, and nothing is taken.
 -- Cost    reads at most ARGV[1] entries, and passes runs of withdrawn ones in O(log n); then as `commit`.
@@ -20,7 +21,7 @@ local records, entries_left, number_of_queues = KEYS[1], tonumber(ARGV[1]), tonu
 local digits = { [0] = '0', '1', '2', '3', '4', '5', '6', '7', '8', '9' }
 local queues, fields = {}, {}
 for place = 1, number_of_queues do
-  local at, keys = 5 + place * 3, 9 + (place - 1) * 13
+  local at, keys = 6 + place * 3, 9 + (place - 1) * 13
   local command, room = ARGV[at], tonumber(ARGV[at + 2])
   local leased = KEYS[keys + 11]
   if room < 0 then
@@ -149,67 +150,88 @@ local function serve()
   end
 end
 
--- Serves one claim after the other. `ends` has how many tasks were taken up to the end of each.
-local claims, ends, answers = {}, {}, {}
-local first_claim, number_of_claims = 8 + number_of_queues * 3, #KEYS - 8 - number_of_queues * 13
-local at = first_claim
-for place = 1, number_of_claims do
-  wanted_later = wanted_later + tonumber(ARGV[at + (place - 1) * 5])
+-- Serves one claim after the other. `claims` has where the run of each begins, `ends` how many tasks were taken up to its end.
+local claims, ends, sizes_of, repeated, key_of = {}, {}, {}, {}, {}
+local at, key = 9 + number_of_queues * 3, 8 + number_of_queues * 13
+for _ = 1, tonumber(ARGV[8]) do
+  local alike = tonumber(ARGV[at])
+  for _ = 1, alike do
+    insert(claims, at)
+  end
+  wanted_later = wanted_later + alike * tonumber(ARGV[at + 1])
+  at = at + 6
 end
-for place = 1, number_of_claims do
-  local remembered_as, answer = KEYS[8 + number_of_queues * 13 + place], { 0 }
-  if ARGV[at + 2] ~= '0' and ARGV[at + 3] == '' then
-    local again = call('GET', remembered_as) or ''
-    for from = 1, #again, 24 do
-      local record = call('HGET', records, sub(again, from, from + 15))
-      if record and sub(record, -8) == sub(again, from + 16, from + 23) then
-        answer[1] = 1
-        insert(answer, record)
-        insert(answer, false)
+for claim, from in ipairs(claims) do
+  local taken = count
+  if ARGV[from + 3] ~= '0' then
+    key = key + 1
+    key_of[claim] = KEYS[key]
+    if ARGV[from + 4] == '' then
+      local again, found = call('GET', KEYS[key]) or '', {}
+      for start = 1, #again, 24 do
+        local record = call('HGET', records, sub(again, start, start + 15))
+        if record and sub(record, -8) == sub(again, start + 16, start + 23) then
+          insert(found, record)
+        end
+      end
+      if #found > 0 then
+        repeated[claim], sizes_of[claim] = found, -#found
       end
     end
   end
-  wanted_later = wanted_later - tonumber(ARGV[at])
-  if answer[1] == 0 then
-    left, bytes = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+  local limit = tonumber(ARGV[from + 1])
+  wanted_later = wanted_later - limit
+  if not repeated[claim] then
+    left, bytes = limit, tonumber(ARGV[from + 2])
     serve()
+    sizes_of[claim] = count - taken
   end
-  claims[place], ends[place], answers[place] = at, count, answer
-  at = at + 5
+  ends[claim] = count
 end
 put_back()
 
+local answer, slot = {}, 0
+local function add_repeated(claim)
+  for _, record in ipairs(repeated[claim] or {}) do
+    answer[slot + 1], answer[slot + 2] = record, false
+    slot = slot + 2
+  end
+end
+
 if count > 0 then
   local first = call('INCRBY', KEYS[3], count) - count + 1
-  local puts, events, wanted, answer_of, slot_of = {}, {}, {}, {}, {}
+  local puts, events, wanted, slot_of = {}, {}, {}, {}
   local inline_max, inline, place, put = tonumber(ARGV[2]), 0, 0, 0
   for claim, from in ipairs(claims) do
-    local answer, claimed, slot, remembers = answers[claim], {}, 1, ARGV[from + 2] ~= '0'
+    local arguments, remembered_as = ARGV[from + 5], key_of[claim]
+    local claimed = remembered_as and {}
+    if repeated[claim] then
+      add_repeated(claim)
+    end
     while place < ends[claim] do
       place = place + 1
       local id, queue = ids[place], owners[place]
       local version = pack('>I8', first + place - 1)
-      local record = before[place] .. ARGV[ARGV[from + 4] + queue.place * 2 - 2] .. version
+      local record = before[place] .. ARGV[arguments + queue.place * 2 - 2] .. version
       puts[put + 1], puts[put + 2] = id, record
       put = put + 2
       events[place] = record
       answer[slot + 1], answer[slot + 2] = record, false
       slot = slot + 2
-      if remembers then
-        claimed[slot - 2], claimed[slot - 1] = id, version
+      if claimed then
+        insert(claimed, id .. version)
       end
       if sizes[place] <= inline_max then
         inline = inline + 1
-        wanted[inline], answer_of[inline], slot_of[inline] = id, answer, slot
+        wanted[inline], slot_of[inline] = id, slot
       end
     end
-    if #claimed > 0 then
-      local remembered_as = KEYS[8 + number_of_queues * 13 + claim]
-      if ARGV[from + 3] == '' then
-        call('SET', remembered_as, table.concat(claimed), 'PX', ARGV[from + 2])
+    if claimed and #claimed > 0 then
+      if ARGV[from + 4] == '' then
+        call('SET', remembered_as, table.concat(claimed), 'PX', ARGV[from + 3])
       else
         call('APPEND', remembered_as, table.concat(claimed))
-        call('PEXPIRE', remembered_as, ARGV[from + 2])
+        call('PEXPIRE', remembered_as, ARGV[from + 3])
       end
     end
   end
@@ -217,7 +239,7 @@ if count > 0 then
   for claim = #claims, 1, -1 do -- backwards: a small sorted set is searched from its front
     for taken = ends[claim], (ends[claim - 1] or 0) + 1, -1 do
       local queue = owners[taken]
-      local leases, size, lease = queue.leases, queue.total * 2, ARGV[ARGV[claims[claim] + 4] + queue.place * 2 - 1]
+      local leases, size, lease = queue.leases, queue.total * 2, ARGV[ARGV[claims[claim] + 5] + queue.place * 2 - 1]
       leases[size + 1], leases[size + 2] = lease, ids[taken]
       queue.total = queue.total + 1
       if lease ~= queue.lease then
@@ -259,8 +281,12 @@ if count > 0 then
   call('PUBLISH', ARGV[3], ARGV[4])
   if inline > 0 then
     for place, body in ipairs(call('HMGET', KEYS[2], unpack(wanted))) do
-      answer_of[place][slot_of[place]] = body
+      answer[slot_of[place]] = body
     end
+  end
+else
+  for claim in ipairs(claims) do
+    add_repeated(claim)
   end
 end
 
@@ -279,4 +305,4 @@ for place, queue in ipairs(queues) do
     known[place][2], known[place][3] = delayed[2] or '', head[2] or ''
   end
 end
-return { answers, known, entries_left <= 0 and 1 or 0 }
+return { sizes_of, answer, known, entries_left <= 0 and 1 or 0 }
