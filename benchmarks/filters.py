@@ -30,7 +30,7 @@ from codeq.domain.requests import Claim, NewTask
 from codeq.domain.task import Task
 from codeq.store.interface import Store
 from codeq.store.redis.filters import CLEANUP, GHOST, IDEMPOTENCY, Filters, FilterSize, RotatingFilter
-from codeq.store.redis.opening import Wanted, open_redis
+from codeq.store.redis.opening import RedisOptions, open_redis
 from codeq.usecases import claim as claiming
 from codeq.usecases import enqueue as enqueueing
 from codeq.usecases.core import Core, make_core
@@ -66,7 +66,7 @@ class Installation:
         filters = Filters(idempotency=made[0], ghost=made[1], cleanup=made[2])
         waiters = Waiters()
         store = open_redis(
-            self._node.url, Wanted(prefix=self._prefix), process=str(next(_numbers)), listeners=[waiters],
+            self._node.url, RedisOptions(prefix=self._prefix), process=str(next(_numbers)), listeners=[waiters],
             filters=filters,
         )  # fmt: skip
         self._opened.append(store)

@@ -22,7 +22,7 @@ from redis import asyncio as aio
 
 from codeq import AsyncQueue, NewTask
 from codeq.domain.queue import QueuePolicy
-from codeq.store.redis.opening import Wanted, open_redis
+from codeq.store.redis.opening import RedisOptions, open_redis
 from codeq.usecases import sweep
 from codeq.usecases.core import make_core
 from codeq.usecases.waiters import Waiters
@@ -83,7 +83,7 @@ class RedisMeter:
 async def redis_queue(url: str) -> AsyncIterator[AsyncQueue]:
     """A queue on a new prefix of this Redis, with its sweepers, as a server has it."""
     waiters, prefix = Waiters(), next(_prefixes)
-    store = open_redis(url, Wanted(prefix=prefix), process=prefix, listeners=[waiters])
+    store = open_redis(url, RedisOptions(prefix=prefix), process=prefix, listeners=[waiters])
     core = make_core(store, waiters, QueuePolicy(), randomness=random.Random(1))
     sweeper = asyncio.get_running_loop().create_task(
         sweep.run(core, events_keep_ms=3_600_000, events_keep_max=100_000_000)

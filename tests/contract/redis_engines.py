@@ -17,7 +17,7 @@ from codeq.store.interface import Clock, Listener, Store
 from codeq.store.redis.connection import parse_url
 from codeq.store.redis.filters import Filters, FilterSize, RotatingFilter
 from codeq.store.redis.keys import ShardKeys
-from codeq.store.redis.opening import Wanted, open_redis
+from codeq.store.redis.opening import RedisOptions, open_redis
 
 SERVER_URL = "CODEQ_TEST_REDIS_URL"
 """Names the variable with the address of a running server to test instead, as redis://127.0.0.1:6379/0."""
@@ -103,7 +103,7 @@ def _open(
     path.mkdir(exist_ok=True)
     prefix = prefix_of(path)
     _forget_the_server(url, prefix, shards or 1)
-    wanted = Wanted(prefix=prefix, shards=shards, grace_ms=grace_ms)
+    wanted = RedisOptions(prefix=prefix, shards=shards, grace_ms=grace_ms)
     return open_redis(url, wanted, clock=clock, listeners=listeners, process=str(next(_processes)), filters=filters)
 
 

@@ -26,7 +26,7 @@ from codeq.store.redis import connection, exchange, merging, peers
 from codeq.store.redis.connection import RedisClient, parse_url
 from codeq.store.redis.faults import FAULTS, passing
 from codeq.store.redis.keys import ShardKeys
-from codeq.store.redis.opening import Wanted, open_redis
+from codeq.store.redis.opening import RedisOptions, open_redis
 from codeq.store.redis.peers import POLICY
 
 KEYS = [f"{{{number}}}" for number in range(40)]
@@ -213,7 +213,7 @@ def test_a_mistake_of_our_own_is_not_taken_for_a_fault_of_redis(monkeypatch: Any
 
 def test_a_primary_that_becomes_a_replica_is_left_for_the_one_behind_its_address(tmp_path: Path) -> None:
     async def story(url: str, fail_over: Callable[[], None]) -> None:
-        store = open_redis(url, Wanted(), process="a", clock=FakeClock())
+        store = open_redis(url, RedisOptions(), process="a", clock=FakeClock())
         queue = QueueKey("acme", "work")
         await store.set_policy(queue, QueuePolicy(), replacing=None)
         await asyncio.gather(*(store.counts(None) for _ in range(10)))  # each has a connection
@@ -257,7 +257,7 @@ def test_a_connection_for_signals_that_was_lost_without_a_word_is_renewed_and_sa
     async def story(node: RedisNode, proxy: ReplyLosingProxy) -> None:
         moves = Moves()
         url = f"redis://127.0.0.1:{proxy.port}/0"
-        store = open_redis(url, Wanted(), process="a", clock=FakeClock(), listeners=[moves])
+        store = open_redis(url, RedisOptions(), process="a", clock=FakeClock(), listeners=[moves])
         async with store.peers.watch_moves(), asyncio.timeout(30):
             while not moves.heard.is_set():
                 node.command("PUBLISH", "codeq:moved", b"\0\0")
@@ -279,7 +279,7 @@ def test_a_connection_for_signals_that_was_lost_without_a_word_is_renewed_and_sa
 
 def test_an_outage_of_signals_is_said_once_however_long_it_lasts(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
     async def story(node: RedisNode) -> None:
-        store = open_redis(node.url, Wanted(), process="a", clock=FakeClock())
+        store = open_redis(node.url, RedisOptions(), process="a", clock=FakeClock())
         await store.peers.is_sweeper(0)
         node.kill()
         tries = 0
@@ -310,7 +310,7 @@ def test_an_outage_of_signals_is_said_once_however_long_it_lasts(tmp_path: Path,
 )
 def test_a_redis_that_is_not_there_is_named_at_the_start_and_passes_later(url: str) -> None:
     with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1"):
-        open_redis(url, Wanted(), process="a")
+        open_redis(url, RedisOptions(), process="a")
 
     async def story(client: RedisClient) -> None:
         with pytest.raises(StoreUnavailable, match=r"at the moment \(\w+(Error|Exception)\)"):
@@ -333,7 +333,7 @@ def test_what_answers_as_no_redis_does_is_named_at_the_start_and_passes_later() 
         threading.Thread(target=other.serve_forever, daemon=True).start()
         url = f"redis://127.0.0.1:{other.server_port}/0"
         with pytest.raises(StoreUnavailable, match=f":{other.server_port}: Protocol error"):
-            open_redis(url, Wanted(), process="a")
+            open_redis(url, RedisOptions(), process="a")
         assert unclosed_after(story, url) == []
         other.shutdown()
 
@@ -348,7 +348,7 @@ def test_an_address_of_another_kind_is_named_at_the_start() -> None:
     }
     for url, reason in refused_urls.items():
         with pytest.raises(StoreUnavailable, match=reason):
-            open_redis(url, Wanted(prefix=prefix_on_another_node(one_of_three)), process="a")
+            open_redis(url, RedisOptions(prefix=prefix_on_another_node(one_of_three)), process="a")
     with pytest.raises(InvalidRequest, match="names one server"):
         parse_url(f"redis://{host},{host}/0")
 
@@ -371,14 +371,14 @@ def test_data_of_somebody_else_under_our_prefix_is_refused(value: str) -> None:
     with redis.Redis.from_url(node_url()) as client:
         client.hset(ShardKeys(prefix, 0).meta, "format", value)
     with pytest.raises(StoreMismatch, match="not codeQ's"):
-        open_redis(node_url(), Wanted(prefix=prefix), process="a")
+        open_redis(node_url(), RedisOptions(prefix=prefix), process="a")
 
 
 # -- data that goes away under a running process -----------------------------------------------------------------------
 
 
 def opened(prefix: str, shards: int = 1) -> Store:
-    return open_redis(node_url(), Wanted(prefix=prefix, shards=shards), process=f"p{shards}", clock=FakeClock())
+    return open_redis(node_url(), RedisOptions(prefix=prefix, shards=shards), process=f"p{shards}", clock=FakeClock())
 
 
 def delete(prefix: str) -> None:
@@ -511,7 +511,7 @@ def test_what_redis_refuses_for_a_while_is_unknown_however_it_was_sent(tmp_path:
 
 def test_a_user_who_is_refused_while_the_process_runs_is_a_passing_fault(tmp_path: Path) -> None:
     async def story(node: RedisNode) -> None:
-        store = open_redis(f"redis://u:secret@127.0.0.1:{node.port}/0", Wanted(), process="a", clock=FakeClock())
+        store = open_redis(f"redis://u:secret@127.0.0.1:{node.port}/0", RedisOptions(), process="a", clock=FakeClock())
         await store.counts(None)
         node.command("ACL", "SETUSER", "u", "resetpass", ">other")
         node.command("CLIENT", "KILL", "USER", "u")
@@ -526,4 +526,4 @@ def test_a_user_who_is_refused_while_the_process_runs_is_a_passing_fault(tmp_pat
         node.command("ACL", "SETUSER", "u", "on", ">secret", "~*", "&*", "+@all")
         asyncio.run(story(node))
         with pytest.raises(StoreUnavailable, match="invalid username-password pair"):
-            open_redis(f"redis://u:wrong@127.0.0.1:{node.port}/0", Wanted(), process="a")
+            open_redis(f"redis://u:wrong@127.0.0.1:{node.port}/0", RedisOptions(), process="a")

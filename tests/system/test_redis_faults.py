@@ -28,7 +28,7 @@ from codeq.domain.requests import Claim, NewTask, Outcome
 from codeq.domain.task import Holder, Move, Status
 from codeq.sdk.tasks import record_of
 from codeq.store.redis.faults import OutOfMemory
-from codeq.store.redis.opening import Wanted, open_redis
+from codeq.store.redis.opening import RedisOptions, open_redis
 from codeq.usecases import claim, enqueue, submit, sweep
 from codeq.usecases.core import make_core
 from codeq.usecases.waiters import Waiters
@@ -105,7 +105,7 @@ def test_redis_killed_again_and_again_loses_nothing_and_servers_go_on_by_themsel
 def test_leases_that_ended_while_redis_was_down_get_their_grace_from_servers_that_ran_on(tmp_path: Path) -> None:
     async def story(node: RedisNode) -> None:
         clock, waiters = FakeClock(), Waiters()
-        wanted = Wanted(grace_ms=10_000)
+        wanted = RedisOptions(grace_ms=10_000)
         store = open_redis(node.url, wanted, process="a", clock=clock, listeners=[waiters])
         core = make_core(store, waiters, QueuePolicy(), randomness=random.Random(1))
         [made] = await enqueue.enqueue(core, "acme", [NewTask(command="work", payload=b"1")])
@@ -224,7 +224,7 @@ def test_partitions_and_failovers_lose_nothing_that_a_replica_confirmed(tmp_path
 
 def test_a_replica_that_was_promoted_after_a_write_cannot_confirm_it(tmp_path: Path) -> None:
     async def story(url: str, fail_over: Callable[[], None]) -> None:
-        store = open_redis(url, Wanted(replicas=1), process="a", clock=FakeClock())
+        store = open_redis(url, RedisOptions(replicas=1), process="a", clock=FakeClock())
         await store.flush()
         primaries = store.primaries
         fail_over()  # after a write, before it is confirmed
@@ -261,7 +261,7 @@ def test_a_claim_whose_primary_is_gone_is_not_confirmed_by_the_next_one(tmp_path
 
     async def story(url: str, fail_over: Callable[[], None]) -> None:
         waiters = Waiters()
-        store = open_redis(url, Wanted(replicas=1), process="a", listeners=[waiters])
+        store = open_redis(url, RedisOptions(replicas=1), process="a", listeners=[waiters])
         core = make_core(store, waiters, QueuePolicy(), randomness=random.Random(1))
         await enqueue.enqueue(core, "acme", [NewTask(command="work", payload=b"1")])
         flush = store.flush
@@ -343,7 +343,7 @@ def test_redis_without_memory_lets_tasks_end_and_be_deleted(tmp_path: Path) -> N
 def test_a_result_is_accepted_though_a_new_task_that_came_with_it_finds_no_memory(tmp_path: Path) -> None:
     async def story(node: RedisNode) -> None:
         waiters = Waiters()
-        store = open_redis(node.url, Wanted(), process="a", listeners=[waiters])
+        store = open_redis(node.url, RedisOptions(), process="a", listeners=[waiters])
         core = make_core(store, waiters, QueuePolicy(), randomness=random.Random(1))
         await enqueue.enqueue(core, "acme", [NewTask(command="work", payload=b"1")] * 4)
         held = await claim.claim(core, "acme", Claim(worker="ann", commands=("work",), limit=4))

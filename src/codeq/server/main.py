@@ -263,12 +263,12 @@ def _open_redis(
 ) -> Store:
     try:
         from codeq.store.redis.filters import Filters, FilterSize, RotatingFilter  # noqa: PLC0415 - as below
-        from codeq.store.redis.opening import Wanted, open_redis  # noqa: PLC0415 - needs the extra `redis`
+        from codeq.store.redis.opening import RedisOptions, open_redis  # noqa: PLC0415 - needs the extra `redis`
     except ModuleNotFoundError as fault:
         raise InvalidRequest(missing_package("a store in Redis", fault.name, "redis")) from None
 
     store = settings.store
-    wanted = Wanted(
+    wanted = RedisOptions(
         prefix=store.prefix,
         shards=None if store.shards == 1 else store.shards,
         grace_ms=round(settings.leases.grace_seconds * 1000),

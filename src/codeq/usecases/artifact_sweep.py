@@ -33,7 +33,7 @@ log = logging.getLogger("codeq.sweep")
 _ENDED_BY_WORKER = (Move.COMPLETE, Move.FAIL)
 
 
-class Swept(NamedTuple):
+class SweepResult(NamedTuple):
     objects: int
     bytes: int
     deleted: int
@@ -87,7 +87,7 @@ async def delete_purged(core: Core) -> int:
 
 async def walk(
     core: Core, *, deletes: bool = True, corrects: bool = True, unfinished_s: float = UNFINISHED_S_MAX
-) -> Swept:
+) -> SweepResult:
     """Looks at every object once: counts it, or deletes it if no result and no running task needs it. Of processes that
     share what they count, one corrects it."""
     storage, budget = storage_of(core), LoopBudget(core, SWEEPER)
@@ -117,7 +117,7 @@ async def walk(
             await storage.usage.add(tenant, found - before.get(tenant, 0), 0)
     counts = storage.counts
     counts.objects, counts.bytes, counts.deleted_objects = objects, size, counts.deleted_objects + deleted
-    return Swept(objects, size, deleted)
+    return SweepResult(objects, size, deleted)
 
 
 class _Needed:

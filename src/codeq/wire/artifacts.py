@@ -12,7 +12,7 @@ from codeq.domain import artifacts as domain
 from codeq.domain.errors import ArtifactTooLarge, InvalidRequest
 from codeq.domain.limits import INLINE_ARTIFACTS_BYTES_MAX
 from codeq.wire import paths
-from codeq.wire.message import Request, Wire
+from codeq.wire.message import Request, WireStruct
 
 UPLOAD_OFFSET, UPLOAD_LENGTH, UPLOAD_COMPLETE, REPR_DIGEST, CONTENT_RANGE = (
     "upload-offset",
@@ -48,7 +48,7 @@ class SubmittedArtifact(Request, frozen=True, kw_only=True, gc=False):
     """Of an uploaded file: which, if the name was uploaded more than once. By default the last."""
 
 
-class ArtifactView(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+class ArtifactView(WireStruct, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     name: str
     url: str
     """Where its content is: a path of this server, or the link that the worker submitted."""
@@ -58,11 +58,11 @@ class ArtifactView(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False
     sha256: str | None = None
 
 
-class ArtifactViews(Wire, frozen=True, kw_only=True, gc=False):
+class ArtifactViews(WireStruct, frozen=True, kw_only=True, gc=False):
     artifacts: list[ArtifactView]
 
 
-class UploadView(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+class UploadView(WireStruct, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     """How far an upload is."""
 
     name: str

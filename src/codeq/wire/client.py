@@ -6,11 +6,11 @@ The decoder skips fields that are not named here.
 import msgspec
 from msgspec import Raw
 
-from codeq.wire.message import Wire
+from codeq.wire.message import WireStruct
 from codeq.wire.tasks import TaskView
 
 
-class ClaimedTask(Wire, frozen=True, kw_only=True, gc=False):
+class ClaimedTask(WireStruct, frozen=True, kw_only=True, gc=False):
     """The fields of a claimed task that a worker needs; the rest of the response is skipped."""
 
     id: str
@@ -27,22 +27,22 @@ class ClaimedTask(Wire, frozen=True, kw_only=True, gc=False):
     trace_state: str | None = None
 
 
-class ClaimedTaskList(Wire, frozen=True, kw_only=True, gc=False):
+class ClaimedTaskList(WireStruct, frozen=True, kw_only=True, gc=False):
     tasks: list[ClaimedTask]
 
 
-class RawResult(Wire, frozen=True, kw_only=True, gc=False):
+class RawResult(WireStruct, frozen=True, kw_only=True, gc=False):
     """A worker's result; absent if there is none."""
 
     result: Raw = msgspec.field(default_factory=Raw)
 
 
-class TaskAndRawResult(Wire, frozen=True, kw_only=True, gc=False):
+class TaskAndRawResult(WireStruct, frozen=True, kw_only=True, gc=False):
     task: TaskView
     result: RawResult
 
 
-class EnqueueResult(Wire, frozen=True, kw_only=True, gc=False):
+class EnqueueResult(WireStruct, frozen=True, kw_only=True, gc=False):
     """The result for one new task: the task, still packed, or why it was refused."""
 
     task: Raw = msgspec.field(default_factory=Raw)
@@ -52,11 +52,11 @@ class EnqueueResult(Wire, frozen=True, kw_only=True, gc=False):
     mismatched: bool = False
 
 
-class EnqueueResultList(Wire, frozen=True, kw_only=True, gc=False):
+class EnqueueResultList(WireStruct, frozen=True, kw_only=True, gc=False):
     results: list[EnqueueResult]
 
 
-class ItemVerdict(Wire, frozen=True, kw_only=True, gc=False):
+class ItemVerdict(WireStruct, frozen=True, kw_only=True, gc=False):
     """Whether one item of a batch was accepted: no code if it was. The task or result itself is skipped."""
 
     error: str | None = None
@@ -67,5 +67,5 @@ class ItemVerdict(Wire, frozen=True, kw_only=True, gc=False):
     """Of a replayed one: whether the task that has the key has another command or payload."""
 
 
-class ItemVerdicts(Wire, frozen=True, kw_only=True, gc=False):
+class ItemVerdicts(WireStruct, frozen=True, kw_only=True, gc=False):
     results: list[ItemVerdict]

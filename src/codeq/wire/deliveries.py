@@ -5,12 +5,12 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from codeq.domain.limits import BATCH_TASKS_MAX, WEBHOOK_CHARS_MAX
-from codeq.wire.message import Request, Wire
+from codeq.wire.message import Request, WireStruct
 
 STATES = ("pending", "delayed", "in_progress", "dead", "delivered")
 
 
-class DeliveryView(Wire, frozen=True, kw_only=True, gc=False):
+class DeliveryView(WireStruct, frozen=True, kw_only=True, gc=False):
     id: str
     """Also the `webhook-id` of every attempt."""
     task_id: str
@@ -34,7 +34,7 @@ class DeliveryView(Wire, frozen=True, kw_only=True, gc=False):
     """What is sent. Only where one delivery is asked for."""
 
 
-class DeliveryPage(Wire, frozen=True, kw_only=True, gc=False):
+class DeliveryPage(WireStruct, frozen=True, kw_only=True, gc=False):
     deliveries: list[DeliveryView]
     cursor: str | None = None
 
@@ -53,6 +53,6 @@ class WebhookTest(Request, frozen=True, kw_only=True, gc=False):
     url: Annotated[str, Meta(max_length=WEBHOOK_CHARS_MAX)]
 
 
-class WebhookSecret(Wire, frozen=True, kw_only=True, gc=False):
+class WebhookSecret(WireStruct, frozen=True, kw_only=True, gc=False):
     secrets: list[str]
     """Those with which the tenant's webhooks are signed, the current one first. Empty: they are not signed."""

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from codeq.domain.ids import shard_of
 from codeq.domain.task import Task
 from codeq.wire import times
-from codeq.wire.message import Wire
+from codeq.wire.message import WireStruct
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,7 +79,7 @@ NEXT_OFFSET, FIRST_OFFSET, END_OFFSET, SHARDS, LOG_ID, SCOPE = (
 """Headers that carry beside Arrow what JSON has beside its events."""
 
 
-class Event(Wire, frozen=True, kw_only=True, gc=False):
+class Event(WireStruct, frozen=True, kw_only=True, gc=False):
     """One move of one task, and the task's state after it."""
 
     shard: int
@@ -112,7 +112,7 @@ class Event(Wire, frozen=True, kw_only=True, gc=False):
     """Only if requested: JSON text; null once the task is purged."""
 
 
-class EventPage(Wire, frozen=True, kw_only=True, gc=False):
+class EventPage(WireStruct, frozen=True, kw_only=True, gc=False):
     """A piece of a shard's log."""
 
     shard: int
@@ -130,7 +130,7 @@ class EventPage(Wire, frozen=True, kw_only=True, gc=False):
     """Whose events the caller gets, as `scope` writes it; empty for all of them."""
 
 
-class History(Wire, frozen=True, kw_only=True, gc=False):
+class History(WireStruct, frozen=True, kw_only=True, gc=False):
     task_id: str
     events: list[Event]
 

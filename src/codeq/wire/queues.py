@@ -9,10 +9,10 @@ from codeq.domain.backoff import PartialBackoff
 from codeq.domain.limits import BATCH_TASKS_MAX, TIER_MAX, TOPIC_REF_CHARS_MAX
 from codeq.domain.queue import EffectivePolicy, QueueKey, QueuePolicy, QueueStatus
 from codeq.wire import times
-from codeq.wire.message import Name, Request, Seconds, Wire
+from codeq.wire.message import Name, Request, Seconds, WireStruct
 
 
-class QueueView(Wire, frozen=True, kw_only=True, gc=False):
+class QueueView(WireStruct, frozen=True, kw_only=True, gc=False):
     command: str
     tenant_id: str
     ready: int
@@ -26,7 +26,7 @@ class QueueView(Wire, frozen=True, kw_only=True, gc=False):
     """How many workers that were heard from lately claim from it; 0 if nobody works on it. Older servers omit it."""
 
 
-class QueueViews(Wire, frozen=True, kw_only=True, gc=False):
+class QueueViews(WireStruct, frozen=True, kw_only=True, gc=False):
     queues: list[QueueView]
 
 
@@ -61,7 +61,7 @@ class PutTopic(Request, frozen=True, kw_only=True, gc=False):
     policy: PolicyFields = PolicyFields()
 
 
-class Topic(Wire, frozen=True, kw_only=True, gc=False):
+class Topic(WireStruct, frozen=True, kw_only=True, gc=False):
     """A queue's policy, with the field names of the original codeQ. The header `ETag` identifies its version."""
 
     topic_id: str
@@ -81,7 +81,7 @@ class Cleanup(Request, frozen=True, kw_only=True, gc=False):
     before: str | None = None
 
 
-class Cleaned(Wire, frozen=True, kw_only=True, gc=False):
+class Cleaned(WireStruct, frozen=True, kw_only=True, gc=False):
     deleted: int
     before: str
     limit: int
@@ -98,7 +98,7 @@ class Selection(Request, frozen=True, kw_only=True, gc=False):
     dry_run: bool = False
 
 
-class Selected(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+class Selected(WireStruct, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     matched: int
     changed: int
     dry_run: bool

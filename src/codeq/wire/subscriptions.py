@@ -12,7 +12,7 @@ from codeq.domain.limits import (
 )
 from codeq.domain.subscriptions import Subscription
 from codeq.wire import times
-from codeq.wire.message import Name, Request, Wire
+from codeq.wire.message import Name, Request, WireStruct
 
 EVERY_COMMAND = "*"
 TtlSeconds = Annotated[float, Meta(ge=0, le=SUBSCRIPTION_TTL_MS_MAX / 1000)]
@@ -38,12 +38,12 @@ class RenewSubscription(Request, frozen=True, kw_only=True, gc=False):
     """0 for as long as it was made for."""
 
 
-class Subscribed(Wire, frozen=True, kw_only=True, gc=False):
+class Subscribed(WireStruct, frozen=True, kw_only=True, gc=False):
     subscription_id: str
     expires_at: str
 
 
-class SubscriptionView(Wire, frozen=True, kw_only=True, gc=False):
+class SubscriptionView(WireStruct, frozen=True, kw_only=True, gc=False):
     id: str
     callback_url: str
     event_types: list[str]
@@ -57,11 +57,11 @@ class SubscriptionView(Wire, frozen=True, kw_only=True, gc=False):
     expires_at: str
 
 
-class SubscriptionViews(Wire, frozen=True, kw_only=True, gc=False):
+class SubscriptionViews(WireStruct, frozen=True, kw_only=True, gc=False):
     subscriptions: list[SubscriptionView]
 
 
-class QueueReady(Wire, frozen=True, kw_only=True, gc=False):
+class QueueReady(WireStruct, frozen=True, kw_only=True, gc=False):
     """The body of a notification: a queue has become non-empty."""
 
     event_type: str

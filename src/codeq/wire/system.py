@@ -4,10 +4,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from codeq.wire.message import Request, Wire
+from codeq.wire.message import Request, WireStruct
 
 
-class Health(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+class Health(WireStruct, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     status: str
     durability: str | None = None
     """In force: fsync, process or replicated; on Redis without persistence, none."""
@@ -20,7 +20,7 @@ class Health(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     error: str | None = None
 
 
-class Problem(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+class Problem(WireStruct, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     """The body of every refusal."""
 
     error: str
@@ -41,7 +41,7 @@ class BackUp(Request, frozen=True, kw_only=True, gc=False):
     """Of the new directory below the server's `backup.path`."""
 
 
-class Backup(Wire, frozen=True, kw_only=True, gc=False):
+class Backup(WireStruct, frozen=True, kw_only=True, gc=False):
     name: str
     bytes: int
     seconds: float

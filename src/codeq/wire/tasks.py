@@ -24,7 +24,7 @@ from codeq.domain.queue import Index
 from codeq.domain.task import Body, Status, Task
 from codeq.wire import times
 from codeq.wire.artifacts import ArtifactView, SubmittedArtifact, artifact_view
-from codeq.wire.message import Name, Request, Seconds, Wire
+from codeq.wire.message import Name, Request, Seconds, WireStruct
 from codeq.wire.workers import WorkerFields
 
 
@@ -180,7 +180,7 @@ class ReadPackedSubmits(Request, frozen=True, kw_only=True, gc=False):
     results: Annotated[list[PackedSubmitOf], Meta(min_length=1, max_length=BATCH_TASKS_MAX)]
 
 
-class TaskView(Wire, omit_defaults=True, frozen=True, gc=False):
+class TaskView(WireStruct, omit_defaults=True, frozen=True, gc=False):
     """A task, without its result."""
 
     # Built by position: by name it takes twice as long, and every task of a response is one.
@@ -219,7 +219,7 @@ class TaskView(Wire, omit_defaults=True, frozen=True, gc=False):
     """What the worker of the last delivery calls itself."""
 
 
-class ResultView(Wire, omit_defaults=True, frozen=True, gc=False):
+class ResultView(WireStruct, omit_defaults=True, frozen=True, gc=False):
     task_id: str
     status: str
     completed_at: str
@@ -229,12 +229,12 @@ class ResultView(Wire, omit_defaults=True, frozen=True, gc=False):
     artifacts: list[ArtifactView] = []
 
 
-class TaskAndResult(Wire, frozen=True, kw_only=True, gc=False):
+class TaskAndResult(WireStruct, frozen=True, kw_only=True, gc=False):
     task: TaskView
     result: ResultView
 
 
-class TaskAnswer(Wire, omit_defaults=True, frozen=True, gc=False):
+class TaskAnswer(WireStruct, omit_defaults=True, frozen=True, gc=False):
     """One item of a batch create: the task, or why it was refused."""
 
     task: TaskView | None = None
@@ -246,33 +246,33 @@ class TaskAnswer(Wire, omit_defaults=True, frozen=True, gc=False):
     """And that task has another command or payload."""
 
 
-class TaskAnswers(Wire, frozen=True, kw_only=True, gc=False):
+class TaskAnswers(WireStruct, frozen=True, kw_only=True, gc=False):
     results: list[TaskAnswer]
 
 
-class ClaimedTasks(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+class ClaimedTasks(WireStruct, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     tasks: list[TaskView]
     bytes_limited: bool = False
     """There are fewer tasks than asked for because their payloads reach 8 MB; the next claim gets more."""
 
 
-class SubmitAnswer(Wire, omit_defaults=True, frozen=True, gc=False):
+class SubmitAnswer(WireStruct, omit_defaults=True, frozen=True, gc=False):
     task_id: str
     result: ResultView | None = None
     error: str | None = None
     code: str | None = None
 
 
-class SubmitAnswers(Wire, frozen=True, kw_only=True, gc=False):
+class SubmitAnswers(WireStruct, frozen=True, kw_only=True, gc=False):
     results: list[SubmitAnswer]
 
 
-class HeartbeatAnswer(Wire, frozen=True, kw_only=True, gc=False):
+class HeartbeatAnswer(WireStruct, frozen=True, kw_only=True, gc=False):
     ok: bool
     lease_until: str
 
 
-class HeartbeatResult(Wire, omit_defaults=True, frozen=True, gc=False):
+class HeartbeatResult(WireStruct, omit_defaults=True, frozen=True, gc=False):
     """One item of a batch of heartbeats: until when the lease lasts, or why it was not extended."""
 
     task_id: str
@@ -283,11 +283,11 @@ class HeartbeatResult(Wire, omit_defaults=True, frozen=True, gc=False):
     not admit the whole batch: send it again later."""
 
 
-class HeartbeatResults(Wire, frozen=True, kw_only=True, gc=False):
+class HeartbeatResults(WireStruct, frozen=True, kw_only=True, gc=False):
     results: list[HeartbeatResult]
 
 
-class LeaseEnd(Wire, frozen=True, gc=False):
+class LeaseEnd(WireStruct, frozen=True, gc=False):
     """A lease that its holder has lost."""
 
     task_id: str
@@ -295,17 +295,17 @@ class LeaseEnd(Wire, frozen=True, gc=False):
     """`cancelled`, `not-owner`, `not-in-progress` or `not-found`: what a heartbeat would be refused with."""
 
 
-class LeaseEnds(Wire, frozen=True, kw_only=True, gc=False):
+class LeaseEnds(WireStruct, frozen=True, kw_only=True, gc=False):
     ended: list[LeaseEnd]
 
 
-class GiveBackAnswer(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+class GiveBackAnswer(WireStruct, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     status: str
     """`requeued` or `dlq`."""
     delay_seconds: float | None = None
 
 
-class TaskPage(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+class TaskPage(WireStruct, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     tasks: list[TaskView]
     cursor: str | None = None
 

@@ -10,7 +10,7 @@ from msgspec import Raw
 from codeq.domain.errors import InvalidRequest
 from codeq.domain.limits import WEBHOOK_SECRET_BYTES_MAX, WEBHOOK_SECRET_BYTES_MIN, WEBHOOK_SECRETS_MAX
 from codeq.wire.artifacts import ArtifactView
-from codeq.wire.message import Wire
+from codeq.wire.message import WireStruct
 
 ID, TIMESTAMP, SIGNATURE = "webhook-id", "webhook-timestamp", "webhook-signature"
 """Those of Standard Webhooks (standardwebhooks.com)."""
@@ -19,7 +19,7 @@ CODEQ_TIMESTAMP, CODEQ_SIGNATURE = "x-codeq-timestamp", "x-codeq-signature"
 SECRET_PREFIX = "whsec_"  # noqa: S105 - not a secret
 
 
-class CallbackBody(Wire, frozen=True, kw_only=True, gc=False):
+class CallbackBody(WireStruct, frozen=True, kw_only=True, gc=False):
     """The body of a callback when a task has ended."""
 
     task_id: str

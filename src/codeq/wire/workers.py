@@ -7,7 +7,7 @@ from msgspec import Meta
 from codeq.domain.limits import CLAIM_COMMANDS_MAX, WORKER_NAME_PATTERN, WORKER_SLOTS_MAX, WORKER_TEXT_CHARS_MAX
 from codeq.domain.workers import WorkerInfo, WorkerStatus
 from codeq.wire import times
-from codeq.wire.message import Name, Request, Wire
+from codeq.wire.message import Name, Request, WireStruct
 
 _Text = Annotated[str, Meta(max_length=WORKER_TEXT_CHARS_MAX)]
 
@@ -24,7 +24,7 @@ class WorkerFields(Request, frozen=True, kw_only=True, gc=False):
     """All that it works on, where this claim asks for some of them only."""
 
 
-class WorkerView(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
+class WorkerView(WireStruct, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     """A worker that was heard from lately, or that holds tasks."""
 
     name: str
@@ -46,7 +46,7 @@ class WorkerView(Wire, omit_defaults=True, frozen=True, kw_only=True, gc=False):
     """Ids of some of them."""
 
 
-class WorkerViews(Wire, frozen=True, kw_only=True, gc=False):
+class WorkerViews(WireStruct, frozen=True, kw_only=True, gc=False):
     workers: list[WorkerView]
     complete: bool
     """False if there are too many tasks in progress to count: then `holds` are lower bounds."""

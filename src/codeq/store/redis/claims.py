@@ -30,7 +30,7 @@ _RUN_ARGUMENTS = 6
 Argument = bytes | str | int
 
 
-class Taken(NamedTuple):
+class TakeResult(NamedTuple):
     """What a claim got."""
 
     is_repeat: bool
@@ -41,7 +41,7 @@ class Taken(NamedTuple):
     """Whether it got less because of ENTRIES_MAX."""
 
 
-NOTHING = Taken(is_repeat=False, contents=[], has_run_out=False)
+NOTHING = TakeResult(is_repeat=False, contents=[], has_run_out=False)
 
 
 class ShardClaim(NamedTuple):
@@ -211,11 +211,11 @@ def take_arguments(
     return names, arguments + terms
 
 
-def divided(sizes: Sequence[int], contents: list[bytes | None], *, has_run_out: bool) -> list[Taken]:
+def divided(sizes: Sequence[int], contents: list[bytes | None], *, has_run_out: bool) -> list[TakeResult]:
     """Returns what each claim got, of what the take script answered for all of them."""
     ends = accumulate(map(abs, sizes))
     return [
-        Taken(size < 0, contents[2 * (end - abs(size)) : 2 * end], has_run_out)
+        TakeResult(size < 0, contents[2 * (end - abs(size)) : 2 * end], has_run_out)
         for size, end in zip(sizes, ends, strict=True)
     ]
 

@@ -32,7 +32,7 @@ VERSION_MIN = (6, 2)
 T = TypeVar("T")
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class RedisOptions(Struct, frozen=True, kw_only=True):
     """How a store on Redis is opened."""
 
     prefix: str = naming.PREFIX
@@ -59,7 +59,7 @@ class _Prepared(NamedTuple):
 
 def open_redis(
     url: str,
-    wanted: Wanted,
+    wanted: RedisOptions,
     *,
     process: str,
     clock: Clock | None = None,
@@ -120,7 +120,7 @@ def _open_shard(
     client: RedisClient,
     peers: RedisPeers,
     *,
-    wanted: Wanted,
+    wanted: RedisOptions,
     prepared: _Prepared,
     filters: Filters,
 ) -> RedisShard:
@@ -145,7 +145,7 @@ def _open_shard(
 
 async def _prepare(
     address: RedisAddress,
-    wanted: Wanted,
+    wanted: RedisOptions,
     time: Clock | RedisTime,
     on_durability: Callable[[Durability], None],
     *,

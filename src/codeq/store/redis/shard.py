@@ -184,7 +184,7 @@ class RedisShard:
             tasks, bodies = [tasks[place] for place in order], [bodies[place] for place in order]
         return await self._with_bodies(tasks, bodies)
 
-    async def _send_take(self, claim: claims.ShardClaim) -> claims.Taken:
+    async def _send_take(self, claim: claims.ShardClaim) -> claims.TakeResult:
         """Takes tasks. It is repeated only where the request id makes it answer the same tasks again."""
         pauses_s = PAUSES_S if claim.request.request_id is not None and not claim.request.is_part else ()
         for pause_s in pauses_s:
@@ -194,7 +194,7 @@ class RedisShard:
                 await asyncio.sleep(pause_s)
         return await self._claims.call(claim)
 
-    async def _run_take(self, group: Sequence[claims.ShardClaim]) -> list[claims.Taken]:
+    async def _run_take(self, group: Sequence[claims.ShardClaim]) -> list[claims.TakeResult]:
         queues = self._queues.rotation.order(group[0].queues)
         with_times = not all(self._heads.is_fresh(queue) for queue in queues)
         names, arguments = claims.take_arguments(
