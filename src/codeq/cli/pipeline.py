@@ -148,7 +148,7 @@ def _audit_and_report(
         from codeq.pipeline.lake_report import collect_lake
         from codeq.pipeline.report import render
 
-        report_to.write_text(render(collect_lake(spark, tables, server, days=REPORT_DAYS)))
+        _write_page(report_to, render(collect_lake(spark, tables, server, days=REPORT_DAYS)))
         result["report"] = str(report_to)
     if audit:
         result["audit"] = {verdict.rule: verdict.label for verdict in verdicts}
@@ -198,7 +198,7 @@ def report(
         if out.is_json:
             print(to_json(data).decode())
             return
-        to.write_text(render(data))
+        _write_page(to, render(data))
         print(f"wrote {to}")
 
 
@@ -277,6 +277,16 @@ def replay(
             print(
                 f"{len(ids):,} dead tasks match" + ("; nothing was changed" if dry_run else f"; {changed:,} replayed")
             )
+
+
+def _write_page(path: Path, page: str) -> None:
+    """Replaces the page as a whole: somebody may be reading it, and a browser may be told to load it again."""
+    if path.exists() and not path.is_file():  # such as /dev/stdout
+        path.write_text(page)
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(page)
+    temporary.replace(path)
 
 
 def _before(keep_s: float | None) -> datetime | None:

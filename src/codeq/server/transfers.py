@@ -1,4 +1,8 @@
-"""How many uploads or downloads run at once: in total, because each takes memory, and per tenant."""
+"""How many uploads or downloads run at once: in total, because each takes memory, and per tenant.
+
+A tenant beside others has at most a quarter of what they leave it, and one at least. So a few tenants whose clients are
+slow never have all places.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +21,11 @@ class Transfers:
 
     @contextmanager
     def held(self, tenant: str) -> Iterator[None]:
+        mine = self._tenants.taken[tenant]
+        others = self.running - mine
         with self._tenants.held(tenant):
-            if self.running >= self._total_max:
+            share = max(1, (self._total_max - others) // 4) if others else self._total_max
+            if mine >= share or self.running >= self._total_max:
                 raise Unavailable(f"there are {self.running} {self._what} at once; try again in a moment")
             self.running += 1
             try:
