@@ -42,7 +42,7 @@ reference: setup ## Write docs/reference from the code
 	$(BIN)/codeq reference --all docs/reference
 
 test: setup ## All tests but those of test-cluster
-	$(BIN)/pytest -n 3 -rs -m "not cluster"
+	$(BIN)/pytest -n 3 -rfEs -m "not cluster"
 
 test-failed: setup ## Those tests again, one after the other, that failed last time
 	$(BIN)/pytest --last-failed --last-failed-no-failures none
