@@ -200,7 +200,7 @@ async def test_a_download_of_what_is_deleted_meanwhile_ends_without_a_word_in_th
         await pieces.aclose()
         for _ in range(10):
             await asyncio.sleep(0.01)
-            gc.collect()
+        gc.collect()
     assert unseen == []
 
 

@@ -56,7 +56,7 @@ class _SettingsLoader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
-        for key, _ in node.value:
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # not of `!!map []`
             name = key.value if isinstance(key, yaml.ScalarNode) else ""
             if name in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{name!r} is given twice", key.start_mark)
@@ -99,7 +99,7 @@ def _from_file(file: Path | None, faults: list[str]) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        raw = yaml.load(file.read_text(), _SettingsLoader)  # noqa: S506 - a safe loader
+        raw = _SettingsLoader(file.read_text()).get_single_data()
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as fault:
         faults.append(f"{file}: {fault}")
         return {}
