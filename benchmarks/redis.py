@@ -5,7 +5,8 @@ JSON. What is compared takes turns, so that other load hits both; a ratio is the
 
 On a machine that others use too, rates say little. So each ratio of rates is there a second time, by CPU time: how many
 cycles the busier of the two processes, this one and Redis, has time for in a second, from the turn with the least. That
-leaves out what waits for a disk or the network. The event loop is that of the server (uvloop).
+leaves out what waits for a disk or the network. The event loop is that of the server (uvloop), and so is the setting of
+the garbage collector.
 """
 
 import sys
@@ -37,6 +38,7 @@ from rich.table import Table
 from tests.redis_servers import RedisNode, start_node
 
 import codeq
+from codeq.server.garbage import tune_garbage_collector
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SETTINGS = [Setting(1, 1), Setting(1, 8), Setting(1, 64), Setting(16, 8), Setting(128, 8)]
@@ -287,6 +289,7 @@ def main(
     directory.mkdir(parents=True, exist_ok=True)
     home = Path(tempfile.mkdtemp(prefix="tmp-", dir=directory)).resolve()
     try:
+        tune_garbage_collector()
         run = Run(QUICK if quick else DEFAULT, home, console)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run.measure(part or list(PARTS)))

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import random
@@ -35,6 +34,7 @@ from codeq.server.banner import print_banner
 from codeq.server.connection import Connection
 from codeq.server.connection_limit import ConnectionLimit, connections_that_fit, raise_file_limit
 from codeq.server.durability import DurabilityInForce
+from codeq.server.garbage import tune_garbage_collector
 from codeq.server.inflow import Inflow
 from codeq.server.logs import log
 from codeq.server.loop_monitor import LoopMonitor
@@ -231,8 +231,7 @@ async def _assemble(settings: Settings, file_limit: int, *, is_dev: bool) -> App
     description = openapi.describe(public_routes(settings.metrics.host), codeq.__version__)
     state.spec = msgspec.json.encode(description)
     state.docs = openapi.page(description).encode()
-    gc.collect()
-    gc.freeze()  # a full collection would hold the event loop for tens of milliseconds, most of it for imported modules
+    tune_garbage_collector()
     return state
 
 
