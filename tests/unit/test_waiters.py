@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from codeq.domain.errors import NotFound, StoreFailed
+from codeq.domain.errors import NotFound, StoreFailed, StoreUnavailable
 from codeq.domain.queue import QueueKey
 from codeq.domain.requests import Delivery
 from codeq.domain.task import Body, Move, Status, Task
@@ -628,5 +628,26 @@ def test_a_task_that_ends_in_another_process_wakes_those_who_wait_for_it() -> No
         await waiting
         assert not other.done()
         other.cancel()
+
+    run(story())
+
+
+def test_a_hand_back_that_fails_keeps_no_other_queue_of_the_tenant_waiting() -> None:
+    async def story() -> None:
+        queues = Queues()
+
+        async def unavailable(unwanted: Sequence[Delivery]) -> None:
+            raise StoreUnavailable(f"no answer for {names(unwanted)}")
+
+        queues.hand_back = unavailable  # type: ignore[method-assign]
+        left, waits = await queues.wait("left", MAIL), await queues.wait("waits", SMS)
+        queues.gate = asyncio.Event()
+        queues.put(MAIL, "m")
+        queues.put(SMS, "s")
+        await queues.in_attempt.wait()
+        left.cancel()
+        await turns()
+        queues.gate.set()
+        assert names(await waits) == ["s"]
 
     run(story())

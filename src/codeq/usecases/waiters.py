@@ -1,6 +1,7 @@
 """Calls that wait for a task to become ready or to end. Woken by the event, first come, first served."""
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from codeq.domain.requests import Delivery
 from codeq.domain.task import Task
 from codeq.store.interface import Listener
 from codeq.usecases.pacer import Pacer
+
+_log = logging.getLogger("codeq")
 
 HasEnded = Callable[[], Awaitable[bool]]
 
@@ -202,7 +205,10 @@ class Waiters(Listener):
         if deliveries:
             self._remove(waiter)
             if waiter.served.done():
-                await waiter.claimant.hand_back(deliveries)
+                try:
+                    await waiter.claimant.hand_back(deliveries)
+                except CodeqError as fault:  # their leases end in time
+                    _log.warning("tasks whose caller has gone were not handed back: %s", fault)
             else:
                 waiter.served.set_result(deliveries)
         return bool(deliveries)
