@@ -177,6 +177,24 @@ async def test_an_entry_is_trimmed_whole_or_not_at_all(world: World, monkeypatch
 
 
 @on_node
+async def test_a_damaged_event_has_no_younger_event_trimmed_and_is_trimmed_in_the_end(world: World) -> None:
+    times = []
+    for _ in range(20):
+        task = await world.enqueue()
+        times.append(world.clock.now_ms)
+        world.clock.pass_ms(1_000)
+    _damage(world, task.id)
+    await world.claim("work", limit=100)  # which copies the record into the last event of an entry
+    for _ in range(10):
+        world.clock.pass_ms(1_000)
+        last = await world.enqueue()
+    for time_ms in times:  # the search for the first to keep meets the damaged one in some of them
+        assert await world.store.trim(before_ms=time_ms + 1, keep_max=10**9) == 1
+    await world.store.trim(before_ms=world.clock.now_ms, keep_max=10**9)
+    assert (await world.store.events(0, 1, 100)).events == [last]
+
+
+@on_node
 async def test_a_reader_under_whom_the_log_is_trimmed_is_told_where_it_goes_on(world: World, monkeypatch: Any) -> None:
     for _ in range(20):
         await world.enqueue()

@@ -14,6 +14,9 @@ _ENTRIES_AT_ONCE = 200
 _TRIMMED_AT_ONCE = 10_000
 """Events that one command deletes: a millisecond of Redis if each has an entry of its own."""
 
+_NEXT_ENTRIES = 10
+"""Entries after one that cannot be read, of which the first readable one tells how old it may be."""
+
 Entry = tuple[bytes, Sequence[bytes]]
 Unreadable = Callable[[str, str], None]
 """Called with the key of what cannot be read, and why."""
@@ -81,7 +84,7 @@ class EventStream:
     async def newest_ms(self) -> int:
         """Returns the time of the newest event; 0 if there is none."""
         entries = await self._connection.call("XREVRANGE", self._keys.events, "+", "-", "COUNT", 1)
-        return _ended_ms(entries[0]) if entries else 0
+        return (_ended_ms(entries[0]) or 0) if entries else 0
 
     async def trim(self, *, before_ms: int, keep_max: int) -> int:
         """Deletes whole entries from the front. Events that share an entry with one to keep are kept as well.
@@ -98,12 +101,11 @@ class EventStream:
         first = cut = middle = _first(oldest[0])
         kept = end
         while cut < kept:
-            if entry is None:
-                cut = middle + 1
-            elif _ended_ms(entry) >= before_ms and end - _end(entry) < keep_max:
+            after = middle + 1 if entry is None or _ended_ms(entry) is None else max(middle + 1, _end(entry))
+            if entry is not None and end - after < keep_max and await self._is_since(entry, before_ms):
                 kept = _first(entry)
             else:
-                cut = max(middle + 1, _end(entry))
+                cut = after
             middle = (cut + kept) // 2
             entry = await self._entry_of(middle) if cut < kept else None
         await self._delete(first, cut)
@@ -113,6 +115,18 @@ class EventStream:
         """Returns the entry with this event, or if it is gone, the one before."""
         found = await self._connection.call("XREVRANGE", self._keys.events, f"{number}-0", "-", "COUNT", 1)
         return found[0] if found else None
+
+    async def _is_since(self, entry: Entry, before_ms: int) -> bool:
+        """Returns whether the entry is to be kept for its age. If that cannot be read, the next one tells: it is no older,
+        and nothing that may be too young is deleted."""
+        ended_ms = _ended_ms(entry)
+        if ended_ms is None:
+            following = await self._connection.call(
+                "XRANGE", self._keys.events, b"(" + entry[0], "+", "COUNT", _NEXT_ENTRIES
+            )
+            times = [ms for each in following if (ms := _ended_ms(each)) is not None]
+            ended_ms = times[0] if times else before_ms
+        return ended_ms >= before_ms
 
     async def _delete(self, first: int, cut: int) -> None:
         """Deletes the events from `first` to before `cut`, where an entry begins. Redis has other work in between."""
@@ -137,12 +151,12 @@ def _end(entry: Entry) -> int:
     return records.version_of(_last(entry)) + 1
 
 
-def _ended_ms(entry: Entry) -> int:
-    """Returns the time of the last event of the entry; 0 if it cannot be read, so that its age keeps nothing."""
+def _ended_ms(entry: Entry) -> int | None:
+    """Returns the time of the last event of the entry; None if it cannot be read."""
     try:
         return records.decode(_last(entry)).updated_ms
     except codec.UNREADABLE:
-        return 0
+        return None
 
 
 def _up_to_the_first_gap(found: Sequence[Task]) -> list[Task]:
