@@ -117,8 +117,8 @@ class EventStream:
         return found[0] if found else None
 
     async def _is_since(self, entry: Entry, before_ms: int) -> bool:
-        """Returns whether the entry is to be kept for its age. If that cannot be read, the next one tells: it is no older,
-        and nothing that may be too young is deleted."""
+        """Returns whether the entry is to be kept for its age. If that cannot be read, the next one tells, which is not
+        older: so nothing that may be too young is deleted."""
         ended_ms = _ended_ms(entry)
         if ended_ms is None:
             following = await self._connection.call(
